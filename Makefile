@@ -1,0 +1,40 @@
+# Every target sets itself up: Python 3.11 or later, a C compiler and make are all it needs.
+
+.PHONY: help setup serve test check golden soak proto bench
+.DEFAULT_GOAL := help
+
+BIN := .venv/bin
+ARGS ?=
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+	@echo "  ARGS=... goes to the program: make serve ARGS='--port 9000 --decode 2'"
+
+setup: ## make .venv what pyproject.toml and constraints.txt ask for
+	@.ci/setup
+
+serve: setup ## serve a small model on this machine: one prefill and one decode worker, and the gateway
+	@$(BIN)/tandem serve $(ARGS)
+
+test: setup ## all tests but the golden grid and the soak tests
+	$(BIN)/python -m pytest -m "not golden and not soak" $(ARGS)
+
+check: setup ## what should be green before every commit, in two minutes
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/python .ci/generate_proto.py --check
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q -m "not slow and not ray and not golden and not soak" $(ARGS)
+
+golden: setup ## the full grid of exactness against the reference
+	$(BIN)/python -m pytest -m golden --timeout=1800 $(ARGS)
+
+soak: setup ## tests that run for long to find what is rare
+	$(BIN)/python -m pytest -m soak --timeout=7200 --hypothesis-profile=soak $(ARGS)
+
+proto: setup ## generate services/tandem/wire/gen from proto/
+	$(BIN)/python .ci/generate_proto.py
+
+bench: setup ## measure prefill, transfer and what of it is hidden
+	@$(BIN)/tandem bench $(ARGS)

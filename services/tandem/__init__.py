@@ -1,0 +1,1 @@
+"""Tandem: a disaggregated prefill/decode cluster for serving large language models."""

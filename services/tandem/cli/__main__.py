@@ -1,0 +1,7 @@
+"""`python -m tandem.cli`: the `tandem` command where no script is installed; nothing else."""
+
+import sys
+
+from tandem.cli.command import main
+
+sys.exit(main())

@@ -1,0 +1,92 @@
+"""`tandem chat`: a conversation in the terminal with a running gateway; never talks to a worker."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.settings import Resolved
+
+_HELP = "Type a message and Enter. /new starts over, /quit or Ctrl-D ends, Ctrl-C stops an answer."
+
+
+def run(resolved: Resolved, args: argparse.Namespace) -> int:
+    gateway = resolved.config.gateway
+    url = (args.url or f"http://{gateway.host}:{gateway.port}").rstrip("/")
+    with httpx.Client(base_url=url, timeout=httpx.Timeout(10.0, read=None)) as client:
+        model = _first_model(client)
+        print(f"{model} at {url}\n{_HELP}")  # noqa: T201 - a conversation
+        messages: list[dict[str, str]] = []
+        while True:
+            text = _read_line()
+            if text is None or text == "/quit":
+                return 0
+            if text == "/new":
+                messages.clear()
+            elif text:
+                messages.append({"role": "user", "content": text})
+                _answer(client, model, messages, args.max_tokens)
+
+
+def _first_model(client: httpx.Client) -> str:
+    try:
+        response = client.get("/v1/models")
+        models = response.raise_for_status().json()["data"]
+    except httpx.HTTPError as error:
+        raise TandemError(ErrorKind.NO_WORKER, f"no gateway answers at {client.base_url}: {error}") from error
+    if not models:
+        raise TandemError(ErrorKind.NO_WORKER, "the gateway serves no model yet")
+    return str(models[0]["id"])
+
+
+def _read_line() -> str | None:
+    """None at the end of the input."""
+    try:
+        return input("\n> ").strip()
+    except (EOFError, KeyboardInterrupt):
+        return None
+
+
+def _answer(client: httpx.Client, model: str, messages: list[dict[str, str]], max_tokens: int) -> None:
+    """Stream one answer and append it; a failed one takes its question back."""
+    body = {"model": model, "messages": messages, "stream": True, "max_tokens": max_tokens}
+    parts: list[str] = []
+    try:
+        with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            if response.status_code != 200:
+                response.read()
+                raise TandemError(ErrorKind.INTERNAL, _error_message(response.json()))
+            for part in _deltas(response):
+                parts.append(part)
+                print(part, end="", flush=True)  # noqa: T201
+            print(f"\n[path: {response.headers.get('x-tandem-path', '?')}]")  # noqa: T201
+    except KeyboardInterrupt:
+        print(" [stopped]")  # noqa: T201
+    except (TandemError, httpx.HTTPError) as error:
+        print(f"\n[failed: {error}]", file=sys.stderr)  # noqa: T201
+        if not parts:
+            messages.pop()
+            return
+    messages.append({"role": "assistant", "content": "".join(parts)})
+
+
+def _deltas(response: httpx.Response) -> Iterator[str]:
+    """The text of each event. Raises TandemError for an error in the middle of the stream."""
+    for line in response.iter_lines():
+        if not line.startswith("data: ") or line == "data: [DONE]":
+            continue
+        event = json.loads(line.removeprefix("data: "))
+        if "error" in event:
+            raise TandemError(ErrorKind.INTERNAL, _error_message(event))
+        for choice in event["choices"]:
+            yield choice["delta"].get("content") or ""
+
+
+def _error_message(body: Any) -> str:
+    return str(body.get("error", {}).get("message", body)) if isinstance(body, dict) else str(body)

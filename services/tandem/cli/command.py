@@ -1,0 +1,95 @@
+"""Parses the command line, merges the layers of settings and hands over to one program; imports it only then."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.settings import Resolved, Setting, flags_of, from_environment, resolve, settings
+
+# Programs by command: what they do, and the function to call with the resolved settings and the parsed arguments.
+# They are imported on use: the gateway must start without torch, and `tandem config` without anything.
+_PROGRAMS = {
+    "serve": ("start workers and a gateway on this machine", "tandem.cli.serve:run"),
+    "gateway": ("run one gateway; workers are found in Redis", "tandem.cli.programs:run_gateway"),
+    "worker": ("run one worker", "tandem.cli.programs:run_worker"),
+    "chat": ("talk to a running gateway", "tandem.cli.chat:run"),
+    "config": ("print the resolved settings and where each came from", "tandem.cli.show:run"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The `tandem` command. Returns the exit code: 2 for settings that are refused, before anything is started."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    try:
+        resolved = resolve(_layers(args))
+        return _program(args.command)(resolved, args)
+    except TandemError as error:
+        print(f"tandem {args.command}: {error.message}", file=sys.stderr)  # noqa: T201 - the command's own words
+        return 2 if error.kind is ErrorKind.INVALID_REQUEST else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tandem", description="LLM serving with prefill and decode apart.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    flags = flags_of()
+    for name, (doc, _) in _PROGRAMS.items():
+        command = commands.add_parser(name, help=doc, description=doc)
+        command.add_argument("--config", metavar="FILE", help="YAML file with settings; flags and environment win")
+        if name == "chat":
+            command.add_argument("--url", help="where the gateway listens (default: --host and --port)")
+            command.add_argument("--max-tokens", type=int, default=512, help="longest answer (default: 512)")
+        for setting in settings():
+            _add_flag(command, setting, flags[setting.key])
+    return parser
+
+
+def _add_flag(command: argparse.ArgumentParser, setting: Setting, names: tuple[str, ...]) -> None:
+    """Values stay text here; `resolve` reads and checks them like those of every other layer."""
+    text = f"{setting.doc} (default: {setting.default})".replace("%", "%%")
+    if setting.type is bool:
+        command.add_argument(*names, dest=setting.key, action=argparse.BooleanOptionalAction, default=None, help=text)
+        return
+    command.add_argument(*names, dest=setting.key, default=None, metavar="VALUE", help=text)
+
+
+def _layers(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
+    layers: list[tuple[str, dict[str, Any]]] = []
+    if args.config:
+        layers.append((args.config, _read_yaml(Path(args.config))))
+    layers.append(("environment", dict(from_environment(os.environ))))
+    given = {key: value for key, value in vars(args).items() if "." in key and value is not None}
+    layers.append(("command line", given))
+    return layers
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        value = yaml.safe_load(path.read_text()) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise TandemError(ErrorKind.INVALID_REQUEST, f"cannot read {path}: {error}") from error
+    if not isinstance(value, dict):
+        raise TandemError(ErrorKind.INVALID_REQUEST, f"{path} must hold a mapping of sections")
+    return value
+
+
+def _program(command: str) -> Callable[[Resolved, argparse.Namespace], int]:
+    module, _, name = _PROGRAMS[command][1].partition(":")
+    try:
+        program: Callable[[Resolved, argparse.Namespace], int] = getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("tandem"):
+            raise
+        extra = "gateway" if command == "gateway" else "gateway,worker"
+        message = f"{error.name} is not installed: pip install 'tandem[{extra}]'"
+        raise TandemError(ErrorKind.UNSUPPORTED, message) from error
+    return program

@@ -1,0 +1,88 @@
+"""The gateway process that `tandem serve` starts, waits for and ends; never serves itself."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from types import TracebackType
+
+from tandem.core.config import Config, value_of
+from tandem.core.settings import settings
+
+_PR_SET_PDEATHSIG = 1
+POLL_S = 0.1
+STOP_S = 30.0
+
+
+class GatewayChild:
+    """A process of its own: without torch, and one that dies with this one. It is told all settings by environment."""
+
+    def __init__(self, config: Config) -> None:
+        environment = dict(os.environ)
+        environment.update({leaf.env: str(value_of(config, leaf.key)) for leaf in settings()})
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tandem.cli", "gateway"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C in the terminal is for the parent, which ends its parts in order
+            preexec_fn=_die_with_parent,
+        )
+        self.url = ""
+
+    def wait_until_listening(self) -> bool:
+        """Read the line that says where it listens. False when it ended instead."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            return False
+        self.url = json.loads(line)["url"]
+        return True
+
+    def wait_until_ready(self, stop: threading.Event, timeout_s: float) -> str | None:
+        """None once `/ready` says so; else what is missing when the time is over, it ended or `stop` was set."""
+        problem = "it does not answer"
+        for _ in range(int(timeout_s / POLL_S)):
+            if stop.wait(POLL_S):
+                return "interrupted"
+            if self.exit_code() is not None:
+                return f"it ended with code {self.exit_code()}"
+            try:
+                with urllib.request.urlopen(f"{self.url}/ready", timeout=5):
+                    return None
+            except urllib.error.HTTPError as error:
+                problem = error.read().decode(errors="replace")
+            except OSError as error:
+                problem = str(error)
+        return problem
+
+    def exit_code(self) -> int | None:
+        return self._process.poll()
+
+    def __enter__(self) -> GatewayChild:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let it drain; kill it when that takes too long."""
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+def _die_with_parent() -> None:
+    """Runs in the child. The signal is tied to the parent's main thread, which lives as long as the parent."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

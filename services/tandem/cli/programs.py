@@ -1,0 +1,19 @@
+"""Runs one gateway or one worker in this process; composes nothing itself."""
+
+from __future__ import annotations
+
+import argparse
+from importlib import import_module
+
+from tandem.cli.logs import set_up_logging
+from tandem.core.settings import Resolved
+
+
+def run_gateway(resolved: Resolved, _args: argparse.Namespace) -> int:
+    set_up_logging()
+    return int(import_module("tandem.gateway.main").run(resolved.config))
+
+
+def run_worker(resolved: Resolved, _args: argparse.Namespace) -> int:
+    set_up_logging()
+    return int(import_module("tandem.worker.main").run(resolved.config))

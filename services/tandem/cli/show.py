@@ -1,0 +1,30 @@
+"""Prints the resolved settings as YAML that can be read back; never starts anything."""
+
+from __future__ import annotations
+
+import argparse
+
+from tandem.core.config import value_of
+from tandem.core.settings import Resolved, settings
+
+
+def run(resolved: Resolved, _args: argparse.Namespace) -> int:
+    """`tandem config`: each setting with its origin and meaning as a comment."""
+    section = ""
+    for setting in settings():
+        if setting.section != section:
+            section = setting.section
+            print(f"{section}:")  # noqa: T201 - the command's output
+        value = value_of(resolved.config, setting.key)
+        text = f"  {setting.name}: {_scalar(value)}"
+        print(f"{text:<44} # {resolved.origins[setting.key]}; {setting.doc}")  # noqa: T201
+    return 0
+
+
+def _scalar(value: object) -> str:
+    """YAML for one leaf; text is quoted, so that `off` stays text."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return "'" + value.replace("'", "''") + "'"
+    return str(value)

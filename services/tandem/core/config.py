@@ -1,0 +1,193 @@
+"""The one tree of settings, frozen, and the rules that its values keep; never merges layers or reads a file.
+
+`tandem.core.settings` builds the tree from files, environment and flags. A program hands each room its section.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+
+class Bytes(int):
+    """A size; written `512MiB`, `2GiB` or a plain number of bytes."""
+
+    @classmethod
+    def parse(cls, text: str | int) -> Bytes:
+        raw = str(text).strip().lower().removesuffix("b").rstrip()
+        number = raw.rstrip("kmgti").rstrip()
+        unit = raw[len(number) :].strip()
+        unit = unit + "b" if unit.endswith("i") else unit
+        if unit not in _UNITS or not number.isascii() or not number.replace(".", "", 1).isdigit():
+            raise ValueError(f"not a size: {text!r} (write 512MiB, 2GiB or a number of bytes)")
+        whole, _, fraction = number.partition(".")
+        return cls(int(whole or 0) * _UNITS[unit] + int(float(f"0.{fraction or 0}") * _UNITS[unit]))
+
+    def __str__(self) -> str:
+        for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+            if self and self % factor == 0:
+                return f"{self // factor}{unit}"
+        return int.__repr__(self)
+
+
+def _doc(text: str, default: Any) -> Any:
+    return field(default=default, metadata={"doc": text})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    id: str = _doc("alias, directory, .gguf file or hub id", "smollm2-135m-instruct")
+    served_name: str = _doc("name clients use; empty: the id's last part", "")
+    dtype: Literal["float32", "float64", "bfloat16", "float16"] = _doc("of weights, activations and KV", "float32")
+    device: Literal["cpu", "cuda"] = _doc("where the model runs", "cpu")
+    generation_config: Literal["auto", "none"] = _doc("none: ignore the model's own sampling defaults", "auto")
+    cache_dir: str = _doc("imported models; empty: $XDG_CACHE_HOME/tandem/models", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    max_num_batched_tokens: int = _doc("token budget of one step", 512)
+    max_num_seqs: int = _doc("sequences that may run at once", 64)
+    max_model_len: int = _doc("prompt and output tokens of one request; 0: the model's limit", 0)
+    block_size: int = _doc("tokens per KV block", 16)
+    enable_chunked_prefill: bool = _doc("off: a prompt is computed in one step, whatever the budget", True)
+    enable_prefix_caching: bool = _doc("reuse the KV of equal prefixes", True)
+    kv_cache_memory: Bytes = _doc("size of the KV pool", Bytes(1 << 30))
+    num_threads: int = _doc("torch threads of one worker; 0: cores divided by local workers", 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandoffConfig:
+    transport: Literal["nixl", "local"] = _doc("how KV blocks move between workers", "nixl")
+    lease_s: float = _doc("how long a giver keeps offered KV without a renewal", 10.0)
+    pull_timeout_s: float = _doc("a pull without progress for this long is lost", 20.0)
+    drain_timeout_s: float = _doc("a read that does not end for this long costs the whole peer", 10.0)
+    digests: bool = _doc("check every block that was read", True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    pool: Literal["prefill", "decode", "mixed"] = _doc("label that routers read", "mixed")
+    id: str = _doc("stable name; empty: host and process id", "")
+    host: str = _doc("address to bind and to announce", "127.0.0.1")
+    port: int = _doc("0: any free one", 0)
+    drain_s: float = _doc("how long running work may take after SIGTERM", 20.0)
+    gateway_grace_s: float = _doc("jobs of a gateway whose stream is gone live this long", 10.0)
+    step_stall_s: float = _doc("a step longer than this (and 20 times its prediction) is unhealthy", 30.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig:
+    host: str = _doc("address to bind", "127.0.0.1")
+    port: int = _doc("HTTP port; 0: any free one", 8000)
+    disaggregation: Literal["off", "prefer", "strict"] = _doc(
+        "off: never split; prefer: split when both pools live; strict: refuse otherwise", "prefer"
+    )
+    max_body: Bytes = _doc("largest request body", Bytes(4 << 20))
+    queue_timeout_s: float = _doc("a request that finds no place for this long is refused", 120.0)
+    progress_timeout_s: float = _doc("a request without a new token for this long fails", 120.0)
+    worker_silence_s: float = _doc("a worker whose stream carries nothing for this long is lost", 10.0)
+    max_queued: int = _doc("requests that may wait for a place", 1024)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisConfig:
+    url: str = _doc("redis://, rediss:// or unix://; empty: an embedded server where `serve` starts one", "")
+    namespace: str = _doc("prefix of every key", "tandem")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig:
+    prefill: int = _doc("prefill workers", 1)
+    decode: int = _doc("decode workers", 1)
+    mixed: int = _doc("mixed workers", 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    model: ModelConfig = ModelConfig()
+    engine: EngineConfig = EngineConfig()
+    handoff: HandoffConfig = HandoffConfig()
+    worker: WorkerConfig = WorkerConfig()
+    gateway: GatewayConfig = GatewayConfig()
+    redis: RedisConfig = RedisConfig()
+    serve: ServeConfig = ServeConfig()
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A value that breaks a rule. `key` is `section.name`; `rule` completes the sentence "the value ..."."""
+
+    key: str
+    rule: str
+
+
+def violations(config: Config) -> tuple[Violation, ...]:
+    """What is wrong with a tree whose values have the right types; empty when nothing is."""
+    return tuple(Violation(key, rule) for key, rule, holds in _RULES if not holds(config))
+
+
+def value_of(config: Config, key: str) -> Any:
+    """The value at `section.name`."""
+    section, name = key.split(".")
+    return getattr(getattr(config, section), name)
+
+
+_Rule = tuple[str, str, Callable[[Config], bool]]
+
+_BLOCK_SIZES = frozenset({8, 16, 32, 64, 128, 256})
+_REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
+
+
+def _each(rule: str, test: Callable[[Any], bool], *keys: str) -> list[_Rule]:
+    return [_one(key, rule, test) for key in keys]
+
+
+def _one(key: str, rule: str, test: Callable[[Any], bool]) -> _Rule:
+    return (key, rule, lambda config: test(value_of(config, key)))
+
+
+def _is_plain(name: str) -> bool:
+    """Safe inside a Redis key, where braces and colons have a meaning."""
+    return bool(name) and all(letter.isascii() and (letter.isalnum() or letter in "._-") for letter in name)
+
+
+def _has_pair(config: Config) -> bool:
+    return min(config.serve.prefill, config.serve.decode) > 0
+
+
+_RULES: tuple[_Rule, ...] = (
+    _one("model.id", "must not be empty", bool),
+    _one("engine.max_num_seqs", "must be at least 1", lambda v: v >= 1),
+    (
+        "engine.max_num_batched_tokens",
+        "must be at least engine.max_num_seqs, because a step takes every running sequence",
+        lambda c: c.engine.max_num_batched_tokens >= max(1, c.engine.max_num_seqs),
+    ),
+    _one("engine.max_model_len", "must be 0 (the model's limit) or at least 2", lambda v: v == 0 or v >= 2),
+    _one("engine.block_size", "must be a power of two from 8 to 256", _BLOCK_SIZES.__contains__),
+    _one("redis.url", f"must start with {', '.join(_REDIS_SCHEMES)}", lambda v: not v or v.startswith(_REDIS_SCHEMES)),
+    _one("redis.namespace", "must be letters, digits, '.', '_' or '-'", _is_plain),
+    *_each("must be between 0 and 65535", lambda v: 0 <= v <= 65535, "worker.port", "gateway.port"),
+    *_each("must be more than 0", lambda v: v > 0, "engine.kv_cache_memory", "gateway.max_body"),
+    *_each("must be more than 0", lambda v: v > 0, "handoff.lease_s", "handoff.pull_timeout_s"),
+    *_each("must be more than 0", lambda v: v > 0, "handoff.drain_timeout_s", "worker.step_stall_s"),
+    *_each("must be more than 0", lambda v: v > 0, "gateway.queue_timeout_s", "gateway.progress_timeout_s"),
+    _one("gateway.worker_silence_s", "must be at least 3, because workers speak once per second", lambda v: v >= 3),
+    *_each("must not be negative", lambda v: v >= 0, "engine.num_threads", "gateway.max_queued"),
+    *_each("must not be negative", lambda v: v >= 0, "worker.drain_s", "worker.gateway_grace_s"),
+    *_each("must not be negative", lambda v: v >= 0, "serve.prefill", "serve.decode", "serve.mixed"),
+    (
+        "serve.mixed",
+        "must be at least 1 unless there are prefill and decode workers",
+        lambda c: c.serve.mixed > 0 or _has_pair(c),
+    ),
+    (
+        "gateway.disaggregation",
+        "cannot be strict without prefill and decode workers",
+        lambda c: c.gateway.disaggregation != "strict" or _has_pair(c),
+    ),
+)

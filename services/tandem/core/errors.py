@@ -1,0 +1,83 @@
+"""Every way a request can go wrong, and one table of what each means to a client; never raises by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class ErrorKind(Enum):
+    """The value is the machine-readable reason, stable across versions."""
+
+    INVALID_REQUEST = "invalid_request"
+    CONTEXT_LENGTH = "context_length_exceeded"
+    UNSUPPORTED = "unsupported"
+    MODEL_NOT_FOUND = "model_not_found"
+    NOT_FOUND = "not_found"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    BODY_TOO_LARGE = "body_too_large"
+    OVERLOADED = "overloaded"
+    NO_WORKER = "no_worker"
+    DRAINING = "draining"
+    WORKER_LOST = "worker_lost"
+    KV_LOST = "kv_lost"
+    DEADLINE = "deadline_exceeded"
+    CANCELLED = "cancelled"
+    INTERNAL = "internal"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorFacts:
+    """`openai_type` is the `type` of OpenAI's error body; `grpc` the name of a gRPC status code.
+
+    `retryable`: the same request may succeed if it is sent again unchanged.
+    """
+
+    http: int
+    grpc: str
+    openai_type: str
+    retryable: bool
+
+
+ERROR_TABLE: dict[ErrorKind, ErrorFacts] = {
+    ErrorKind.INVALID_REQUEST: ErrorFacts(400, "INVALID_ARGUMENT", "invalid_request_error", False),
+    ErrorKind.CONTEXT_LENGTH: ErrorFacts(400, "INVALID_ARGUMENT", "invalid_request_error", False),
+    ErrorKind.UNSUPPORTED: ErrorFacts(400, "UNIMPLEMENTED", "invalid_request_error", False),
+    ErrorKind.MODEL_NOT_FOUND: ErrorFacts(404, "NOT_FOUND", "invalid_request_error", False),
+    ErrorKind.NOT_FOUND: ErrorFacts(404, "NOT_FOUND", "invalid_request_error", False),
+    ErrorKind.METHOD_NOT_ALLOWED: ErrorFacts(405, "UNIMPLEMENTED", "invalid_request_error", False),
+    ErrorKind.BODY_TOO_LARGE: ErrorFacts(413, "INVALID_ARGUMENT", "invalid_request_error", False),
+    ErrorKind.OVERLOADED: ErrorFacts(503, "UNAVAILABLE", "overloaded_error", True),
+    ErrorKind.NO_WORKER: ErrorFacts(503, "UNAVAILABLE", "server_error", True),
+    ErrorKind.DRAINING: ErrorFacts(503, "UNAVAILABLE", "server_error", True),
+    ErrorKind.WORKER_LOST: ErrorFacts(502, "UNAVAILABLE", "server_error", True),
+    ErrorKind.KV_LOST: ErrorFacts(502, "UNAVAILABLE", "server_error", True),
+    ErrorKind.DEADLINE: ErrorFacts(504, "DEADLINE_EXCEEDED", "server_error", True),
+    ErrorKind.CANCELLED: ErrorFacts(499, "CANCELLED", "invalid_request_error", True),
+    ErrorKind.INTERNAL: ErrorFacts(500, "INTERNAL", "server_error", False),
+}
+
+
+class TandemError(Exception):
+    """A failure with a kind. `param` names the offending field; `retry_after_s` is in seconds."""
+
+    def __init__(
+        self,
+        kind: ErrorKind,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+    @property
+    def facts(self) -> ErrorFacts:
+        return ERROR_TABLE[self.kind]
+
+    def __repr__(self) -> str:
+        return f"TandemError({self.kind.value}: {self.message})"

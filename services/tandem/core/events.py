@@ -1,0 +1,103 @@
+"""What a worker tells a gateway about a job, as frozen values; never says how it is carried."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from tandem.core.errors import ErrorKind
+from tandem.core.ids import BlockHash, JobKey
+
+
+class FinishReason(Enum):
+    """The values are OpenAI's."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """One drawn token. Log probabilities are natural, of the unfiltered distribution at temperature 1.
+
+    `top` holds (token id, log probability) of the most likely tokens, best first; empty unless asked for.
+    """
+
+    id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """The `index`-th output token of a choice, counted from 0 over all attempts."""
+
+    key: JobKey
+    index: int
+    token: SampledToken
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A job ended well. A `Prefill` job that handed over its KV ends with `reason=None`."""
+
+    key: JobKey
+    reason: FinishReason | None
+    num_output_tokens: int
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A job ended badly; nothing of it is left on the worker that says so."""
+
+    key: JobKey
+    kind: ErrorKind
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """A job ended because somebody cancelled it or a newer attempt fenced it."""
+
+    key: JobKey
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """The KV of a `Resume` has arrived. Not an end.
+
+    `num_exposed_bytes` were unread when the last announcement came. Seconds: from the first and from the last
+    announcement to the last checked block, and those in which at least one read was under way.
+    """
+
+    key: JobKey
+    num_blocks: int
+    num_bytes: int
+    num_cached_tokens: int
+    num_exposed_bytes: int
+    total_s: float
+    exposed_s: float
+    busy_s: float
+
+
+JobEvent = Token | Pulled | Finished | Failed | Cancelled
+TerminalEvent = Finished | Failed | Cancelled
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStored:
+    """A block became findable by its hash; its parent (None at the root) was findable before it."""
+
+    hash: BlockHash
+    parent: BlockHash | None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockEvicted:
+    """The last copy of a block is gone."""
+
+    hash: BlockHash
+
+
+KVFact = BlockStored | BlockEvicted

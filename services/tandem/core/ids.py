@@ -1,0 +1,43 @@
+"""The identities that cross rooms; owns their types and never their meaning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NewType
+
+RequestId = NewType("RequestId", str)
+SeqId = NewType("SeqId", int)
+"""A sequence inside one engine; never leaves the worker, never reused within an incarnation."""
+BlockId = NewType("BlockId", int)
+"""Index of a physical KV block in one worker's pool."""
+BlockHash = NewType("BlockHash", bytes)
+"""16 bytes naming a block's tokens and all tokens before them; equal in every process."""
+WorkerId = NewType("WorkerId", str)
+Incarnation = NewType("Incarnation", int)
+"""One life of a worker process: nanoseconds of its start, so a later life compares greater."""
+HandoffId = NewType("HandoffId", str)
+GatewayId = NewType("GatewayId", str)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class JobKey:
+    """Names one attempt at one choice of a request; a greater `attempt` fences the smaller ones."""
+
+    request: RequestId
+    attempt: int
+    choice: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.request}/{self.choice}#{self.attempt}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class WorkerRef:
+    """One life of one worker, with the gRPC address (host:port) at which that life answers."""
+
+    id: WorkerId
+    incarnation: Incarnation
+    address: str
+
+    def __str__(self) -> str:
+        return f"{self.id}@{self.address}"

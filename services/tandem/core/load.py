@@ -1,0 +1,38 @@
+"""What a worker says of how full it is; never computed here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What a router needs. `num_free_blocks` counts blocks without a holder, cached ones included.
+
+    `num_queued_tokens`: known tokens accepted and not computed yet.
+    """
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_queued_tokens: int = 0
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    num_leased_blocks: int = 0
+    num_promised_blocks: int = 0
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Books:
+    """Every count of a worker's books; when idle all are zero but the first three."""
+
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    num_cached_blocks: int = 0
+    num_table_blocks: int = 0
+    num_leased_blocks: int = 0
+    num_reading_blocks: int = 0
+    num_quarantined_blocks: int = 0
+    num_sequences: int = 0
+    num_leases: int = 0
+    num_pulls: int = 0

@@ -1,0 +1,63 @@
+"""What the engine wants done, as frozen values for its driver; never a callback."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tandem.core.errors import ErrorKind
+from tandem.core.events import JobEvent
+from tandem.core.ids import WorkerRef
+from tandem.kv.handoff import Announcement, HandoffKey
+from tandem.kv.pull_book import StartRead, Teardown
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Tell the job's gateway."""
+
+    event: JobEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Tell the taker that follows this hand-off."""
+
+    taker: WorkerRef
+    message: Announcement
+
+
+@dataclass(frozen=True, slots=True)
+class EndHandoff:
+    """Tell the taker that a hand-off it follows is no more."""
+
+    taker: WorkerRef
+    key: HandoffKey
+    kind: ErrorKind
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """Follow a hand-off at its source, connecting to it first where there is no connection."""
+
+    source: WorkerRef
+    key: HandoffKey
+
+
+@dataclass(frozen=True, slots=True)
+class Unfollow:
+    """Tell the source that its lease is not needed any more."""
+
+    source: WorkerRef
+    key: HandoffKey
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """Ask the source for more time; its answer comes back as `Engine.renewed`."""
+
+    source: WorkerRef
+    keys: tuple[HandoffKey, ...]
+
+
+Effect = Emit | Announce | EndHandoff | Follow | Unfollow | Renew | StartRead | Teardown

@@ -1,0 +1,383 @@
+"""One worker's step: scheduler, leases and pulls joined into begin and finish; never does I/O or reads a clock.
+
+Whatever comes in (jobs, messages of peers, results, time) is a method; whatever is to be done comes out as effects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import Cancelled, Failed, Finished, KVFact, Pulled, Token
+from tandem.core.ids import JobKey, WorkerRef
+from tandem.core.load import Books, Load
+from tandem.core.request import Job, Prefill, Resume
+from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Unfollow
+from tandem.engine.job_table import JobTable
+from tandem.kv.handoff import Announcement, HandoffKey
+from tandem.kv.lease_book import Ended, LeaseBook
+from tandem.kv.pool import BlockPool, Holder
+from tandem.kv.pull_book import Arrived, Lost, PullBook, PullOutcome, ReadEnded, StartRead, Teardown
+from tandem.sched.outcome import Progress
+from tandem.sched.plan import StepPlan, StepResult
+from tandem.sched.policy import SchedulerLimits
+from tandem.sched.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandoffLimits:
+    """Seconds; see `HandoffConfig`. `block_bytes` only turns blocks into bytes in reports."""
+
+    lease_s: float = 10.0
+    pull_timeout_s: float = 20.0
+    drain_timeout_s: float = 10.0
+    block_bytes: int = 0
+
+
+class Engine:
+    """All of one worker that decides. `begin` and `finish` alternate, with up to `plan_depth` plans open.
+
+    `num_preempted` counts sequences that had to give their blocks up, since the start.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        limits: SchedulerLimits,
+        handoff: HandoffLimits,
+        model_fingerprint: str,
+        *,
+        plan_depth: int = 1,
+    ) -> None:
+        self._pool = pool
+        self._scheduler = Scheduler(pool, limits, model_fingerprint)
+        self._leases = LeaseBook(handoff.lease_s)
+        self._pulls = PullBook(pull_timeout_s=handoff.pull_timeout_s, drain_timeout_s=handoff.drain_timeout_s)
+        self._jobs = JobTable()
+        self._handoff = handoff
+        self._plan_depth = plan_depth
+        self._next_renewal = 0.0
+        self.draining = False
+        self.num_preempted = 0
+
+    # ---- jobs
+
+    def submit(self, job: Job, now: float) -> list[Effect]:
+        """Accept a job, or raise TandemError and keep nothing of it. The same job again is accepted and changes
+        nothing; a newer attempt ends the older one."""
+        live = self._jobs.find(job.key)
+        if live is not None and type(live) is not type(job):
+            raise TandemError(ErrorKind.INVALID_REQUEST, f"job {job.key} is here already, as another kind of job")
+        if self._jobs.is_known(job.key):
+            return []
+        fenced = self._jobs.fenced_by(job.key)
+        if self.draining:
+            raise TandemError(ErrorKind.DRAINING, "this worker takes no new work", retry_after_s=1.0)
+        if isinstance(job, Resume) and self._pulls.find(_handoff_key(job)) is not None:
+            raise TandemError(ErrorKind.INVALID_REQUEST, f"another job pulls {_handoff_key(job)} already")
+        self._scheduler.add(job)
+        effects = self._promise(job, now) if isinstance(job, Prefill) else []
+        if fenced is not None:
+            effects += self.cancel(fenced, now)
+        self._jobs.add(job)
+        if isinstance(job, Resume):
+            self._pulls.open(_handoff_key(job), job.key, job.source, now)
+            effects.append(Follow(job.source, _handoff_key(job)))
+        return effects
+
+    def cancel(self, key: JobKey, now: float) -> list[Effect]:
+        """End a job; one that is not here is refused should it come."""
+        job = self._jobs.find(key)
+        if job is None:
+            if not self._jobs.is_known(key):
+                self._jobs.forbid(key, now)
+            return []
+        return [*self._stop(job, now, ErrorKind.CANCELLED, "cancelled"), Emit(Cancelled(key))]
+
+    # ---- the step
+
+    def begin(self, now: float) -> tuple[StepPlan | None, list[Effect]]:
+        """Plan the next step; None when there is nothing to compute or enough plans are open."""
+        if self._scheduler.num_open_plans >= self._plan_depth:
+            return None, []
+        planned = self._scheduler.plan()
+        self.num_preempted += planned.num_preempted
+        effects: list[Effect] = []
+        for offer in planned.offers:
+            job = self._jobs.find(offer.key)
+            assert isinstance(job, Prefill)
+            self._leases.start(_handoff_key(job), offer.blocks)
+        for grant in planned.pulls:
+            effects += self._carry_out(
+                self._pulls.granted(grant.key, grant.blocks, grant.num_hit_blocks, grant.num_known_blocks, now), now
+            )
+        return planned.step, effects
+
+    def finish(self, result: StepResult, now: float) -> list[Effect]:
+        """Take in what a plan yielded; plans finish in the order in which they began."""
+        effects: list[Effect] = []
+        for progress in self._scheduler.commit(result):
+            effects += [Emit(Token(progress.key, progress.first_index + i, t)) for i, t in enumerate(progress.tokens)]
+            if isinstance(progress.job, Prefill):
+                effects += self._offer_on(progress.job, progress, now)
+            effects += self._settle(progress, now)
+        return effects
+
+    # ---- the giver's side of hand-offs
+
+    def follow(self, key: HandoffKey, taker: WorkerRef, now: float) -> list[Effect]:
+        """A taker wants a hand-off's announcements, from the first on."""
+        messages = self._leases.follow(key, taker, now)
+        if messages is None:
+            return [self._over(key, taker)]
+        return [Announce(taker, message) for message in messages]
+
+    def renew(self, keys: Iterable[HandoffKey], taker: WorkerRef, now: float) -> list[Effect]:
+        """A taker needs more time; `now` is the moment of the answer."""
+        return [self._over(key, taker) for key in keys if not self._leases.renew(key, now)]
+
+    def release(self, key: HandoffKey, now: float) -> list[Effect]:
+        """A taker or gateway needs the KV no more; a prefill that is still running for it ends."""
+        ended = self._leases.release(key, now)
+        if ended is None:
+            return []
+        self._drop(ended)
+        if self._jobs.find(ended.job) is None:
+            return []
+        return self.cancel(ended.job, now)
+
+    # ---- the taker's side
+
+    def announced(self, message: Announcement, now: float) -> list[Effect]:
+        """The source completed blocks. The token that it drew goes out at once; it never waits for the KV."""
+        pull = self._pulls.find(message.key)
+        if pull is None:
+            return []
+        job = self._jobs.find(pull.job)
+        assert isinstance(job, Resume)
+        effects: list[Effect] = []
+        if message.first_token is not None and pull.first_token is None:
+            effects.append(Emit(Token(job.key, len(job.output_tokens), message.first_token)))
+        self._scheduler.may_pull(job.key)
+        return effects + self._carry_out(self._pulls.announced(message, now), now)
+
+    def handoff_ended(self, key: HandoffKey, kind: ErrorKind, message: str, now: float) -> list[Effect]:
+        """The source ended a hand-off before it was taken. CANCELLED says that nothing is left to be taken."""
+        pull = self._pulls.find(key)
+        return [] if pull is None else self._carry_out(self._pulls.abandon(pull.job, kind, message, now), now)
+
+    def renewed(self, keys: tuple[HandoffKey, ...], sent_at: float, lease_s: float) -> None:
+        """The source answered a Follow or Renew that was sent at `sent_at`."""
+        self._pulls.renewed(keys, sent_at, lease_s)
+
+    def read_done(self, read: int, now: float) -> list[Effect]:
+        return self._carry_out(self._pulls.read_done(read, now), now)
+
+    def read_failed(self, read: int, reason: str, *, drained: bool, now: float) -> list[Effect]:
+        return self._carry_out(self._pulls.read_failed(read, reason, drained=drained, now=now), now)
+
+    def source_lost(self, source: WorkerRef, reason: str, now: float) -> list[Effect]:
+        """A source cannot be reached at all; reads under way go on until the transport says otherwise."""
+        return self._carry_out(self._pulls.source_lost(source, reason, now), now)
+
+    def peer_lost(self, source: WorkerRef, reason: str, *, proven: bool, now: float) -> list[Effect]:
+        """The transport gave a peer up; `proven`: none of its reads can still write."""
+        return self._carry_out(self._pulls.peer_lost(source, reason, proven=proven, now=now), now)
+
+    # ---- time
+
+    def tick(self, now: float) -> list[Effect]:
+        """Enforce deadlines; to be called several times per second whether or not there is work."""
+        effects: list[Effect] = []
+        for ended in self._leases.lapse(now):
+            effects += self._end_lease(ended, ErrorKind.KV_LOST, "the lease ran out")
+            job = self._jobs.find(ended.job)
+            if job is not None:
+                effects += self._fail(job, ErrorKind.KV_LOST, "nobody renewed the lease of this prefill", now)
+        effects += self._carry_out(self._pulls.tick(now), now)
+        if now >= self._next_renewal:
+            self._next_renewal = now + self._handoff.lease_s / 3
+            effects += self._renewals()
+        self._jobs.forget(now)
+        return effects
+
+    # ---- books
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is running, offered or being read."""
+        return not (len(self._jobs) or self._scheduler.num_sequences or len(self._leases) or self._pulls.num_reads)
+
+    @property
+    def num_live(self) -> int:
+        """Jobs and leases that a drain waits for."""
+        return len(self._jobs) + len(self._leases)
+
+    @property
+    def is_moving(self) -> bool:
+        """A lease or a read is open, so the transport must be polled often."""
+        return len(self._leases) > 0 or len(self._pulls) > 0 or self._pulls.num_reads > 0
+
+    def live_jobs(self) -> list[JobKey]:
+        return [job.key for job in self._jobs]
+
+    def take_facts(self) -> list[KVFact]:
+        return self._pool.take_facts()
+
+    def load(self) -> Load:
+        occupancy = self._scheduler.occupancy()
+        return Load(
+            num_running=occupancy.num_running,
+            num_waiting=occupancy.num_waiting,
+            num_queued_tokens=occupancy.num_queued_tokens,
+            num_blocks=self._pool.num_blocks,
+            num_free_blocks=self._pool.num_free,
+            num_leased_blocks=self._pool.num_leased,
+            num_promised_blocks=occupancy.num_promised_blocks,
+            draining=self.draining,
+        )
+
+    def books(self) -> Books:
+        return Books(
+            num_blocks=self._pool.num_blocks,
+            num_free_blocks=self._pool.num_free,
+            num_cached_blocks=self._pool.num_cached,
+            num_table_blocks=sum(len(table) for table in self._scheduler.tables()),
+            num_leased_blocks=self._pool.num_leased,
+            num_reading_blocks=self._pool.num_reading,
+            num_quarantined_blocks=self._pulls.num_quarantined,
+            num_sequences=self._scheduler.num_sequences,
+            num_leases=len(self._leases),
+            num_pulls=len(self._pulls),
+        )
+
+    def check(self) -> None:
+        """Re-add all books. Raises AssertionError naming what is off."""
+        self._scheduler.check()
+        self._pool.check(self._scheduler.tables(), self._leases.blocks(), self._pulls.blocks())
+        keys = {job.key for job in self._jobs}
+        for lease in self._leases:
+            assert len(lease.blocks) or lease.job in keys, f"{lease!r} has neither blocks nor a job"
+        for pull in self._pulls.live():
+            assert pull.job in keys, f"{pull!r} has no job"
+
+    def __repr__(self) -> str:
+        return f"<engine {len(self._jobs)} jobs, {len(self._leases)} leases, {self._scheduler!r}, {self._pool!r}>"
+
+    # ---- inside
+
+    def _offer_on(self, job: Prefill, progress: Progress, now: float) -> list[Effect]:
+        """Announce what a chunk completed; end the hand-off when there is nothing left to hand over."""
+        key = _handoff_key(job)
+        lease = self._leases.find(key)
+        assert lease is not None, f"{job.key} runs without a lease"
+        if progress.error is not None or progress.finish is not None:
+            kind = ErrorKind.INTERNAL if progress.error is not None else ErrorKind.CANCELLED
+            reason = progress.error or "the first token was the last"
+            return self._end_lease(self._leases.release(key, now, kind), kind, reason)
+        token = progress.tokens[0] if progress.handed_over else None
+        num_complete = len(lease.blocks) if progress.handed_over else progress.num_computed // self._pool.block_size
+        message = self._leases.announce(key, num_complete, progress.digests, progress.num_computed, token)
+        return [Announce(lease.taker, message)] if message is not None and lease.taker is not None else []
+
+    def _settle(self, progress: Progress, now: float) -> list[Effect]:
+        if not progress.has_ended:
+            return []
+        self._jobs.end(progress.key, now)
+        if progress.error is not None:
+            return [Emit(Failed(progress.key, ErrorKind.INTERNAL, progress.error))]
+        return [Emit(Finished(progress.key, progress.finish, progress.num_output, progress.num_cached))]
+
+    def _carry_out(self, outcomes: Sequence[PullOutcome], now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for outcome in outcomes:
+            match outcome:
+                case StartRead():
+                    self._pool.retain(outcome.local, Holder.READ)
+                    effects.append(outcome)
+                case ReadEnded():
+                    self._pool.drop(outcome.blocks, Holder.READ)
+                case Arrived():
+                    effects += self._take_in(outcome, now)
+                case Lost():
+                    effects += self._lose(outcome, now)
+                case Teardown():
+                    effects.append(outcome)
+        return effects
+
+    def _take_in(self, arrived: Arrived, now: float) -> list[Effect]:
+        progress = self._scheduler.kv_arrived(arrived.job, arrived.first_token)
+        stats, size = arrived.stats, self._handoff.block_bytes
+        pulled = Pulled(
+            key=arrived.job,
+            num_blocks=stats.num_blocks,
+            num_bytes=stats.num_blocks * size,
+            num_cached_tokens=progress.num_cached,
+            num_exposed_bytes=stats.num_exposed_blocks * size,
+            total_s=stats.total_s,
+            exposed_s=stats.exposed_s,
+            busy_s=stats.busy_s,
+        )
+        return [Unfollow(arrived.source, arrived.key), Emit(pulled), *self._settle(progress, now)]
+
+    def _lose(self, lost: Lost, now: float) -> list[Effect]:
+        """End a job whose KV does not come. Where the source has nothing left to hand over, its own word to the
+        gateway ends the request; ours may come first, so it must not be an error."""
+        job = self._jobs.find(lost.job)
+        assert job is not None, f"{lost.job} pulled without a job"
+        self._scheduler.cancel(lost.job)
+        self._jobs.end(lost.job, now)
+        event: Finished | Failed = Failed(lost.job, lost.kind, lost.message)
+        if lost.kind is ErrorKind.CANCELLED:
+            event = Finished(lost.job, None, len(job.output_tokens), 0)
+        return [Unfollow(lost.source, lost.key), Emit(event)]
+
+    def _stop(self, job: Job, now: float, kind: ErrorKind, reason: str) -> list[Effect]:
+        """End a job and its hand-off without a word to its gateway."""
+        effects: list[Effect] = []
+        if isinstance(job, Resume) and self._pulls.of_job(job.key) is not None:
+            self._pulls.abandon(job.key, kind, reason, now)
+            effects.append(Unfollow(job.source, _handoff_key(job)))
+        if isinstance(job, Prefill):
+            effects += self._end_lease(self._leases.release(_handoff_key(job), now, kind), kind, reason)
+        self._scheduler.cancel(job.key)
+        self._jobs.end(job.key, now)
+        return effects
+
+    def _fail(self, job: Job, kind: ErrorKind, message: str, now: float) -> list[Effect]:
+        return [*self._stop(job, now, kind, message), Emit(Failed(job.key, kind, message))]
+
+    def _promise(self, job: Prefill, now: float) -> list[Effect]:
+        """Open the lease of a job that the scheduler has taken; one whose hand-off it fences ends."""
+        try:
+            older = self._leases.open(_handoff_key(job), job.key, now)
+        except TandemError:
+            self._scheduler.cancel(job.key)
+            raise
+        if older is None:
+            return []
+        return [*self._end_lease(older, ErrorKind.CANCELLED), *self.cancel(older.job, now)]
+
+    def _over(self, key: HandoffKey, taker: WorkerRef) -> EndHandoff:
+        kind = self._leases.why_over(key) or ErrorKind.KV_LOST
+        return EndHandoff(taker, key, kind, "the hand-off has ended")
+
+    def _end_lease(self, ended: Ended | None, kind: ErrorKind, reason: str = "fenced") -> list[Effect]:
+        if ended is None:
+            return []
+        self._drop(ended)
+        return [EndHandoff(ended.taker, ended.key, kind, reason)] if ended.taker is not None else []
+
+    def _drop(self, ended: Ended) -> None:
+        self._pool.drop(ended.blocks, Holder.LEASE)
+
+    def _renewals(self) -> list[Effect]:
+        keys: dict[WorkerRef, list[HandoffKey]] = {}
+        for pull in self._pulls.live():
+            keys.setdefault(pull.source, []).append(pull.key)
+        return [Renew(source, tuple(mine)) for source, mine in keys.items()]
+
+
+def _handoff_key(job: Prefill | Resume) -> HandoffKey:
+    return HandoffKey(job.handoff, job.attempt)

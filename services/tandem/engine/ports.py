@@ -1,0 +1,100 @@
+"""What the engine's drivers need from the outside: an executor and a KV transport; owns no implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from tandem.core.ids import BlockId, WorkerRef
+from tandem.kv.layout import KVLayout, KVRegion
+from tandem.sched.plan import StepPlan, StepResult
+
+
+class Executor(Protocol):
+    """Runs plans on a model. Owns weights and KV storage; knows neither sequences nor jobs.
+
+    Called from one thread at a time. Plans are executed in the order of their numbers.
+    """
+
+    @property
+    def layout(self) -> KVLayout: ...
+
+    @property
+    def num_blocks(self) -> int: ...
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one plan to its end. A slice that cannot be computed reports `error`; others are unaffected."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TransportPeer:
+    """What one worker's transport tells another so that it can be read: opaque metadata and its pools.
+
+    `agent` is unique to the incarnation. `regions` holds one entry per tensor-parallel rank.
+    """
+
+    worker: WorkerRef
+    agent: str
+    metadata: bytes
+    layout: KVLayout
+    regions: tuple[KVRegion, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Read the peer's block `remote` into our block `local`, whole."""
+
+    remote: BlockId
+    local: BlockId
+
+
+class ReadState(Enum):
+    """FAILED means that the transport has proven that it touches our memory no more."""
+
+    PENDING = "pending"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class PeerError(Exception):
+    """The peer is gone, refuses, or is not who it was."""
+
+
+class KVTransport(Protocol):
+    """Reads blocks of peers' pools into our own. All calls come from the one thread that owns it.
+
+    Nobody ever writes into another worker's memory. A read cannot be aborted: memory is safe to reuse only once
+    `poll` said DONE or FAILED, or `disconnect` returned True.
+    """
+
+    def describe(self, worker: WorkerRef) -> TransportPeer:
+        """Our side of the handshake."""
+        ...
+
+    def connect(self, peer: TransportPeer) -> None:
+        """Make a peer readable; an earlier incarnation under the same worker id is dropped first.
+
+        Raises PeerError when the peer cannot be reached or its layout cannot be read.
+        """
+        ...
+
+    def disconnect(self, peer: TransportPeer) -> bool:
+        """Tear the peer down with all its reads. True when it is proven that none touches our memory any more."""
+        ...
+
+    def post_read(self, peer: TransportPeer, copies: Sequence[BlockCopy]) -> int:
+        """Start a read and return its handle. May block as long as a copy of these bytes takes. Raises PeerError."""
+        ...
+
+    def poll(self, handle: int) -> ReadState:
+        """Progress and report one read; after DONE or FAILED the handle is forgotten."""
+        ...
+
+    def progress(self) -> None:
+        """Serve peers that read from us; called at least every 20 ms, every 0.5 ms while a lease or read is open."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,53 @@
+"""What a request's life wants done, as frozen values; never a callback."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tandem.core.errors import TandemError
+from tandem.core.events import Finished, Token
+from tandem.core.ids import JobKey, WorkerRef
+from tandem.core.request import Job
+from tandem.kv.handoff import HandoffKey
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Find workers for the request; `excluded` refused it since it was placed last."""
+
+    excluded: frozenset[WorkerRef]
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    worker: WorkerRef
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class CancelJob:
+    worker: WorkerRef
+    key: JobKey
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseLease:
+    worker: WorkerRef
+    key: HandoffKey
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Hand a token to the client."""
+
+    token: Token
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The one end of the request."""
+
+    outcome: Finished | TandemError
+
+
+Command = Place | Submit | CancelJob | ReleaseLease | Deliver | End

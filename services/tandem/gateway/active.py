@@ -1,0 +1,57 @@
+"""One request that the dispatch runs, as its front sees it; owns the queue of its tokens, decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+from tandem.core.errors import TandemError
+from tandem.core.events import Finished, Token
+from tandem.core.ids import WorkerRef
+from tandem.flow.lifecycle import RequestLife
+from tandem.routing.placement import Placement
+
+
+class ActiveRequest:
+    """A TokenStream over a life. `moved_at` is when it last came forward, on the dispatch's clock.
+
+    `pinned` names the workers of a probe, which is not routed. The queue is bounded by the request's `max_tokens`.
+    """
+
+    def __init__(self, life: RequestLife, now: float, on_close: Callable[[ActiveRequest], None]) -> None:
+        self.life = life
+        self.moved_at = now
+        self.pinned: Placement | None = None
+        self.excluded_until: dict[WorkerRef, float] = {}
+        self.waiting_for = "a place"
+        self._on_close = on_close
+        self._events: asyncio.Queue[Token | Finished | TandemError] = asyncio.Queue()
+        self._ended = False
+
+    @property
+    def path(self) -> str:
+        return self.life.placement.path if self.life.placement is not None else ""
+
+    def push(self, event: Token | Finished | TandemError) -> None:
+        self._events.put_nowait(event)
+
+    def exclude(self, workers: frozenset[WorkerRef], until: float) -> None:
+        self.excluded_until.update(dict.fromkeys(workers, until))
+
+    def excluded(self, now: float) -> frozenset[WorkerRef]:
+        self.excluded_until = {w: until for w, until in self.excluded_until.items() if until > now}
+        return frozenset(self.excluded_until)
+
+    async def __aiter__(self) -> AsyncIterator[Token | Finished]:
+        while not self._ended:
+            event = await self._events.get()
+            self._ended = not isinstance(event, Token)
+            if isinstance(event, TandemError):
+                raise event
+            yield event
+
+    async def aclose(self) -> None:
+        self._on_close(self)
+
+    def __repr__(self) -> str:
+        return f"<active {self.life!r}>"

@@ -1,0 +1,138 @@
+"""Owns one HTTP exchange over plain ASGI: body in, answers and errors out, disconnects; knows no route."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from tandem.core.errors import ErrorKind, TandemError
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Header = tuple[bytes, bytes]
+
+_SANE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+_UNPRINTABLE = re.compile(rb"[^\x20-\x7e]")
+
+
+class ClientGone(Exception):
+    """The client hung up before its request was complete."""
+
+
+class Exchange:
+    """One request and its one response.
+
+    `request_id` is the client's `x-request-id` where that is 1 to 128 visible ASCII characters, else a new one; every
+    response carries it. It labels, and is never used as an identity, because clients repeat theirs.
+    """
+
+    __slots__ = ("_receive", "_send", "complete", "late_error", "request_id", "scope", "started")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self._receive = receive
+        self._send = send
+        self.started = False
+        self.complete = False
+        self.late_error: Callable[[TandemError], bytes] | None = None
+        """How an error is written into a response that has begun; None where that cannot be."""
+        given = self.header(b"x-request-id") or b""
+        self.request_id = given.decode("ascii") if _SANE_ID.fullmatch(given) else uuid4().hex
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first header of this lower-case name."""
+        return next((value for key, value in self.scope["headers"] if key == name), None)
+
+    async def read_body(self, limit: int) -> bytes:
+        """The whole body, of at most `limit` bytes. Raises BODY_TOO_LARGE as soon as that is known, or ClientGone.
+
+        What the client still sends then is dropped by the HTTP server, so the connection can be used again.
+        """
+        announced = self.header(b"content-length") or b"0"
+        if announced.isdigit() and int(announced) > limit:
+            raise _too_large(limit)
+        body = bytearray()
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            body += message.get("body", b"")
+            if len(body) > limit:
+                raise _too_large(limit)
+            if not message.get("more_body", False):
+                return bytes(body)
+
+    async def run_until_disconnect(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run what answers this request; when the client hangs up before the answer is complete, cancel it.
+
+        Call this after the body was read: it takes all further messages of the client.
+        """
+        task = asyncio.ensure_future(work)
+        watcher = asyncio.ensure_future(self._disconnected())
+        try:
+            await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+            if watcher.done() and not self.complete:
+                task.cancel()
+            # A server reports a disconnect also after a complete response; the work may still be tidying up then.
+            await asyncio.wait({task})
+        finally:
+            watcher.cancel()
+            task.cancel()
+            await asyncio.wait({task, watcher})
+        if not task.cancelled():
+            task.result()
+
+    async def _disconnected(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def start(self, status: int, headers: Iterable[Header]) -> None:
+        self.started = True
+        labelled = [*headers, (b"x-request-id", self.request_id.encode("ascii"))]
+        await self._send({"type": "http.response.start", "status": status, "headers": labelled})
+
+    async def write(self, body: bytes, *, more: bool) -> None:
+        self.complete = not more
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def send_json(self, status: int, body: bytes, headers: Iterable[Header] = ()) -> None:
+        length = (b"content-length", str(len(body)).encode())
+        await self.start(status, [(b"content-type", b"application/json"), length, *headers])
+        await self.write(body, more=False)
+
+    async def send_error(self, error: TandemError, headers: Iterable[Header] = ()) -> None:
+        """OpenAI's error body with the status of the error table."""
+        extra = list(headers)
+        if error.retry_after_s is not None:
+            extra.append((b"retry-after", str(max(0, math.ceil(error.retry_after_s))).encode()))
+        await self.send_json(error.facts.http, error_body(error), extra)
+
+
+def error_body(error: TandemError) -> bytes:
+    return msgspec.json.encode(
+        {
+            "error": {
+                "message": error.message,
+                "type": error.facts.openai_type,
+                "param": error.param,
+                "code": error.kind.value,
+            }
+        }
+    )
+
+
+def header_value(text: str) -> bytes:
+    """`text` with everything that a header cannot carry replaced."""
+    return _UNPRINTABLE.sub(b"?", text.encode("utf-8"))
+
+
+def _too_large(limit: int) -> TandemError:
+    return TandemError(ErrorKind.BODY_TOO_LARGE, f"the request body is larger than {limit} bytes")

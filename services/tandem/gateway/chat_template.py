@@ -1,0 +1,108 @@
+"""Renders a conversation with a model's own Jinja template, sandboxed; never tokenizes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from tandem.core.clock import wall_ns
+from tandem.core.errors import ErrorKind, TandemError
+
+_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}` marks training targets in some templates; rendered as its content."""
+
+    tags = {"generation"}  # noqa: RUF012 (declared by the base class)
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplate:
+    """One compiled template, with the functions and filters that transformers gives to templates.
+
+    `special_tokens` are its variables such as `bos_token`; `now_ns` is what `strftime_now` shows, in local time.
+    """
+
+    __slots__ = ("_defect", "_developer", "_special_tokens", "_template")
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str], *, now_ns: Callable[[], int] = wall_ns) -> None:
+        self._special_tokens = dict(special_tokens)
+        self._developer = "developer" in source
+        self._defect = "" if source else "the model has no chat template; use /v1/completions"
+        try:
+            self._template = _environment(now_ns).from_string(source)
+        except TemplateError as error:
+            # Plain completions of such a model still work, so this is told to those who chat.
+            self._defect = f"the model's chat template does not compile: {error}"
+
+    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+        """The prompt, up to and including the header of the answer. `variables` are the client's own.
+
+        Raises INVALID_REQUEST when the template refuses the messages, or fails over them.
+        """
+        if self._defect:
+            raise TandemError(ErrorKind.INVALID_REQUEST, self._defect, param="messages")
+        for name in variables:
+            if name in _RESERVED:
+                raise TandemError(
+                    ErrorKind.INVALID_REQUEST, f"chat_template_kwargs cannot set {name}", param="chat_template_kwargs"
+                )
+        context = {**self._special_tokens, **variables}
+        conversation = [self._message(message) for message in messages]
+        try:
+            return self._template.render(
+                context, messages=conversation, tools=None, documents=None, add_generation_prompt=True
+            )
+        except TemplateError as error:
+            message = f"the chat template refuses these messages: {error.message}"
+            raise TandemError(ErrorKind.INVALID_REQUEST, message, param="messages") from error
+        except Exception as error:
+            # A template is foreign code: adding None to a string there is a TypeError here.
+            message = f"the chat template cannot render these messages: {error}"
+            raise TandemError(ErrorKind.INVALID_REQUEST, message, param="messages") from error
+
+    def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Fields that are None are left out, as transformers does. A template that has never heard of the role
+        `developer`, OpenAI's later name for `system`, gets `system`."""
+        plain = {key: value for key, value in message.items() if value is not None}
+        if plain.get("role") == "developer" and not self._developer:
+            plain["role"] = "system"
+        return plain
+
+
+def _environment(now_ns: Callable[[], int]) -> ImmutableSandboxedEnvironment:
+    def raise_exception(message: str) -> NoReturn:
+        raise TemplateError(message)
+
+    def strftime_now(form: str) -> str:
+        return datetime.fromtimestamp(now_ns() / 1e9).strftime(form)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = strftime_now
+    return environment
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Unlike Jinja's own filter this escapes no HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

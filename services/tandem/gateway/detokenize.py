@@ -1,0 +1,136 @@
+"""Turns the output tokens of one choice into text as they come; never decides what is sampled or sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+
+_MAX_HELD_TOKENS = 8
+"""Tokens whose text may wait to become complete; more than that are garbage, and waiting would cost quadratic time."""
+_MAX_CHARACTER_TOKENS = 4
+"""A UTF-8 character has at most 4 bytes, so an incomplete one lies within as many tokens."""
+_REPLACEMENT = "\ufffd"
+
+
+class StopMatcher:
+    """Passes text through up to the first stop string; holds back what may still become the beginning of one.
+
+    The stop string that is complete first wins, the longest of several that end at the same character. So the result
+    does not depend on how the text was cut into pieces. One Knuth-Morris-Pratt automaton per stop string: the cost
+    is linear in the text.
+    """
+
+    __slots__ = ("_failures", "_held", "_states", "_stops", "stopped")
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._failures = tuple(_failure_table(stop) for stop in self._stops)
+        self._states = [0] * len(self._stops)
+        self._held = ""
+        self.stopped = False
+
+    def feed(self, text: str) -> str:
+        """The text that is settled now; empty for ever after a stop string was complete."""
+        if not self._stops or self.stopped:
+            return "" if self.stopped else text
+        buffer = self._held + text
+        for position, character in enumerate(text, start=len(self._held) + 1):
+            matched = self._advance(character)
+            if matched:
+                self.stopped = True
+                self._held = ""
+                return buffer[: position - matched]
+        settled = len(buffer) - max(self._states)
+        self._held = buffer[settled:]
+        return buffer[:settled]
+
+    def release(self) -> str:
+        """What was held back, when no more text will come."""
+        held, self._held = self._held, ""
+        return held
+
+    def _advance(self, character: str) -> int:
+        """Length of the longest stop string that ends with this character, else 0."""
+        matched = 0
+        for index, stop in enumerate(self._stops):
+            state = self._states[index]
+            while state and stop[state] != character:
+                state = self._failures[index][state - 1]
+            state += stop[state] == character
+            self._states[index] = state
+            if state == len(stop):
+                matched = max(matched, state)
+        return matched
+
+
+def _failure_table(stop: str) -> list[int]:
+    """At i: the length of the longest proper prefix of `stop` that is a suffix of `stop[:i + 1]`."""
+    table = [0] * len(stop)
+    length = 0
+    for index in range(1, len(stop)):
+        while length and stop[index] != stop[length]:
+            length = table[length - 1]
+        length += stop[index] == stop[length]
+        table[index] = length
+    return table
+
+
+class Detokenizer:
+    """One choice's text. What `push` and `finish` return adds up to the decoded output, cut at the first stop string.
+
+    A character is given out when all of its bytes are there. Instead of `tokenizers.decoders.DecodeStream`, which
+    cannot flush, raises when a decoder rewrites what it gave out, and re-decodes ever more tokens while the text ends
+    in an invalid byte, this keeps a window: the last tokens given out, for context, and those that wait.
+    """
+
+    __slots__ = ("_num_context", "_shown", "_special", "_stops", "_tokenizer", "_window", "num_chars")
+
+    def __init__(self, tokenizer: Tokenizer, special: frozenset[int], stops: Sequence[str] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._special = special
+        self._stops = StopMatcher(stops)
+        self._window: list[int] = []
+        self._num_context = 0  # tokens at the front of the window whose text was decoded before
+        self._shown = 0  # characters of the decoded window that went on to the stop strings
+        self.num_chars = 0
+        """Characters decoded so far, held ones included; where the next token's text begins."""
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string was found; there will be no more text."""
+        return self._stops.stopped
+
+    def push(self, token: int) -> str:
+        """The text that `token` settles; special tokens have none."""
+        if token in self._special or self.stopped:
+            return ""
+        self._window.append(token)
+        text = self._decode(self._window)
+        end = len(text) - text.endswith(_REPLACEMENT)
+        if end == len(text) and end > self._shown:
+            return self._take(text, end, context=self._num_context)
+        if len(self._window) - self._num_context < _MAX_HELD_TOKENS:
+            return ""
+        return self._take(text, end, context=-_MAX_CHARACTER_TOKENS)
+
+    def finish(self) -> str:
+        """All that was held back; bytes that never became a character are U+FFFD."""
+        text = self._decode(self._window)
+        tail, self._window, self._shown, self._num_context = text[self._shown :], [], 0, 0
+        self.num_chars += len(tail)
+        return self._stops.feed(tail) + self._stops.release()
+
+    def _take(self, text: str, end: int, *, context: int) -> str:
+        """Give out the window's text up to `end`, and keep the tokens from index `context` on as the new window."""
+        delta = text[self._shown : end]
+        self.num_chars += len(delta)
+        complete = end == len(text)
+        self._window = self._window[context:]
+        self._num_context = len(self._window) if complete else 0
+        kept = self._decode(self._window)
+        self._shown = len(kept) - (not complete and kept.endswith(_REPLACEMENT))
+        return self._stops.feed(delta)
+
+    def _decode(self, tokens: list[int]) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=False)

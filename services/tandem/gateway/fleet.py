@@ -1,0 +1,212 @@
+"""The workers this gateway knows: finds them, keeps a link to each, probes their pairs; never places a request.
+
+Redis is where workers are found, not the judge of their life: a worker lives while its Watch stream does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from tandem.core.clock import Clock
+from tandem.core.config import GatewayConfig
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import JobEvent
+from tandem.core.ids import GatewayId, JobKey, WorkerId, WorkerRef
+from tandem.core.request import Job
+from tandem.gateway.ports import ServedModel
+from tandem.gateway.text_models import TextModels
+from tandem.gateway.worker_link import WorkerLink
+from tandem.kv.handoff import HandoffKey
+from tandem.routing.placement import Placement
+from tandem.routing.view import ClusterView
+
+log = logging.getLogger(__name__)
+DISCOVERY_PERIOD_S = 1.0
+PROBE_RETRY_S = 5.0
+
+Pair = tuple[WorkerRef, WorkerRef]
+
+
+class Listener(Protocol):
+    """Who is told what workers report."""
+
+    def reported(self, worker: WorkerRef, events: Sequence[JobEvent]) -> None: ...
+
+    def lost(self, worker: WorkerRef, reason: str) -> None: ...
+
+    def positions(self, worker: WorkerRef) -> list[tuple[JobKey, int]]: ...
+
+    async def probe(self, placement: Placement, model: str) -> bool: ...
+
+    def place_queued(self) -> None: ...
+
+
+class Fleet:
+    """Links by worker id. `discover` lists the workers that say they live; it may fail, then the last list stands."""
+
+    def __init__(
+        self,
+        gateway: GatewayId,
+        discover: Callable[[], Awaitable[Sequence[WorkerRef]]],
+        texts: TextModels,
+        clock: Clock,
+        config: GatewayConfig,
+    ) -> None:
+        self._gateway = gateway
+        self._discover = discover
+        self._texts = texts
+        self._clock = clock
+        self._config = config
+        self._listener: Listener | None = None
+        self._links: dict[WorkerId, WorkerLink] = {}
+        self._linked: set[Pair] = set()
+        self._failed: dict[Pair, float] = {}
+        self._probing: dict[Pair, asyncio.Task[None]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, listener: Listener) -> None:
+        self._listener = listener
+        self._task = asyncio.create_task(self._discover_forever(), name="fleet-discovery")
+
+    async def stop(self) -> None:
+        tasks = [*self._probing.values(), *([self._task] if self._task is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(link.close() for link in self._links.values()))
+        self._links.clear()
+
+    # ---- what is known
+
+    def view(self) -> ClusterView:
+        views = tuple(view for link in self._links.values() if (view := link.view()) is not None)
+        return ClusterView(views, frozenset(self._linked), frozenset(self._failed))
+
+    def models(self) -> Sequence[ServedModel]:
+        found: dict[str, ServedModel] = {}
+        for link in self._links.values():
+            if link.model is not None and link.is_live:
+                found.setdefault(link.model.name, link.model)
+        return tuple(found.values())
+
+    def ready(self) -> str | None:
+        """None when a pair has moved a block or one worker may serve alone; else what is missing."""
+        views = self.view().workers
+        if not views:
+            return "no live worker"
+        policy = self._config.disaggregation
+        alone = policy != "strict" and any(v.pool == "mixed" for v in views)
+        if alone or policy == "off" or self._linked:
+            return None
+        missing = [pool for pool in ("prefill", "decode") if not any(v.pool in (pool, "mixed") for v in views)]
+        if missing:
+            return f"no live {' and no live '.join(missing)} worker"
+        return "no block has moved between a prefill and a decode worker yet"
+
+    # ---- what is sent
+
+    async def submit(self, worker: WorkerRef, job: Job) -> None:
+        """Raises TandemError when the worker refuses or cannot be reached."""
+        link = self._find(worker)
+        if link is None:
+            raise TandemError(ErrorKind.WORKER_LOST, f"worker {worker.id} is gone")
+        await link.submit(job)
+
+    def cancel(self, worker: WorkerRef, key: JobKey) -> None:
+        link = self._find(worker)
+        if link is not None:
+            link.cancel(key)
+
+    def release(self, worker: WorkerRef, key: HandoffKey) -> None:
+        link = self._find(worker)
+        if link is not None:
+            link.release(key)
+
+    # ---- inside
+
+    def _find(self, worker: WorkerRef) -> WorkerLink | None:
+        link = self._links.get(worker.id)
+        return link if link is not None and link.ref == worker else None
+
+    async def _discover_forever(self) -> None:
+        reachable = True
+        while True:
+            try:
+                await self._meet(await self._discover())
+                reachable = True
+            except TandemError as error:
+                if reachable:
+                    log.warning("cannot list workers, going on with those known: %s", error.message)
+                reachable = False
+            self._probe_pairs()
+            await asyncio.sleep(DISCOVERY_PERIOD_S)
+
+    async def _meet(self, refs: Sequence[WorkerRef]) -> None:
+        """Link to new workers and new lives; drop a dead link once its worker is not listed any more."""
+        listed = {ref.id: ref for ref in refs}
+        for ref in refs:
+            known = self._links.get(ref.id)
+            if known is None or ref.incarnation > known.ref.incarnation:
+                if known is not None:
+                    self._drop(known, "the worker restarted")
+                    await known.close()
+                self._links[ref.id] = self._open(ref)
+        for link in [x for x in self._links.values() if x.ref.id not in listed and x.is_gone]:
+            del self._links[link.ref.id]
+            self._drop(link, "gone")
+            await link.close()
+
+    def _open(self, ref: WorkerRef) -> WorkerLink:
+        assert self._listener is not None
+        link = WorkerLink(self._gateway, ref, self._texts, self._clock, self._config)
+        link.start(self._listener.reported, self._lost, self._listener.positions, self._listener.place_queued)
+        return link
+
+    def _lost(self, worker: WorkerRef, reason: str) -> None:
+        log.warning("worker %s is lost: %s", worker, reason)
+        link = self._find(worker)
+        if link is not None:
+            self._drop(link, reason)
+
+    def _drop(self, link: WorkerLink, reason: str) -> None:
+        """Forget what was known of a worker's pairs, and end what runs on it."""
+        self._linked = {pair for pair in self._linked if link.ref not in pair}
+        self._failed = {pair: at for pair, at in self._failed.items() if link.ref not in pair}
+        assert self._listener is not None
+        self._listener.lost(link.ref, reason)
+
+    def _probe_pairs(self) -> None:
+        """Move a test block between each prefill and decode worker that are new to each other."""
+        now = self._clock.now()
+        views = self.view().workers
+        for giver in (v for v in views if v.prefills):
+            for taker in (v for v in views if v.decodes and v.ref != giver.ref):
+                pair = (giver.ref, taker.ref)
+                if giver.fingerprint == taker.fingerprint and self._is_due(pair, giver.pool == taker.pool, now):
+                    self._probing[pair] = asyncio.create_task(self._probe(pair, giver.model))
+
+    def _is_due(self, pair: Pair, both_mixed: bool, now: float) -> bool:
+        policy = self._config.disaggregation
+        if policy == "off" or (both_mixed and policy != "strict"):
+            return False
+        if pair in self._linked or pair in self._probing:
+            return False
+        return pair not in self._failed or now >= self._failed[pair] + PROBE_RETRY_S
+
+    async def _probe(self, pair: Pair, model: str) -> None:
+        assert self._listener is not None
+        try:
+            moved = await self._listener.probe(Placement(*pair), model)
+            if moved and all(self._find(ref) is not None for ref in pair):
+                self._failed.pop(pair, None)
+                self._linked.add(pair)
+                log.info("a block moved from %s to %s", pair[0].id, pair[1].id)
+            elif not moved:
+                self._failed[pair] = self._clock.now()
+                log.warning("no block moved from %s to %s", pair[0].id, pair[1].id)
+        finally:
+            del self._probing[pair]
+        self._listener.place_queued()

@@ -1,0 +1,180 @@
+"""Owns the way from messages and text to a model's token ids and back, from its bundle; never touches a network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Literal
+
+from tokenizers import Tokenizer
+
+from tandem.core.clock import wall_ns
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.gateway.chat_template import ChatTemplate
+from tandem.gateway.detokenize import Detokenizer
+from tandem.gateway.vocabulary import TokenText, Vocabulary
+
+_UNSERVED_DEFAULTS = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "num_beams": 1, "typical_p": 1.0}
+"""Sampling settings of generation configs that no sampler here implements, with the values that switch them off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerBundle:
+    """The files of a model that its text needs, as a worker hands them out.
+
+    `special_tokens_json`: `eos_token_ids` and `bos_token_id`; every special token by its name in transformers
+    (`bos_token`, ...); and `add_bos_token` / `add_eos_token`, which are absent or null unless the model's own
+    tokenizer configuration sets them, for then the post-processor of tokenizer.json has the word.
+    """
+
+    tokenizer_json: bytes
+    chat_template: str = ""
+    generation_config_json: str = ""
+    special_tokens_json: str = ""
+
+    def digest(self) -> str:
+        """BLAKE2b over the four parts, each behind its length in 8 bytes, hexadecimal; workers compute the same."""
+        state = blake2b()
+        texts = (self.chat_template, self.generation_config_json, self.special_tokens_json)
+        for part in (self.tokenizer_json, *(text.encode() for text in texts)):
+            state.update(len(part).to_bytes(8, "little"))
+            state.update(part)
+        return state.hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingDefaults:
+    """What the model's makers recommend where a request says nothing; None where they say nothing either."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+
+    @classmethod
+    def parse(cls, generation_config: Mapping[str, Any]) -> SamplingDefaults:
+        def number(name: str) -> float | None:
+            value = generation_config.get(name)
+            return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+        top_k = number("top_k")
+        return cls(
+            temperature=number("temperature"),
+            top_p=number("top_p"),
+            top_k=None if top_k is None else int(top_k),
+            min_p=number("min_p"),
+        )
+
+
+class TextModel:
+    """The text side of one model. Immutable, so it may be used from several threads at once.
+
+    A chat is rendered to one string, which is tokenized whole and without the tokenizer's own additions, because the
+    template writes them: token ids equal those of transformers' `apply_chat_template`. So, as there, a control token
+    that a *user* writes into a message is that control token.
+    """
+
+    __slots__ = (
+        "_special",
+        "_special_tokens",
+        "_template",
+        "_tokenizer",
+        "_vocabulary",
+        "defaults",
+        "digest",
+        "eos_token_ids",
+        "unserved_defaults",
+        "vocab_size",
+    )
+
+    def __init__(
+        self,
+        bundle: TokenizerBundle,
+        *,
+        digest: str = "",
+        generation_config: Literal["auto", "none"] = "auto",
+        now_ns: Callable[[], int] = wall_ns,
+    ) -> None:
+        """Raises INTERNAL for a bundle that cannot be read. `digest` is the bundle's name, if it has one already."""
+        self.digest = digest or bundle.digest()
+        self._tokenizer = _tokenizer(bundle.tokenizer_json)
+        config = _json_object(bundle.generation_config_json, "generation config")
+        self._special_tokens = _json_object(bundle.special_tokens_json, "special tokens")
+        self._template = ChatTemplate(bundle.chat_template, _token_strings(self._special_tokens), now_ns=now_ns)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special = frozenset(token for token, facts in added.items() if facts.special)
+        self._vocabulary = Vocabulary(self._tokenizer)
+        self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        self.eos_token_ids = _token_ids(self._special_tokens.get("eos_token_ids")) | _token_ids(
+            config.get("eos_token_id")
+        )
+        used = config if generation_config == "auto" else {}
+        self.defaults = SamplingDefaults.parse(used)
+        self.unserved_defaults = tuple(
+            name for name, off in _UNSERVED_DEFAULTS.items() if used.get(name) not in (None, off)
+        )
+        """Recommendations of the generation config that requests will not follow."""
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None
+    ) -> tuple[int, ...]:
+        """Token ids of a conversation with the answer's header. `messages` hold `role` and `content` as strings."""
+        prompt = self._template.render(messages, variables or {})
+        return tuple(self._tokenizer.encode(prompt, add_special_tokens=False).ids)
+
+    def encode_text(self, text: str) -> tuple[int, ...]:
+        """Token ids of a plain prompt, with BOS where the model wants one, and never two where the text has one."""
+        special = self._special_tokens
+        bos = special.get("bos_token_id")
+        if special.get("add_bos_token") is None and special.get("add_eos_token") is None:
+            ids = self._tokenizer.encode(text, add_special_tokens=True).ids
+            return tuple(ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids)
+        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        if special.get("add_bos_token") and bos is not None and ids[:1] != [bos]:
+            ids = [bos, *ids]
+        eos = special.get("eos_token")
+        if special.get("add_eos_token") and isinstance(eos, str):
+            ids = [*ids, *self._tokenizer.encode(eos, add_special_tokens=False).ids]
+        return tuple(ids)
+
+    def detokenizer(self, stops: Sequence[str] = ()) -> Detokenizer:
+        return Detokenizer(self._tokenizer, self._special, stops)
+
+    def token_text(self, token: int) -> TokenText:
+        return self._vocabulary.token(token)
+
+    def __repr__(self) -> str:
+        return f"TextModel({self.digest[:12]}, {self.vocab_size} tokens, eos {sorted(self.eos_token_ids)})"
+
+
+def _tokenizer(source: bytes) -> Tokenizer:
+    try:
+        tokenizer = Tokenizer.from_buffer(source)
+    except Exception as error:  # the library raises plain Exception
+        raise TandemError(ErrorKind.INTERNAL, f"the tokenizer cannot be read: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _json_object(source: str, what: str) -> dict[str, Any]:
+    try:
+        value = json.loads(source or "{}")
+    except ValueError as error:
+        raise TandemError(ErrorKind.INTERNAL, f"the {what} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise TandemError(ErrorKind.INTERNAL, f"the {what} are not a JSON object")
+    return value
+
+
+def _token_strings(special: Mapping[str, Any]) -> dict[str, str]:
+    """Names and texts of the special tokens; tokenizer configurations write one as a string or as an object."""
+    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in special.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def _token_ids(value: object) -> frozenset[int]:
+    values = value if isinstance(value, list) else [value]
+    return frozenset(token for token in values if isinstance(token, int) and not isinstance(token, bool))

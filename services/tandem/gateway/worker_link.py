@@ -1,0 +1,208 @@
+"""One life of one worker as this gateway reaches it: its Watch stream and the calls to it; decides nothing.
+
+The worker is live while its Watch stream carries something at least every `worker_silence_s` seconds. A broken stream
+is opened again, and the worker resends from the positions given; if that does not work within `RECONNECT_S`, what
+runs on it is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import get_args
+
+import grpc
+
+from tandem.core.clock import Clock, wall_ns
+from tandem.core.config import GatewayConfig
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import JobEvent
+from tandem.core.ids import GatewayId, JobKey, WorkerRef
+from tandem.core.load import Load
+from tandem.core.request import Job
+from tandem.gateway.ports import ServedModel
+from tandem.gateway.text import TokenizerBundle
+from tandem.gateway.text_models import TextModels
+from tandem.kv.handoff import HandoffKey
+from tandem.routing.view import Pool, WorkerView
+from tandem.wire.channels import open_channel
+from tandem.wire.convert import Submission, decode_load, decode_refusal, decode_update, encode_key, encode_submission
+from tandem.wire.convert_kv import decode_worker, encode_handoff_key
+from tandem.wire.gen import worker_pb2 as pb
+from tandem.wire.gen.worker_pb2_grpc import WorkerStub
+
+log = logging.getLogger(__name__)
+CALL_TIMEOUT_S = 10.0
+RECONNECT_S = 2.0
+RETRY_S = 0.25
+
+Report = Callable[[WorkerRef, Sequence[JobEvent]], None]
+
+
+class WorkerLink:
+    """`is_live`: the stream is up. `is_gone`: it has been down for longer than `RECONNECT_S`."""
+
+    def __init__(
+        self, gateway: GatewayId, ref: WorkerRef, texts: TextModels, clock: Clock, config: GatewayConfig
+    ) -> None:
+        self.ref = ref
+        self.model: ServedModel | None = None
+        self.is_live = False
+        self.is_gone = False
+        self._gateway = gateway
+        self._texts = texts
+        self._clock = clock
+        self._config = config
+        self._channel = open_channel(ref.address)
+        self._stub = WorkerStub(self._channel)
+        self._described: pb.DescribeReply | None = None
+        self._load = Load()
+        self._unreported = 0
+        self._calls: set[asyncio.Task[None]] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(
+        self,
+        reported: Report,
+        lost: Callable[[WorkerRef, str], None],
+        positions: Callable[[WorkerRef], list[tuple[JobKey, int]]],
+        changed: Callable[[], None],
+    ) -> None:
+        """`changed` is called when the worker may have room it had not before."""
+        self._task = asyncio.create_task(self._run(reported, lost, positions, changed), name=f"watch-{self.ref.id}")
+
+    async def close(self) -> None:
+        tasks = [*self._calls, *([self._task] if self._task is not None else [])]
+        if self._task is not None:
+            self._task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._channel.close(None)
+
+    def view(self) -> WorkerView | None:
+        """None while the worker is not live or not described yet."""
+        about = self._described
+        if about is None or not self.is_live:
+            return None
+        pool = _pool(about.pool)
+        return WorkerView(self.ref, pool, about.model, about.fingerprint, self._load, self._unreported)
+
+    # ---- calls
+
+    async def submit(self, job: Job) -> None:
+        """Raises TandemError: the worker's refusal, or WORKER_LOST when it does not answer."""
+        request = encode_submission(Submission(self._gateway, self.ref.incarnation, job))
+        size = len(job.request.prompt_tokens)
+        self._unreported += size
+        try:
+            reply = await self._stub.Submit(request, timeout=CALL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise TandemError(ErrorKind.WORKER_LOST, f"worker {self.ref.id}: {_reason(error)}") from error
+        finally:
+            self._unreported -= size
+        self._load = decode_load(reply.load)
+        if reply.HasField("refusal"):
+            raise decode_refusal(reply.refusal)
+
+    def cancel(self, key: JobKey) -> None:
+        self._send(self._stub.Cancel(pb.CancelRequest(keys=[encode_key(key)]), timeout=CALL_TIMEOUT_S))
+
+    def release(self, key: HandoffKey) -> None:
+        self._send(self._stub.Release(pb.ReleaseRequest(key=encode_handoff_key(key)), timeout=CALL_TIMEOUT_S))
+
+    def _send(self, call: Awaitable[object]) -> None:
+        task = asyncio.create_task(self._forget(call))
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+    async def _forget(self, call: Awaitable[object]) -> None:
+        """A worker that cannot be reached learns of a cancel from the positions of the next Watch, or from its end."""
+        try:
+            await call
+        except grpc.aio.AioRpcError as error:
+            log.debug("worker %s: %s", self.ref.id, _reason(error))
+
+    # ---- the stream
+
+    async def _run(
+        self,
+        reported: Report,
+        lost: Callable[[WorkerRef, str], None],
+        positions: Callable[[WorkerRef], list[tuple[JobKey, int]]],
+        changed: Callable[[], None],
+    ) -> None:
+        down_since = self._clock.now()
+        while True:
+            reason = "the stream ended"
+            try:
+                await self._describe()
+                async for update in self._watch(positions(self.ref)):
+                    if not self.is_live:
+                        self.is_live, self.is_gone = True, False
+                        log.info("worker %s (%s) is live", self.ref, self._pool_name())
+                    self._load = decode_load(update.load)
+                    reported(self.ref, decode_update(update))
+                    changed()
+            except grpc.aio.AioRpcError as error:
+                reason = _reason(error)
+            except TandemError as error:
+                reason = error.message
+            except TimeoutError:
+                reason = f"silent for {self._config.worker_silence_s:g} s"
+            if self.is_live:
+                self.is_live, down_since = False, self._clock.now()
+            if not self.is_gone and self._clock.now() - down_since >= RECONNECT_S:
+                self.is_gone = True
+                lost(self.ref, reason)
+            await asyncio.sleep(RETRY_S)
+
+    async def _describe(self) -> None:
+        """Make sure that the worker at this address is the life we mean, and learn what it serves."""
+        reply = await self._stub.Describe(
+            pb.DescribeRequest(with_bundle=self.model is None), timeout=self._config.worker_silence_s
+        )
+        if decode_worker(reply.worker) != self.ref:
+            raise TandemError(ErrorKind.WORKER_LOST, "another worker answers at its address")
+        if self.model is None:
+            text = await self._texts.load(reply.bundle_digest, _bundle(reply.bundle))
+            self.model = ServedModel(reply.model, reply.max_model_len, text, wall_ns() // 10**9)
+        _pool(reply.pool)
+        self._described = reply
+
+    async def _watch(self, positions: list[tuple[JobKey, int]]) -> AsyncIterator[pb.WatchUpdate]:
+        """Updates until the stream ends. Raises TimeoutError when the worker falls silent."""
+        waited_for = [pb.WatchPosition(key=encode_key(key), next_index=index) for key, index in positions]
+        stream = self._stub.Watch(pb.WatchRequest(gateway=self._gateway, positions=waited_for))
+        updates = aiter(stream)
+        try:
+            while True:
+                async with asyncio.timeout(self._config.worker_silence_s):
+                    update = await anext(updates, None)
+                if update is None:
+                    return
+                yield update
+        finally:
+            stream.cancel()
+
+    def _pool_name(self) -> str:
+        return self._described.pool if self._described is not None else "?"
+
+
+def _bundle(message: pb.TokenizerBundle) -> TokenizerBundle:
+    return TokenizerBundle(
+        tokenizer_json=message.tokenizer_json,
+        chat_template=message.chat_template,
+        generation_config_json=message.generation_config_json,
+        special_tokens_json=message.special_tokens_json,
+    )
+
+
+def _pool(name: str) -> Pool:
+    for pool in get_args(Pool):
+        if pool == name:
+            return pool  # type: ignore[no-any-return]
+    raise TandemError(ErrorKind.INTERNAL, f"a worker is in the unknown pool {name!r}")
+
+
+def _reason(error: grpc.aio.AioRpcError) -> str:
+    return f"{error.code().name.lower()}: {error.details()}"

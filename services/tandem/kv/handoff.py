@@ -1,0 +1,121 @@
+"""The hand-off of KV from a giver to a taker: its values and both state tables; never touches a block.
+
+All that decides a transition is in the two tables. An event that a state has no entry for is an error of ours and
+changes nothing; what a peer may send late or twice is filtered before it becomes an event.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from tandem.core.events import SampledToken
+from tandem.core.ids import BlockId, HandoffId
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class HandoffKey:
+    """One grant of a hand-off; a greater attempt fences the smaller ones."""
+
+    handoff: HandoffId
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"{self.handoff}#{self.attempt}"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDigest:
+    """64 bits for each KV head of a block's bytes, as unsigned integers; empty when digests are off.
+
+    See `tandem_kernels.contract` for their meaning.
+    """
+
+    block: BlockId
+    heads: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """Blocks of the giver that may be read from now on: positions `[first_index, first_index + len(blocks))` of the
+    prompt's table. The last one of a hand-off carries the token that the giver drew."""
+
+    key: HandoffKey
+    first_index: int
+    blocks: tuple[BlockDigest, ...]
+    num_computed: int
+    first_token: SampledToken | None = None
+
+
+class LeaseState(Enum):
+    """The giver's side."""
+
+    PROMISED = auto()
+    """The prefill is accepted and has no blocks yet."""
+    OFFERED = auto()
+    RELEASED = auto()
+    EXPIRED = auto()
+
+
+class LeaseEvent(Enum):
+    STARTED = auto()
+    RELEASE = auto()
+    LAPSE = auto()
+
+
+LEASE_TABLE: dict[tuple[LeaseState, LeaseEvent], LeaseState] = {
+    (LeaseState.PROMISED, LeaseEvent.STARTED): LeaseState.OFFERED,
+    (LeaseState.PROMISED, LeaseEvent.RELEASE): LeaseState.RELEASED,
+    (LeaseState.PROMISED, LeaseEvent.LAPSE): LeaseState.EXPIRED,
+    (LeaseState.OFFERED, LeaseEvent.RELEASE): LeaseState.RELEASED,
+    (LeaseState.OFFERED, LeaseEvent.LAPSE): LeaseState.EXPIRED,
+}
+
+
+class PullState(Enum):
+    """The taker's side."""
+
+    WAITING = auto()
+    """No room yet, or nothing announced."""
+    READING = auto()
+    READY = auto()
+    """All KV is here and checked, within the lease."""
+    DRAINING = auto()
+    """Given up, but a read is still under way: its blocks are not free."""
+    FREED = auto()
+
+
+class PullEvent(Enum):
+    GRANTED = auto()
+    ARRIVED = auto()
+    ABANDON = auto()
+    """Given up while no read is under way."""
+    ABANDON_READING = auto()
+    """Given up while a read is under way."""
+    DRAINED = auto()
+
+
+PULL_TABLE: dict[tuple[PullState, PullEvent], PullState] = {
+    (PullState.WAITING, PullEvent.GRANTED): PullState.READING,
+    (PullState.WAITING, PullEvent.ABANDON): PullState.FREED,
+    (PullState.READING, PullEvent.ARRIVED): PullState.READY,
+    (PullState.READING, PullEvent.ABANDON): PullState.FREED,
+    (PullState.READING, PullEvent.ABANDON_READING): PullState.DRAINING,
+    (PullState.DRAINING, PullEvent.DRAINED): PullState.FREED,
+}
+
+
+class HandoffError(Exception):
+    """An event that the state has no entry for: a defect of ours."""
+
+
+def next_lease(state: LeaseState, event: LeaseEvent) -> LeaseState:
+    if (state, event) not in LEASE_TABLE:
+        raise HandoffError(f"a lease that is {state.name} cannot take {event.name}")
+    return LEASE_TABLE[state, event]
+
+
+def next_pull(state: PullState, event: PullEvent) -> PullState:
+    if (state, event) not in PULL_TABLE:
+        raise HandoffError(f"a pull that is {state.name} cannot take {event.name}")
+    return PULL_TABLE[state, event]

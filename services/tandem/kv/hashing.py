@@ -1,0 +1,40 @@
+"""Names for KV blocks that mean the same in every process; never looks at KV bytes.
+
+A block's hash chains over the hash of the block before it, so one hash names a whole prefix. The root holds
+everything else the KV depends on: model fingerprint, block size and the tenant's salt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+
+from tandem.core.ids import BlockHash
+
+HASH_BYTES = 16
+
+
+def root_hash(model_fingerprint: str, block_size: int, salt: str) -> BlockHash:
+    """The parent of a first block. Different models, block sizes or salts share no hash."""
+    parts = (model_fingerprint, str(block_size), salt)
+    digest = hashlib.blake2b(digest_size=HASH_BYTES, person=b"tandem-kv-root")
+    for part in parts:
+        raw = part.encode()
+        digest.update(len(raw).to_bytes(8, "little") + raw)
+    return BlockHash(digest.digest())
+
+
+def child_hash(parent: BlockHash, tokens: Sequence[int]) -> BlockHash:
+    """The hash of a full block that holds `tokens` and follows `parent`."""
+    words = array("I", tokens)
+    return BlockHash(hashlib.blake2b(words.tobytes(), key=parent, digest_size=HASH_BYTES).digest())
+
+
+def chain_hashes(parent: BlockHash, tokens: Sequence[int], block_size: int) -> list[BlockHash]:
+    """Hashes of all full blocks of `tokens`, in order; a ragged tail has none."""
+    hashes: list[BlockHash] = []
+    for start in range(0, len(tokens) - block_size + 1, block_size):
+        parent = child_hash(parent, tokens[start : start + block_size])
+        hashes.append(parent)
+    return hashes

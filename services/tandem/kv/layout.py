@@ -1,0 +1,101 @@
+"""The order of a KV block's axes and the bytes of its parts; nothing else in Tandem knows either.
+
+A block is one contiguous piece of memory over all layers, heads outermost, so that one block is one transfer
+descriptor and a range of heads is a byte range:
+
+    [num_blocks, kv_heads, layers, 2, block_size, head_dim]      (2 = key, value)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+PLANES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroup:
+    """Layers whose KV has one shape. `dtype` is a name of `ITEM_BYTES`."""
+
+    layers: int
+    heads: int
+    head_dim: int
+    dtype: str
+
+    def head_bytes(self, block_size: int) -> int:
+        """Bytes of one head of one block: all layers, both planes, all its token slots."""
+        return self.layers * PLANES * block_size * self.head_dim * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """The shape of one block of one worker's pool; today a tuple of exactly one group."""
+
+    block_size: int
+    groups: tuple[KVGroup, ...]
+
+    @property
+    def group(self) -> KVGroup:
+        (only,) = self.groups
+        return only
+
+    @property
+    def block_bytes(self) -> int:
+        return sum(g.heads * g.head_bytes(self.block_size) for g in self.groups)
+
+    @property
+    def token_bytes(self) -> int:
+        return self.block_bytes // self.block_size
+
+    def block_shape(self) -> tuple[int, int, int, int, int]:
+        """`[kv_heads, layers, 2, block_size, head_dim]`: one block as its executor stores it."""
+        g = self.group
+        return (g.heads, g.layers, PLANES, self.block_size, g.head_dim)
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def __str__(self) -> str:
+        g = self.group
+        return f"{g.heads}h x {g.layers}l x 2 x {self.block_size}t x {g.head_dim}d {g.dtype}"
+
+
+@dataclass(frozen=True, slots=True)
+class KVRegion:
+    """One registered pool: block `b` lies at `address + b * block_bytes` of the owner's memory.
+
+    `head_start:head_stop` are the model's KV heads that this region holds (all of them without tensor parallelism).
+    """
+
+    address: int
+    num_blocks: int
+    block_bytes: int
+    head_start: int
+    head_stop: int
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFingerprint:
+    """All that KV content depends on besides tokens. Partners must agree on `digest` to exchange blocks."""
+
+    weights_digest: str
+    quantization: str
+    kv_dtype: str
+    rope: str
+    tokenizer_digest: str
+    block_size: int
+
+    @property
+    def digest(self) -> str:
+        parts = (
+            self.weights_digest,
+            self.quantization,
+            self.kv_dtype,
+            self.rope,
+            self.tokenizer_digest,
+            str(self.block_size),
+        )
+        return hashlib.blake2b("\x1f".join(parts).encode(), digest_size=16).hexdigest()

@@ -1,0 +1,181 @@
+"""The giver's side of every hand-off: what is offered to whom and until when; never frees a block itself.
+
+Whoever holds the book drops the blocks that `release`, `lapse` and a fencing `open` return. Times are seconds of the
+caller's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import SampledToken
+from tandem.core.ids import BlockId, HandoffId, JobKey, WorkerRef
+from tandem.kv.handoff import Announcement, BlockDigest, HandoffKey, LeaseEvent, LeaseState, next_lease
+
+
+class Lease:
+    """One open hand-off. `num_announced` leading blocks of `blocks` may be read."""
+
+    __slots__ = ("announcements", "blocks", "job", "key", "num_announced", "state", "taker", "until")
+
+    def __init__(self, key: HandoffKey, job: JobKey, until: float) -> None:
+        self.key = key
+        self.job = job
+        self.state = LeaseState.PROMISED
+        self.until = until
+        self.blocks: tuple[BlockId, ...] = ()
+        self.num_announced = 0
+        self.announcements: list[Announcement] = []
+        self.taker: WorkerRef | None = None
+
+    def __repr__(self) -> str:
+        return f"<lease {self.key} {self.state.name} {self.num_announced}/{len(self.blocks)} blocks to {self.taker}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A lease that is no more: who computed for it, what it held, and who must be told."""
+
+    key: HandoffKey
+    job: JobKey
+    blocks: tuple[BlockId, ...]
+    taker: WorkerRef | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Over:
+    """No attempt up to `attempt` can be opened or followed until `until`; `kind` says how the last one ended."""
+
+    attempt: int
+    kind: ErrorKind
+    until: float
+
+
+class LeaseBook:
+    """One lease per hand-off id. Memory of ended ones is kept for `memory_s`, so that a late taker is told."""
+
+    def __init__(self, lease_s: float, *, memory_s: float = 60.0) -> None:
+        self.lease_s = lease_s
+        self._memory_s = memory_s
+        self._leases: dict[HandoffId, Lease] = {}
+        self._over: dict[HandoffId, _Over] = {}
+        self._awaited: dict[HandoffKey, tuple[WorkerRef, float]] = {}
+
+    def open(self, key: HandoffKey, job: JobKey, now: float) -> Ended | None:
+        """Promise a hand-off; returns the older attempt that this one ends. Raises TandemError when it is fenced."""
+        old = self._leases.get(key.handoff)
+        if old is not None and old.key.attempt >= key.attempt:
+            raise TandemError(ErrorKind.CANCELLED, f"hand-off {key} is fenced by {old.key}")
+        if self.why_over(key) is not None:
+            raise TandemError(ErrorKind.CANCELLED, f"hand-off {key} has ended")
+        ended = self.release(old.key, now, ErrorKind.CANCELLED) if old is not None else None
+        lease = self._leases[key.handoff] = Lease(key, job, now + self.lease_s)
+        waiting = self._awaited.pop(key, None)
+        if waiting is not None:
+            lease.taker = waiting[0]
+        return ended
+
+    def start(self, key: HandoffKey, blocks: tuple[BlockId, ...]) -> None:
+        """The prefill got its blocks; they are held for the lease from now on."""
+        lease = self._leases[key.handoff]
+        lease.state = next_lease(lease.state, LeaseEvent.STARTED)
+        lease.blocks = blocks
+
+    def announce(
+        self,
+        key: HandoffKey,
+        num_complete: int,
+        digests: Sequence[BlockDigest],
+        num_computed: int,
+        first_token: SampledToken | None,
+    ) -> Announcement | None:
+        """Blocks `[num_announced, num_complete)` may be read; None when there is nothing new to say.
+
+        `digests` are those of exactly these blocks in order, or none at all.
+        """
+        lease = self._leases[key.handoff]
+        first = lease.num_announced
+        if num_complete == first and first_token is None:
+            return None
+        blocks = tuple(digests) or tuple(BlockDigest(b, ()) for b in lease.blocks[first:num_complete])
+        assert tuple(d.block for d in blocks) == lease.blocks[first:num_complete], f"{lease!r}: digests of other blocks"
+        lease.num_announced = num_complete
+        announcement = Announcement(key, first, blocks, num_computed, first_token)
+        lease.announcements.append(announcement)
+        return announcement
+
+    def follow(self, key: HandoffKey, taker: WorkerRef, now: float) -> list[Announcement] | None:
+        """Send a hand-off's announcements to `taker` from now on; returns those so far, None if it has ended.
+
+        A hand-off that is not known yet is waited for.
+        """
+        lease = self.find(key)
+        if lease is None:
+            if self.why_over(key) is not None:
+                return None
+            self._awaited[key] = (taker, now + self._memory_s)
+            return []
+        lease.taker = taker
+        lease.until = now + self.lease_s
+        return list(lease.announcements)
+
+    def renew(self, key: HandoffKey, now: float) -> bool:
+        """Extend a lease from `now`, the moment of the answer. False when there is none (any more)."""
+        lease = self.find(key)
+        if lease is None:
+            return key in self._awaited and self.why_over(key) is None
+        lease.until = now + self.lease_s
+        return True
+
+    def release(self, key: HandoffKey, now: float, kind: ErrorKind = ErrorKind.KV_LOST) -> Ended | None:
+        """End a lease; None when it is not open. Whoever follows it or asks for it later is told `kind`."""
+        lease = self.find(key)
+        self._awaited.pop(key, None)
+        if lease is None:
+            self._remember(key, kind, now)
+            return None
+        return self._end(lease, LeaseEvent.RELEASE, kind, now)
+
+    def lapse(self, now: float) -> list[Ended]:
+        """End all leases whose time is over, and forget what was kept for late takers."""
+        self._over = {handoff: over for handoff, over in self._over.items() if over.until > now}
+        self._awaited = {key: entry for key, entry in self._awaited.items() if entry[1] > now}
+        lapsed = [lease for lease in self._leases.values() if lease.until <= now]
+        return [self._end(lease, LeaseEvent.LAPSE, ErrorKind.KV_LOST, now) for lease in lapsed]
+
+    def why_over(self, key: HandoffKey) -> ErrorKind | None:
+        """How a hand-off ended that is not open; None when it is, or may still come."""
+        lease, over = self._leases.get(key.handoff), self._over.get(key.handoff)
+        if lease is not None and lease.key.attempt >= key.attempt:
+            return None if lease.key == key else ErrorKind.CANCELLED
+        return over.kind if over is not None and over.attempt >= key.attempt else None
+
+    def find(self, key: HandoffKey) -> Lease | None:
+        lease = self._leases.get(key.handoff)
+        return lease if lease is not None and lease.key == key else None
+
+    def next_deadline(self) -> float | None:
+        return min((lease.until for lease in self._leases.values()), default=None)
+
+    def blocks(self) -> Iterator[BlockId]:
+        """Every block once per lease that holds it; for the pool's check."""
+        return (b for lease in self._leases.values() for b in lease.blocks)
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(self._leases.values())
+
+    def _end(self, lease: Lease, event: LeaseEvent, kind: ErrorKind, now: float) -> Ended:
+        lease.state = next_lease(lease.state, event)
+        del self._leases[lease.key.handoff]
+        self._remember(lease.key, kind, now)
+        return Ended(lease.key, lease.job, lease.blocks, lease.taker)
+
+    def _remember(self, key: HandoffKey, kind: ErrorKind, now: float) -> None:
+        over = self._over.get(key.handoff)
+        if over is None or over.attempt < key.attempt:
+            self._over[key.handoff] = _Over(key.attempt, kind, now + self._memory_s)

@@ -1,0 +1,354 @@
+"""The taker's side of every hand-off: what is being read from whom into which blocks; never reads a byte itself.
+
+Decisions come out as values (`StartRead`, `Arrived`, `Lost`, `ReadEnded`, `Teardown`) for the holder of the book to
+carry out. A read cannot be aborted, so blocks under one are given back only by `ReadEnded`: when the transport says
+that it ended, or has proven that the peer as a whole is torn down. Times are seconds of the caller's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tandem.core.errors import ErrorKind
+from tandem.core.events import SampledToken
+from tandem.core.ids import BlockId, JobKey, WorkerRef
+from tandem.kv.handoff import Announcement, BlockDigest, HandoffKey, PullEvent, PullState, next_pull
+
+
+@dataclass(frozen=True, slots=True)
+class StartRead:
+    """Read the offered blocks, which stand at `[first_index, ...)` of the prompt, into `local`."""
+
+    read: int
+    source: WorkerRef
+    first_index: int
+    offered: tuple[BlockDigest, ...]
+    local: tuple[BlockId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PullStats:
+    """`num_exposed_blocks` were unread when the last announcement came; seconds are from the first and the last
+    announcement to the last checked block, and those in which at least one read was under way."""
+
+    num_blocks: int
+    num_exposed_blocks: int
+    total_s: float
+    exposed_s: float
+    busy_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """All KV of a job is here and checked within the lease."""
+
+    key: HandoffKey
+    job: JobKey
+    source: WorkerRef
+    first_token: SampledToken
+    stats: PullStats
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A pull was given up."""
+
+    key: HandoffKey
+    job: JobKey
+    source: WorkerRef
+    kind: ErrorKind
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadEnded:
+    """Nothing writes into these blocks any more."""
+
+    blocks: tuple[BlockId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Teardown:
+    """A read does not end: give up the peer as a whole."""
+
+    source: WorkerRef
+
+
+PullOutcome = StartRead | Arrived | Lost | ReadEnded | Teardown
+
+
+class Pull:
+    """One open hand-off as its taker sees it. `next_index` is the first offered block that no read was started for."""
+
+    def __init__(self, key: HandoffKey, job: JobKey, source: WorkerRef, now: float) -> None:
+        self.key = key
+        self.job = job
+        self.source = source
+        self.state = PullState.WAITING
+        self.offered: list[BlockDigest] = []
+        self.first_token: SampledToken | None = None
+        self.blocks: tuple[BlockId, ...] = ()
+        self.num_known = 0
+        self.num_hits = 0
+        self.next_index = 0
+        self.open_reads: set[int] = set()
+        self.lease_until: float | None = None
+        self.moved_at = now
+        self.first_at = self.last_at = self.busy_since = now
+        self.busy_s = 0.0
+        self.num_exposed = 0
+
+    @property
+    def is_live(self) -> bool:
+        return self.state in (PullState.WAITING, PullState.READING)
+
+    def __repr__(self) -> str:
+        return (
+            f"<pull {self.key} from {self.source} {self.state.name} {self.next_index}/{self.num_known} blocks, "
+            f"{len(self.offered)} offered, {len(self.open_reads)} reads>"
+        )
+
+
+@dataclass(slots=True)
+class _Read:
+    pull: Pull
+    blocks: tuple[BlockId, ...]
+    abandoned_at: float | None = None
+    quarantined: bool = False
+
+
+class PullBook:
+    """One pull per job. Reads outlive their pulls until the transport is done with them."""
+
+    def __init__(self, *, pull_timeout_s: float, drain_timeout_s: float) -> None:
+        self._pull_timeout_s = pull_timeout_s
+        self._drain_timeout_s = drain_timeout_s
+        self._pulls: dict[HandoffKey, Pull] = {}
+        self._by_job: dict[JobKey, Pull] = {}
+        self._reads: dict[int, _Read] = {}
+        self._torn: set[WorkerRef] = set()
+        self._num_reads = 0
+
+    # ---- what the job and the source say
+
+    def open(self, key: HandoffKey, job: JobKey, source: WorkerRef, now: float) -> None:
+        """Wait for a source's announcements. A hand-off is pulled by one job at a time; the caller sees to it."""
+        assert key not in self._pulls and job not in self._by_job, f"{key} is being pulled, or {job} pulls already"
+        self._pulls[key] = self._by_job[job] = Pull(key, job, source, now)
+
+    def find(self, key: HandoffKey) -> Pull | None:
+        pull = self._pulls.get(key)
+        return pull if pull is not None and pull.is_live else None
+
+    def of_job(self, job: JobKey) -> Pull | None:
+        return self._by_job.get(job)
+
+    def granted(
+        self, job: JobKey, blocks: tuple[BlockId, ...], num_hits: int, num_known: int, now: float
+    ) -> list[PullOutcome]:
+        """The job got its blocks: `[num_hits, num_known)` are to be read."""
+        pull = self._by_job[job]
+        pull.state = next_pull(pull.state, PullEvent.GRANTED)
+        pull.blocks, pull.num_hits, pull.num_known = blocks, num_hits, num_known
+        pull.next_index = num_hits
+        pull.moved_at = now
+        return self._read_on(pull, now)
+
+    def announced(self, message: Announcement, now: float) -> list[PullOutcome]:
+        """Take in an announcement. What is known already is skipped; one that leaves a gap ends the pull."""
+        pull = self.find(message.key)
+        if pull is None:
+            return []
+        if message.first_index > len(pull.offered):
+            return self.abandon(pull.job, ErrorKind.KV_LOST, "an announcement is missing", now)
+        if not pull.offered:
+            pull.first_at = pull.moved_at = now
+        pull.offered.extend(message.blocks[len(pull.offered) - message.first_index :])
+        if message.first_token is not None and pull.first_token is None:
+            pull.first_token = message.first_token
+            pull.last_at = now
+            pull.num_exposed = self._num_unread(pull)
+        return self._read_on(pull, now)
+
+    def renewed(self, keys: tuple[HandoffKey, ...], sent_at: float, lease_s: float) -> None:
+        """The source granted `lease_s` more; the taker counts them from when it asked. To have asked after the lease
+        had run out does not bring it back: the blocks may have been reused in between."""
+        for key in keys:
+            pull = self.find(key)
+            if pull is None:
+                continue
+            if pull.lease_until is None:
+                pull.lease_until = sent_at + lease_s
+            elif sent_at <= pull.lease_until:
+                pull.lease_until = max(pull.lease_until, sent_at + lease_s)
+
+    # ---- what the transport says
+
+    def read_done(self, read_id: int, now: float) -> list[PullOutcome]:
+        """All bytes of a read are here and their digests are right."""
+        read = self._reads.pop(read_id, None)
+        if read is None:
+            return []
+        pull = read.pull
+        self._end_read(pull, read_id, now)
+        ended: list[PullOutcome] = [ReadEnded(read.blocks)]
+        if pull.is_live and self._is_lapsed(pull, now):
+            return ended + self.abandon(pull.job, ErrorKind.KV_LOST, "the lease ran out during the read", now)
+        pull.moved_at = now
+        return ended + self._arrive(pull, now)
+
+    def read_failed(self, read_id: int, reason: str, *, drained: bool, now: float) -> list[PullOutcome]:
+        """A read went wrong. `drained` says that nothing of it can still write."""
+        read = self._reads.get(read_id)
+        if read is None:
+            return []
+        outcomes: list[PullOutcome] = []
+        if drained:
+            del self._reads[read_id]
+            self._end_read(read.pull, read_id, now)
+            outcomes.append(ReadEnded(read.blocks))
+        else:
+            read.quarantined = True
+        return outcomes + self.abandon(read.pull.job, ErrorKind.KV_LOST, reason, now)
+
+    def peer_lost(self, source: WorkerRef, reason: str, *, proven: bool, now: float) -> list[PullOutcome]:
+        """The connection to a peer is gone. `proven`: none of its reads can still write."""
+        outcomes: list[PullOutcome] = []
+        self._torn.discard(source)
+        for read_id, read in list(self._reads.items()):
+            if read.pull.source != source:
+                continue
+            if proven:
+                outcomes += self.read_failed(read_id, reason, drained=True, now=now)
+            else:
+                read.quarantined = True
+        return outcomes + self.source_lost(source, reason, now)
+
+    # ---- giving up
+
+    def source_lost(self, source: WorkerRef, reason: str, now: float) -> list[PullOutcome]:
+        """End all live pulls from a source."""
+        live = [p for p in self._pulls.values() if p.source == source and p.is_live]
+        return [x for p in live for x in self.abandon(p.job, ErrorKind.KV_LOST, reason, now)]
+
+    def abandon(self, job: JobKey, kind: ErrorKind, reason: str, now: float) -> list[PullOutcome]:
+        """Give a live pull up; nothing happens to one that has ended."""
+        pull = self._by_job.get(job)
+        if pull is None or not pull.is_live:
+            return []
+        for read_id in pull.open_reads:
+            self._reads[read_id].abandoned_at = now
+        event = PullEvent.ABANDON_READING if pull.open_reads else PullEvent.ABANDON
+        pull.state = next_pull(pull.state, event)
+        self._forget(pull)
+        return [Lost(pull.key, pull.job, pull.source, kind, reason)]
+
+    def tick(self, now: float) -> list[PullOutcome]:
+        """Enforce the deadlines: leases, pulls without progress, reads that do not end."""
+        outcomes: list[PullOutcome] = []
+        for pull in [p for p in self._pulls.values() if p.is_live]:
+            if self._is_lapsed(pull, now):
+                outcomes += self.abandon(pull.job, ErrorKind.KV_LOST, "the lease ran out", now)
+            elif now - pull.moved_at >= self._pull_timeout_s:
+                outcomes += self._overdue(pull, now)
+            else:
+                outcomes += self._arrive(pull, now)
+        for read in self._reads.values():
+            source = read.pull.source
+            late = read.abandoned_at is not None and now - read.abandoned_at >= self._drain_timeout_s
+            if late and not read.quarantined and source not in self._torn:
+                self._torn.add(source)
+                outcomes.append(Teardown(source))
+        for source in [x.source for x in outcomes if isinstance(x, Teardown)]:
+            outcomes += self.source_lost(source, "its transport was torn down", now)
+        return outcomes
+
+    # ---- books
+
+    @property
+    def num_quarantined(self) -> int:
+        """Blocks whose reads are not proven to have ended."""
+        return sum(len(r.blocks) for r in self._reads.values() if r.quarantined)
+
+    @property
+    def num_reads(self) -> int:
+        return len(self._reads)
+
+    def blocks(self) -> Iterator[BlockId]:
+        """Every block once per read that holds it; for the pool's check."""
+        return (b for read in self._reads.values() for b in read.blocks)
+
+    def live(self) -> Iterator[Pull]:
+        return (p for p in self._pulls.values() if p.is_live)
+
+    def __len__(self) -> int:
+        return len(self._pulls)
+
+    # ---- inside
+
+    def _overdue(self, pull: Pull, now: float) -> list[PullOutcome]:
+        """A pull that has not moved for the timeout. Waiting for the source to compute is not its fault: then the
+        lease, which the source renews, says whether to go on."""
+        waited = f"for {self._pull_timeout_s:g} s"
+        if pull.open_reads:
+            return self.abandon(pull.job, ErrorKind.KV_LOST, f"no KV arrived {waited}", now)
+        if pull.state is PullState.WAITING and pull.offered:
+            return self.abandon(pull.job, ErrorKind.OVERLOADED, f"no room for the KV {waited}", now)
+        if pull.lease_until is None:
+            return self.abandon(pull.job, ErrorKind.KV_LOST, f"the source did not answer {waited}", now)
+        return []
+
+    def _read_on(self, pull: Pull, now: float) -> list[PullOutcome]:
+        """Read all that is offered and not being read; nothing before there is room."""
+        if pull.state is not PullState.READING:
+            return []
+        first, stop = pull.next_index, min(len(pull.offered), pull.num_known)
+        if stop <= first:
+            return self._arrive(pull, now)
+        offered, local = tuple(pull.offered[first:stop]), pull.blocks[first:stop]
+        self._num_reads += 1
+        read_id = self._num_reads
+        self._reads[read_id] = _Read(pull, local)
+        if not pull.open_reads:
+            pull.busy_since = pull.moved_at = now
+        pull.open_reads.add(read_id)
+        pull.next_index = stop
+        return [StartRead(read_id, pull.source, first, offered, local)]
+
+    def _arrive(self, pull: Pull, now: float) -> list[PullOutcome]:
+        """Conclude a pull that has all it needs, a lease that the source has confirmed included."""
+        if pull.state is not PullState.READING or pull.first_token is None:
+            return []
+        if len(pull.offered) < pull.num_known:
+            return self.abandon(pull.job, ErrorKind.KV_LOST, "the source offered too few blocks", now)
+        if pull.next_index < pull.num_known or pull.open_reads or pull.lease_until is None:
+            return []
+        if self._is_lapsed(pull, now):
+            return self.abandon(pull.job, ErrorKind.KV_LOST, "the lease ran out", now)
+        pull.state = next_pull(pull.state, PullEvent.ARRIVED)
+        self._forget(pull)
+        num_read = pull.num_known - pull.num_hits
+        stats = PullStats(num_read, pull.num_exposed, now - pull.first_at, now - pull.last_at, pull.busy_s)
+        return [Arrived(pull.key, pull.job, pull.source, pull.first_token, stats)]
+
+    def _end_read(self, pull: Pull, read_id: int, now: float) -> None:
+        pull.open_reads.discard(read_id)
+        if pull.open_reads:
+            return
+        pull.busy_s += now - pull.busy_since
+        if pull.state is PullState.DRAINING:
+            pull.state = next_pull(pull.state, PullEvent.DRAINED)
+
+    def _num_unread(self, pull: Pull) -> int:
+        """Blocks that are not here yet; before there is room, all that the source offers."""
+        if pull.state is PullState.WAITING:
+            return len(pull.offered)
+        reading = sum(len(self._reads[r].blocks) for r in pull.open_reads)
+        return reading + max(0, min(len(pull.offered), pull.num_known) - pull.next_index)
+
+    def _is_lapsed(self, pull: Pull, now: float) -> bool:
+        return pull.lease_until is not None and now > pull.lease_until
+
+    def _forget(self, pull: Pull) -> None:
+        del self._pulls[pull.key], self._by_job[pull.job]

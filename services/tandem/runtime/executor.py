@@ -1,0 +1,169 @@
+"""Runs plans on a decoder and its KV pool; never keeps a sequence, only the last token of those just planned.
+
+A slice that cannot be computed reports an error and leaves the others alone: what a slice asks for is checked before
+the step, and when a whole step fails its slices run one by one. Running a slice again is harmless, since it writes the
+same KV to the same slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tandem.core.events import SampledToken
+from tandem.core.ids import BlockId, SeqId
+from tandem.kv.handoff import BlockDigest
+from tandem.kv.layout import KVLayout
+from tandem.runtime.batch import build_batch
+from tandem.runtime.cache import KVCache
+from tandem.runtime.models.decoder import Decoder
+from tandem.runtime.sampler import sample
+from tandem.sched.plan import Slice, SliceResult, StepPlan, StepResult
+
+_FAILURES = (RuntimeError, ValueError, IndexError, MemoryError, OverflowError)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A checked slice with its token ids, chained or not."""
+
+    piece: Slice
+    tokens: tuple[int, ...]
+
+
+class TorchExecutor:
+    """An `engine.ports.Executor`. `max_model_len` bounds positions, in tokens."""
+
+    def __init__(self, decoder: Decoder, cache: KVCache, max_model_len: int) -> None:
+        self.cache = cache
+        self.max_model_len = max_model_len
+        self._decoder = decoder
+        # The token sampled last for each sequence that one of the last two plans named.
+        self._last: dict[SeqId, int] = {}
+        self._previous: frozenset[SeqId] = frozenset()
+
+    @property
+    def layout(self) -> KVLayout:
+        return self.cache.layout
+
+    @property
+    def num_blocks(self) -> int:
+        return self.cache.num_blocks
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one plan. Results are in the order of its slices."""
+        results: dict[SeqId, SliceResult] = {}
+        works: list[_Work] = []
+        for piece in plan.slices:
+            checked = self._check(piece)
+            if isinstance(checked, str):
+                results[piece.seq] = SliceResult(piece.seq, error=checked)
+            else:
+                works.append(checked)
+        results.update(self._run(works))
+        ordered = tuple(results[piece.seq] for piece in plan.slices)
+        self._remember(ordered)
+        return StepResult(plan.number, ordered)
+
+    @torch.inference_mode()
+    def logits(self, piece: Slice) -> torch.Tensor:
+        """Compute one slice and yield the logits of all its rows, `[num_tokens, vocab]`; for tests and scoring.
+
+        Raises ValueError when the slice cannot be computed.
+        """
+        checked = self._check(piece)
+        if isinstance(checked, str):
+            raise ValueError(checked)
+        return self._decoder.logits(self._forward([checked])[0])
+
+    def _check(self, piece: Slice) -> _Work | str:
+        """The slice made ready, or why it cannot be computed."""
+        tokens = piece.tokens
+        if piece.chained:
+            last = self._last.get(piece.seq)
+            if last is None:
+                return "no token is known to continue from"
+            tokens = (last,)
+        if piece.start < 0 or piece.num_tokens < 1 or len(tokens) != piece.num_tokens:
+            return f"{len(tokens)} tokens for positions [{piece.start}, {piece.stop})"
+        if piece.stop > self.max_model_len:
+            return f"position {piece.stop - 1} is beyond the model's {self.max_model_len} tokens"
+        if len(piece.blocks) < self.layout.num_blocks_for(piece.stop):
+            return f"{len(piece.blocks)} blocks cannot hold {piece.stop} tokens"
+        if not all(0 <= block < self.num_blocks for block in piece.blocks):
+            return f"a block is outside the pool of {self.num_blocks}"
+        if not set(piece.digest_blocks) <= set(piece.blocks):
+            return "a block to be digested is not among the slice's blocks"
+        if not all(0 <= token < self._decoder.config.vocab_size for token in tokens):
+            return "a token id is outside the vocabulary"
+        return _Work(piece, tokens)
+
+    def _run(self, works: Sequence[_Work]) -> dict[SeqId, SliceResult]:
+        if not works:
+            return {}
+        try:
+            hidden, last_rows = self._forward(works)
+            return self._finish(works, hidden[last_rows])
+        except _FAILURES as error:
+            if len(works) == 1:
+                seq = works[0].piece.seq
+                return {seq: SliceResult(seq, error=f"{type(error).__name__}: {error}")}
+        results: dict[SeqId, SliceResult] = {}
+        for work in works:
+            results.update(self._run([work]))
+        return results
+
+    def _forward(self, works: Sequence[_Work]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden rows `[T, hidden]` and the index of each slice's last row."""
+        block_size = self.layout.block_size
+        pieces = [work.piece for work in works]
+        self.cache.clear([block for piece in pieces for block in _partly_filled(piece, block_size)])
+        batch = build_batch(pieces, [work.tokens for work in works], block_size)
+        hidden = self._decoder.forward(batch.tokens, batch.positions, batch.slots, batch.attention, self.cache)
+        return hidden, batch.last_rows
+
+    def _finish(self, works: Sequence[_Work], last_rows: torch.Tensor) -> dict[SeqId, SliceResult]:
+        """Sample and digest; `last_rows` is `[len(works), hidden]`. Logits exist only for rows that are sampled."""
+        sampled = [i for i, work in enumerate(works) if work.piece.sampling is not None]
+        logits = self._decoder.logits(last_rows[sampled]) if sampled else last_rows
+        row_of = {i: logits[place] for place, i in enumerate(sampled)}
+        results = (self._result(work.piece, row_of.get(i)) for i, work in enumerate(works))
+        return {result.seq: result for result in results}
+
+    def _result(self, piece: Slice, logits: torch.Tensor | None) -> SliceResult:
+        try:
+            tokens: tuple[SampledToken, ...] = ()
+            if piece.sampling is not None and logits is not None:
+                tokens = (sample(logits, piece.sampling),)
+            return SliceResult(piece.seq, tokens, self._digests(piece))
+        except _FAILURES as error:
+            return SliceResult(piece.seq, error=f"{type(error).__name__}: {error}")
+
+    def _digests(self, piece: Slice) -> tuple[BlockDigest, ...]:
+        if not piece.digest_blocks:
+            return ()
+        index_of = {block: i for i, block in enumerate(piece.blocks)}
+        heads = self.cache.digest(piece.digest_blocks, [index_of[block] for block in piece.digest_blocks])
+        return tuple(BlockDigest(block, words) for block, words in zip(piece.digest_blocks, heads, strict=True))
+
+    def _remember(self, results: Sequence[SliceResult]) -> None:
+        named = frozenset(result.seq for result in results)
+        self._last = {seq: token for seq, token in self._last.items() if seq in named or seq in self._previous}
+        for result in results:
+            if result.error is not None:
+                self._last.pop(result.seq, None)
+            elif result.tokens:
+                self._last[result.seq] = result.tokens[-1].id
+        self._previous = named
+
+    def __repr__(self) -> str:
+        return f"TorchExecutor({self._decoder.config.model_type}, {self.cache!r})"
+
+
+def _partly_filled(piece: Slice, block_size: int) -> tuple[BlockId, ...]:
+    """The block that this slice is the first to write to and does not fill, if there is one."""
+    index = piece.stop // block_size
+    is_fresh = index * block_size >= piece.start
+    return (piece.blocks[index],) if piece.stop % block_size and is_fresh else ()

@@ -1,0 +1,64 @@
+"""The digest of a model's weights and all else its KV depends on; never reads a tensor's meaning.
+
+A digest is over the bytes of all weight files. Imported models carry theirs in a file beside the weights; for other
+directories it is computed once and kept in the cache, by the files' paths, sizes and times.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from tandem.kv.layout import KVLayout, ModelFingerprint
+from tandem.runtime.bundle import TokenizerBundle
+from tandem.runtime.model_config import DecoderConfig
+from tandem.runtime.weights import weight_files
+
+DIGEST_FILE = "weights.digest"
+_CHUNK_BYTES = 1 << 22
+
+
+def model_fingerprint(
+    weights_digest: str, config: DecoderConfig, bundle: TokenizerBundle, layout: KVLayout
+) -> ModelFingerprint:
+    """What partners must agree on. KV has the dtype of the activations, so that stands for both."""
+    return ModelFingerprint(
+        weights_digest=weights_digest,
+        quantization="none",
+        kv_dtype=layout.group.dtype,
+        rope=str(config.rope),
+        tokenizer_digest=bundle.tokenizer_digest,
+        block_size=layout.block_size,
+    )
+
+
+def weights_digest(directory: Path, cache_dir: Path) -> str:
+    """BLAKE2b over names and bytes of the weight files, hexadecimal."""
+    written = directory / DIGEST_FILE
+    if written.is_file():
+        return written.read_text(encoding="ascii").strip()
+    files = weight_files(directory)
+    stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    key = hashlib.blake2b(json.dumps(stats).encode(), digest_size=16).hexdigest()
+    kept = cache_dir / "digests" / key
+    if kept.is_file():
+        return kept.read_text(encoding="ascii").strip()
+    digest = digest_files(files)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    temporary = kept.with_suffix(f".{os.getpid()}")
+    temporary.write_text(digest, encoding="ascii")
+    temporary.replace(kept)
+    return digest
+
+
+def digest_files(files: Sequence[Path]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for file in files:
+        digest.update(file.name.encode() + b"\0" + file.stat().st_size.to_bytes(8, "little"))
+        with file.open("rb") as stream:
+            while chunk := stream.read(_CHUNK_BYTES):
+                digest.update(chunk)
+    return digest.hexdigest()

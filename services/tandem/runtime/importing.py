@@ -1,0 +1,56 @@
+"""Makes a directory appear whole or not at all, once per machine; never knows what is inside.
+
+A lock file keeps a second process from doing the same work; the rename keeps a half-written directory from being seen
+even if the first one is killed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+
+def build_once(target: Path, build: Callable[[Path], None]) -> Path:
+    """`target` as it is, else filled by `build(temporary)` and renamed into place. Returns `target`."""
+    if target.is_dir():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with (target.parent / f".{target.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if target.is_dir():
+            return target
+        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        try:
+            build(temporary)
+            temporary.chmod(0o755)
+            os.rename(temporary, target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return target
+
+
+class ProgressLine:
+    """One line on standard error that is rewritten on a terminal and printed at its ends elsewhere."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._is_terminal = sys.stderr.isatty()
+        self._last = ""
+
+    def __call__(self, text: str) -> None:
+        stage = text.split(" ", 1)[0]
+        if self._is_terminal:
+            sys.stderr.write(f"\r\x1b[K{self._title}: {text}")
+        elif stage != self._last:
+            sys.stderr.write(f"{self._title}: {text}\n")
+        self._last = stage
+        sys.stderr.flush()
+
+    def close(self) -> None:
+        if self._is_terminal:
+            sys.stderr.write("\n")

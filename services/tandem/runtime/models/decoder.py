@@ -1,0 +1,138 @@
+"""One decoder for the Llama family: weights and the forward pass to final hidden rows; never samples or plans.
+
+Operations and casts are in the order of the checkpoints' reference implementation (transformers), so that rows agree
+up to the order of sums inside a matrix product. Projections that read the same input are one matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from tandem.runtime.cache import KVCache
+from tandem.runtime.model_config import DecoderConfig
+from tandem.runtime.rope import inverse_frequencies
+from tandem.runtime.weights import Checkpoint
+from tandem_kernels.contract import AttentionBatch
+from tandem_kernels.reference import cache_write, paged_attention, rms_norm, rope, rope_tables
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """`weight` is `[out, in]`, `bias` `[out]` or None."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """`qkv` yields query, key and value heads side by side, `gate_up` the MLP's two branches."""
+
+    attention_norm: torch.Tensor
+    qkv: Linear
+    query_norm: torch.Tensor | None
+    key_norm: torch.Tensor | None
+    output: Linear
+    mlp_norm: torch.Tensor
+    gate_up: Linear
+    down: Linear
+
+
+class Decoder:
+    """A causal language model over paged KV."""
+
+    def __init__(self, config: DecoderConfig, checkpoint: Checkpoint) -> None:
+        """Takes every tensor of `checkpoint`. Raises TandemError when one is missing, left over or misshapen."""
+        self.config = config
+        self._scale = config.head_dim**-0.5
+        self._inv_freq, self._rope_scale = inverse_frequencies(config.rope, config.head_dim)
+        table = (config.vocab_size, config.hidden_size)
+        self._embeddings = checkpoint.take("model.embed_tokens.weight", table)
+        self._layers = tuple(_load_layer(config, checkpoint, i) for i in range(config.layers))
+        self._norm = checkpoint.take("model.norm.weight", (config.hidden_size,))
+        checkpoint.drop(".rotary_emb.inv_freq")
+        if config.tied_embeddings:
+            checkpoint.drop("lm_head.weight")
+            self._head = Linear(self._embeddings)
+        else:
+            self._head = Linear(checkpoint.take("lm_head.weight", table))
+        checkpoint.finish()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._embeddings.dtype
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        attention: AttentionBatch,
+        cache: KVCache,
+    ) -> torch.Tensor:
+        """Computes and stores the KV of `tokens` `[T]` (int64, as `positions` and `slots`), whose earlier context is in
+        `cache`. Yields the hidden rows before the final norm, `[T, hidden]`."""
+        x = F.embedding(tokens, self._embeddings)
+        cos, sin = rope_tables(positions, self._inv_freq, self._rope_scale, x.dtype)
+        for layer, (keys, values) in zip(self._layers, cache.planes, strict=True):
+            rows = rms_norm(x, layer.attention_norm, self.config.rms_norm_eps)
+            query, key, value = self._project(layer, rows)
+            query, key = rope(query, cos, sin), rope(key, cos, sin)
+            cache_write(key, value, keys, values, slots)
+            mixed = paged_attention(query, keys, values, attention, self._scale)
+            x = x + layer.output(mixed.flatten(1))
+            gate, up = layer.gate_up(rms_norm(x, layer.mlp_norm, self.config.rms_norm_eps)).chunk(2, dim=-1)
+            x = x + layer.down(F.silu(gate) * up)
+        return x
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Next-token logits `[rows, vocab]` of rows of `forward`."""
+        return self._head(rms_norm(hidden, self._norm, self.config.rms_norm_eps))
+
+    def _project(self, layer: Layer, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        c = self.config
+        heads = layer.qkv(rows).view(len(rows), c.heads + 2 * c.kv_heads, c.head_dim)
+        query = heads[:, : c.heads]
+        key, value = heads[:, c.heads :].chunk(2, dim=1)
+        if layer.query_norm is not None and layer.key_norm is not None:
+            query = rms_norm(query, layer.query_norm, c.rms_norm_eps)
+            key = rms_norm(key, layer.key_norm, c.rms_norm_eps)
+        return query, key, value
+
+
+def _load_layer(config: DecoderConfig, checkpoint: Checkpoint, index: int) -> Layer:
+    prefix = f"model.layers.{index}"
+    hidden, inner = config.hidden_size, config.intermediate_size
+    query, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
+
+    def linear(names: Sequence[str], outs: Sequence[int], width: int, has_bias: bool) -> Linear:
+        """Several projections of one input as one matrix."""
+        rows = zip(names, outs, strict=True)
+        weights = [checkpoint.take(f"{prefix}.{name}.weight", (out, width)) for name, out in rows]
+        rows = zip(names, outs, strict=True)
+        biases = [checkpoint.take(f"{prefix}.{name}.bias", (out,)) for name, out in rows] if has_bias else []
+        return Linear(torch.cat(weights), torch.cat(biases) if has_bias else None)
+
+    def norm(name: str, width: int = hidden) -> torch.Tensor:
+        return checkpoint.take(f"{prefix}.{name}.weight", (width,))
+
+    projections = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    return Layer(
+        attention_norm=norm("input_layernorm"),
+        qkv=linear(projections, (query, kv, kv), hidden, config.qkv_bias),
+        query_norm=norm("self_attn.q_norm", config.head_dim) if config.qk_norm else None,
+        key_norm=norm("self_attn.k_norm", config.head_dim) if config.qk_norm else None,
+        output=linear(("self_attn.o_proj",), (hidden,), query, config.output_bias),
+        mlp_norm=norm("post_attention_layernorm"),
+        gate_up=linear(("mlp.gate_proj", "mlp.up_proj"), (inner, inner), hidden, config.mlp_bias),
+        down=linear(("mlp.down_proj",), (hidden,), inner, config.mlp_bias),
+    )

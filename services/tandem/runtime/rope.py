@@ -1,0 +1,72 @@
+"""Inverse frequencies of rotary embeddings from a configuration; never rotates anything.
+
+The formulas, and the order of their float32 operations, are those of the checkpoints' reference implementation
+(transformers, `modeling_rope_utils`), so that angles are equal bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from tandem.runtime.model_config import RopeConfig
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[torch.Tensor, float]:
+    """Float32 `[head_dim / 2]` in radians per token, and the factor on cosines and sines."""
+    if rope.kind == "yarn":
+        return _yarn(rope, head_dim)
+    plain = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
+    if rope.kind == "linear":
+        plain /= rope.factor
+    elif rope.kind == "llama3":
+        plain = _llama3(rope, plain)
+    return plain, 1.0
+
+
+def _llama3(rope: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
+    """Long waves are stretched by `factor`, short ones kept, those between interpolated."""
+    assert rope.original_length and rope.low_freq_factor and rope.high_freq_factor
+    low, high = rope.low_freq_factor, rope.high_freq_factor
+    longest, shortest = rope.original_length / low, rope.original_length / high
+    wavelength = 2 * math.pi / plain
+    scaled = torch.where(wavelength > longest, plain / rope.factor, plain)
+    smooth = (rope.original_length / wavelength - low) / (high - low)
+    between = (1 - smooth) * scaled / rope.factor + smooth * scaled
+    is_between = ~(wavelength < shortest) & ~(wavelength > longest)
+    return torch.where(is_between, between, scaled)
+
+
+def _yarn(rope: RopeConfig, head_dim: int) -> tuple[torch.Tensor, float]:
+    """YaRN, https://arxiv.org/abs/2309.00071: dimensions that turn often enough within the original context keep
+    their frequency, slow ones are interpolated, with a linear ramp between."""
+    assert rope.original_length
+    positions = rope.theta ** (torch.arange(0, head_dim, 2).to(torch.float32) / head_dim)
+    kept, interpolated = 1.0 / positions, 1.0 / (rope.factor * positions)
+    low, high = _ramp_bounds(rope, head_dim, rope.original_length)
+    ramp = torch.clamp((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low), 0, 1)
+    share = 1 - ramp
+    return interpolated * (1 - share) + kept * share, _yarn_scale(rope)
+
+
+def _ramp_bounds(rope: RopeConfig, head_dim: int, original_length: int) -> tuple[float, float]:
+    def dimension_of(turns: float) -> float:
+        return head_dim * math.log(original_length / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = dimension_of(rope.beta_fast), dimension_of(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    return low, high + 0.001 if low == high else high
+
+
+def _yarn_scale(rope: RopeConfig) -> float:
+    def mscale(weight: float) -> float:
+        return 1.0 if rope.factor <= 1 else 0.1 * weight * math.log(rope.factor) + 1.0
+
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.mscale and rope.mscale_all_dim:
+        return mscale(rope.mscale) / mscale(rope.mscale_all_dim)
+    return mscale(1.0)

@@ -1,0 +1,90 @@
+"""Draws tokens from logits; a function of logits, parameters and output index alone, never of the batch or history.
+
+A draw inverts the cumulative distribution over the kept tokens in ascending order of their ids, in float64, at one
+uniform number of (seed, choice, index). Filters apply in the order of transformers: temperature, top-k, top-p, min-p,
+each on what the one before left. Of equal logits the lower id goes first, in filters, alternatives and greedy draws.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from tandem.core.events import SampledToken
+from tandem.core.request import SamplingParams
+from tandem.runtime.philox import uniform
+from tandem.sched.plan import Sampling
+
+# A nucleus is nearly always within so many tokens; a full sort of the vocabulary is the exception.
+_NUCLEUS_GUESS = 1024
+
+
+def sample(logits: torch.Tensor, sampling: Sampling) -> SampledToken:
+    """Draw from one row `[vocab]`. Raises ValueError when the row is not finite."""
+    params = sampling.params
+    if not bool(torch.isfinite(logits).all()):
+        raise ValueError("logits are not finite")
+    if params.temperature == 0:
+        token = int(logits.argmax())
+    else:
+        token = _draw(logits.to(torch.float64), params, uniform(params.seed, sampling.choice, sampling.index))
+    if params.logprobs is None:
+        return SampledToken(token)
+    logprobs = torch.log_softmax(logits.to(torch.float64), dim=-1)
+    top = best(logprobs, params.logprobs)
+    alternatives = tuple(zip(top.tolist(), logprobs[top].tolist(), strict=True))
+    return SampledToken(token, float(logprobs[token]), alternatives)
+
+
+def best(values: torch.Tensor, count: int) -> torch.Tensor:
+    """Ids of the `count` greatest values (all when there are fewer), best first, equal ones by ascending id."""
+    count = min(count, values.numel())
+    if count == 0:
+        return torch.empty(0, dtype=torch.int64)
+    threshold = torch.topk(values, count).values[-1]
+    candidates = torch.nonzero(values >= threshold).flatten()
+    order = torch.sort(values[candidates], descending=True, stable=True).indices
+    return candidates[order][:count]
+
+
+def kept_tokens(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """Ascending ids that the filters leave of a float64 row `[vocab]`; at least one. `temperature` is not 0."""
+    scaled = _scaled(logits, params.temperature)
+    ids: torch.Tensor | None = best(scaled, params.top_k) if params.top_k else None
+    if params.top_p < 1:
+        ids = _nucleus(scaled, ids, params.top_p)
+    if params.min_p > 0:
+        ids = torch.arange(scaled.numel()) if ids is None else ids
+        ids = ids[scaled[ids] >= math.log(params.min_p)]
+    return torch.arange(scaled.numel()) if ids is None else ids.sort().values
+
+
+def _draw(logits: torch.Tensor, params: SamplingParams, number: float) -> int:
+    ids = kept_tokens(logits, params)
+    cumulative = torch.exp(_scaled(logits, params.temperature)[ids]).cumsum(0)
+    place = int(torch.searchsorted(cumulative, number * cumulative[-1], right=True))
+    return int(ids[min(place, ids.numel() - 1)])
+
+
+def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Log weights whose greatest is 0, so that no temperature, however small, makes an infinity of them."""
+    return (logits - logits.max()) / temperature
+
+
+def _nucleus(scaled: torch.Tensor, ids: torch.Tensor | None, top_p: float) -> torch.Tensor:
+    """The fewest best tokens whose share reaches `top_p`, best first, out of `ids` (best first; None: all)."""
+    if ids is not None:
+        return _shortest_prefix(scaled, ids, torch.logsumexp(scaled[ids], 0), top_p)
+    total = torch.logsumexp(scaled, 0)
+    guess = best(scaled, _NUCLEUS_GUESS)
+    covered = torch.exp(scaled[guess] - total).sum()
+    if covered < top_p:
+        guess = best(scaled, scaled.numel())
+    return _shortest_prefix(scaled, guess, total, top_p)
+
+
+def _shortest_prefix(scaled: torch.Tensor, ids: torch.Tensor, total: torch.Tensor, top_p: float) -> torch.Tensor:
+    shares = torch.exp(scaled[ids] - total).cumsum(0)
+    count = int((shares < top_p).sum()) + 1
+    return ids[:count]

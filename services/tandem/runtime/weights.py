@@ -1,0 +1,93 @@
+"""Reads the tensors of a model directory by name, each exactly once; never knows what they mean.
+
+Files are mapped, so that nothing is read before it is needed and pages are shared between workers of one machine.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from tandem.core.errors import ErrorKind, TandemError
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of a model directory, in the order of their names. Raises TandemError when none is."""
+    index = directory / INDEX_FILE
+    if index.exists():
+        names = sorted(set(_weight_map(index).values()))
+        files = [directory / name for name in names]
+    else:
+        files = [directory / SINGLE_FILE]
+    for file in files:
+        if file.parent != directory or not file.is_file():
+            raise TandemError(ErrorKind.MODEL_NOT_FOUND, f"{directory} lacks {file.name}", param="model")
+    return files
+
+
+class Checkpoint:
+    """The tensors of one model directory. `take` each, then `finish`; a context manager that closes the files."""
+
+    def __init__(self, directory: Path, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._stack = ExitStack()
+        self._where = {}
+        for file in weight_files(directory):
+            try:
+                handle = self._stack.enter_context(safe_open(file, framework="pt", device="cpu"))
+            except SafetensorError as error:
+                self._stack.close()
+                raise _broken(f"{file} cannot be read: {error}") from None
+            self._where.update(dict.fromkeys(handle.keys(), handle))
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._where
+
+    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """The tensor `name` in the dtype of the checkpoint's user. Raises TandemError unless it has this shape."""
+        if name not in self._where:
+            raise _broken(f"the weights lack {name}")
+        tensor: torch.Tensor = self._where.pop(name).get_tensor(name)
+        if tuple(tensor.shape) != shape:
+            raise _broken(f"{name} has shape {list(tensor.shape)}, the configuration says {list(shape)}")
+        if tensor.dtype not in _FLOATS:
+            raise _broken(f"{name} is stored as {tensor.dtype}, which is not implemented")
+        return tensor.to(self._dtype)
+
+    def drop(self, suffix: str) -> None:
+        """Forget the tensors whose names end so: they repeat what is known otherwise."""
+        self._where = {name: handle for name, handle in self._where.items() if not name.endswith(suffix)}
+
+    def finish(self) -> None:
+        """Raise TandemError when a tensor was not taken: the model has a part that we do not compute."""
+        if self._where:
+            rest = sorted(self._where)
+            raise _broken(f"{len(rest)} weights have no place in the model, the first is {rest[0]}")
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        return dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise _broken(f"{index} is not an index of weights: {error!r}") from None
+
+
+def _broken(what: str) -> TandemError:
+    return TandemError(ErrorKind.UNSUPPORTED, what, param="model")

@@ -1,0 +1,78 @@
+"""What planning and committing tell the engine, all frozen; never an event for a client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tandem.core.events import FinishReason, SampledToken
+from tandem.core.ids import BlockId, JobKey
+from tandem.core.request import Job
+from tandem.kv.handoff import BlockDigest
+from tandem.sched.plan import StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class PullGrant:
+    """A Resume got its blocks, in the order of its tokens. The first `num_hit_blocks` hold their content already;
+    those in `[num_hit_blocks, num_known_blocks)` are to be read; the rest is for tokens to come."""
+
+    key: JobKey
+    blocks: tuple[BlockId, ...]
+    num_hit_blocks: int
+    num_known_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A Prefill got its blocks; each is held once more, as leased, until the lease book lets it go."""
+
+    key: JobKey
+    blocks: tuple[BlockId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """`step` is None when there is nothing to compute now."""
+
+    step: StepPlan | None
+    pulls: tuple[PullGrant, ...] = ()
+    offers: tuple[Offer, ...] = ()
+    num_preempted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One sequence after a commit. `tokens` begin at output index `first_index`. The sequence has ended when
+    `finish`, `handed_over` or `error` is set. `num_cached` counts tokens taken from the prefix cache at its start."""
+
+    job: Job
+    num_computed: int
+    num_cached: int
+    first_index: int
+    tokens: tuple[SampledToken, ...] = ()
+    digests: tuple[BlockDigest, ...] = ()
+    finish: FinishReason | None = None
+    handed_over: bool = False
+    error: str | None = None
+
+    @property
+    def key(self) -> JobKey:
+        return self.job.key
+
+    @property
+    def num_output(self) -> int:
+        return self.first_index + len(self.tokens)
+
+    @property
+    def has_ended(self) -> bool:
+        return self.finish is not None or self.handed_over or self.error is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """How full one scheduler is. `num_queued_tokens`: known tokens whose KV is neither computed nor planned."""
+
+    num_running: int
+    num_waiting: int
+    num_queued_tokens: int
+    num_promised_blocks: int

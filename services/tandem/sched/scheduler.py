@@ -1,0 +1,397 @@
+"""Owns every live sequence and decides what each step computes; never runs a model, moves KV or reads a clock.
+
+There is no prefill phase and no decode phase, only sequences with tokens still to compute: a step takes every decode
+first and fills the rest of its budget with prefill chunks (Sarathi-Serve, OSDI 2024). Sequences are planned in order
+and preempted, to be recomputed, only from the tail that the plan has not reached. Several plans may be open; they are
+committed in the order in which they were made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import SampledToken
+from tandem.core.ids import BlockHash, BlockId, JobKey, SeqId
+from tandem.core.request import Job, Prefill, Resume
+from tandem.kv.handoff import BlockDigest
+from tandem.kv.hashing import root_hash
+from tandem.kv.pool import BlockPool, BlockTable, Holder
+from tandem.sched.acceptance import (
+    Commitments,
+    blocks_for,
+    check_fits,
+    check_prefill,
+    check_promise,
+    prefill_need,
+    pull_need,
+)
+from tandem.sched.draft import Draft
+from tandem.sched.outcome import Occupancy, Offer, Planned, Progress, PullGrant
+from tandem.sched.plan import Slice, SliceResult, StepPlan, StepResult
+from tandem.sched.policy import SchedulerLimits, chunk_size, may_offer
+from tandem.sched.queue import OrderedQueue
+from tandem.sched.sequence import Sequence, Status
+
+
+class Scheduler:
+    """Sequences wait, run, or wait for their KV to arrive. See the module's first lines for the order of service."""
+
+    def __init__(self, pool: BlockPool, limits: SchedulerLimits, model_fingerprint: str) -> None:
+        self.pool = pool
+        self.limits = limits
+        self._fingerprint = model_fingerprint
+        self._waiting = OrderedQueue()
+        self._running = OrderedQueue()
+        self._pulling: dict[JobKey, Sequence] = {}
+        self._closing: dict[SeqId, Sequence] = {}
+        self._by_key: dict[JobKey, Sequence] = {}
+        self._by_id: dict[SeqId, Sequence] = {}
+        self._open: dict[int, StepPlan] = {}
+        self._num_arrived = 0
+        self._num_plans = 0
+
+    # ---- jobs come and go
+
+    def add(self, job: Job) -> None:
+        """Accept a job. Raises TandemError, and keeps nothing of it, when it can never run or has no room."""
+        self._check(job)
+        root = root_hash(self._fingerprint, self.pool.block_size, job.request.cache_salt)
+        seq = Sequence(SeqId(self._num_arrived), job, root, self._num_arrived)
+        self._num_arrived += 1
+        self._by_key[job.key] = self._by_id[seq.id] = seq
+        self._waiting.add(seq)
+
+    def cancel(self, key: JobKey) -> bool:
+        """End a job; its blocks are free at once, or when the last open plan that names it is committed."""
+        seq = self._by_key.get(key)
+        if seq is None:
+            return False
+        self._end(seq)
+        return True
+
+    def may_pull(self, key: JobKey) -> None:
+        """The source of a Resume has begun to offer blocks: from now on it competes for room."""
+        self._by_key[key].may_start = True
+
+    def kv_arrived(self, key: JobKey, first_token: SampledToken) -> Progress:
+        """All known tokens of a pulling sequence have complete, checked KV, and the source drew the next token."""
+        seq = self._pulling.pop(key)
+        seq.num_computed = len(seq.tokens)
+        self._publish(seq)
+        seq.status = Status.RUNNING
+        self._running.add(seq)
+        return self._draw(seq, (first_token,), ())
+
+    # ---- one step
+
+    def plan(self) -> Planned:
+        """Choose the next step's work; give blocks to pulls that may begin."""
+        draft = Draft(self.limits.max_num_batched_tokens)
+        ready = [seq for seq in self._running if seq.is_drawing]
+        for seq in [s for s in ready if s.num_remaining == 1] + [s for s in ready if s.num_remaining > 1]:
+            if seq.status is Status.RUNNING:
+                self._plan_slice(seq, draft)
+        if draft.num_preempted == 0 or not draft.slices:
+            self._admit(draft)
+        step = None
+        if draft.slices:
+            step = StepPlan(self._num_plans, tuple(draft.slices.values()))
+            self._open[step.number] = step
+            self._num_plans += 1
+        return Planned(step, tuple(draft.pulls), tuple(draft.offers), draft.num_preempted)
+
+    def commit(self, result: StepResult) -> list[Progress]:
+        """Take in the oldest open plan's result. Tokens after a sequence's end are dropped."""
+        number = next(iter(self._open), None)
+        if result.number != number:
+            raise ValueError(f"result of plan {result.number}, but the oldest open plan is {number}")
+        plan = self._open.pop(result.number)
+        progress: list[Progress] = []
+        for piece, outcome in zip(plan.slices, result.slices, strict=True):
+            seq = self._by_id[piece.seq]
+            seq.num_open_plans -= 1
+            if seq.status is not Status.CLOSING:
+                progress.append(self._advance(seq, piece, outcome))
+            elif seq.num_open_plans == 0:
+                self._closing.pop(seq.id)
+                self._close(seq)
+        return progress
+
+    # ---- books
+
+    @property
+    def num_open_plans(self) -> int:
+        return len(self._open)
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self._by_id)
+
+    def occupancy(self) -> Occupancy:
+        live = [*self._running, *self._waiting]
+        return Occupancy(
+            num_running=len(self._running) + len(self._pulling),
+            num_waiting=len(self._waiting),
+            num_queued_tokens=sum(s.num_remaining for s in live if s.may_start and s.num_remaining > 1),
+            num_promised_blocks=sum(self._promises()),
+        )
+
+    def tables(self) -> Iterator[BlockTable]:
+        return (seq.table for seq in self._by_id.values())
+
+    def check(self) -> None:
+        """Re-add what sequences, queues and open plans say of each other. Raises AssertionError naming what is off."""
+        queued = [*self._waiting, *self._running, *self._pulling.values(), *self._closing.values()]
+        assert sorted(s.id for s in queued) == sorted(self._by_id), "a sequence is in no queue or in two"
+        assert {s.key for s in queued if s.status is not Status.CLOSING} == set(self._by_key), "keys and queues differ"
+        for seq in queued:
+            named = [s for p in self._open.values() for s in p.slices if s.seq == seq.id]
+            assert seq.num_open_plans == len(named), f"{seq!r}: open plans"
+            if seq.status is Status.CLOSING:
+                assert named, f"{seq!r} is closing without an open plan"
+                continue
+            assert seq.num_in_flight == sum(s.num_tokens for s in named), f"{seq!r}: tokens in flight"
+            assert seq.num_pending == sum(1 for s in named if s.sampling), f"{seq!r}: pending draws"
+            assert seq.num_computed <= len(seq.tokens), f"{seq!r}: computed more than is known"
+            assert seq.num_planned <= len(seq.table) * self.pool.block_size, f"{seq!r}: planned beyond its blocks"
+            assert (seq.status is Status.WAITING) == (seq in self._waiting), f"{seq!r}: status"
+            if seq.status is Status.WAITING:
+                assert not len(seq.table) and not seq.num_planned, f"{seq!r} waits but holds something"
+        assert len(self._running) + len(self._pulling) <= self.limits.max_num_seqs, "more run than may"
+
+    def __repr__(self) -> str:
+        return (
+            f"<scheduler {len(self._running)} running, {len(self._waiting)} waiting, {len(self._pulling)} pulling, "
+            f"{len(self._closing)} closing, {len(self._open)} plans open>"
+        )
+
+    # ---- planning
+
+    def _plan_slice(self, seq: Sequence, draft: Draft) -> None:
+        num_tokens = chunk_size(seq.num_remaining, draft.budget, draft.has_prefill, self.limits)
+        if num_tokens == 0:
+            return
+        start, stop = seq.num_planned, seq.num_planned + num_tokens
+        num_blocks = self._num_blocks(stop)
+        if not self._make_room(seq, num_blocks, draft):
+            return
+        blocks = seq.table.ids(num_blocks)
+        sampling = seq.sampling_at(stop)
+        draft.slices[seq.id] = Slice(
+            seq=seq.id,
+            start=start,
+            num_tokens=num_tokens,
+            tokens=tuple(seq.tokens[start:stop]),
+            blocks=blocks,
+            sampling=sampling,
+            chained=start >= len(seq.tokens),
+            digest_blocks=self._to_digest(seq, stop, blocks),
+        )
+        draft.budget = max(0, draft.budget - num_tokens)
+        draft.has_prefill |= num_tokens > 1
+        seq.num_in_flight += num_tokens
+        seq.num_pending += sampling is not None
+        seq.num_open_plans += 1
+
+    def _to_digest(self, seq: Sequence, stop: int, blocks: tuple[BlockId, ...]) -> tuple[BlockId, ...]:
+        """Blocks of a Prefill that are complete after this slice; the ragged last one counts when the prompt ends."""
+        if not isinstance(seq.job, Prefill) or not self.limits.digest_handoffs:
+            return ()
+        num_complete = len(blocks) if stop == len(seq.tokens) else stop // self.pool.block_size
+        fresh = blocks[seq.num_digested : num_complete]
+        seq.num_digested = max(seq.num_digested, num_complete)
+        return fresh
+
+    def _make_room(self, seq: Sequence, num_blocks: int, draft: Draft) -> bool:
+        """Grow a table, preempting from the youngest on; never a sequence older than `seq`, possibly `seq` itself."""
+        while not self.pool.grow(seq.table, num_blocks):
+            victim = self._victim(seq, draft)
+            if victim is None:
+                return False
+            self._preempt(victim)
+            draft.num_preempted += 1
+            if victim is seq:
+                return False
+        return True
+
+    def _victim(self, seq: Sequence, draft: Draft) -> Sequence | None:
+        for candidate in reversed(self._running):
+            if candidate.order < seq.order:
+                return None
+            offered = isinstance(candidate.job, Prefill)
+            if candidate.num_open_plans == 0 and candidate.id not in draft.slices and not offered:
+                return candidate
+        return None
+
+    def _preempt(self, seq: Sequence) -> None:
+        self._running.remove(seq)
+        self.pool.release(seq.table)
+        seq.num_computed = 0
+        seq.status = Status.WAITING
+        self._waiting.add(seq)
+
+    # ---- admission to the running set
+
+    def _admit(self, draft: Draft) -> None:
+        """Start waiting sequences in order. The first that finds no room ends it, so that none is overtaken for ever.
+
+        Leases end only when their takers get room, so what waits for them must not hold back a pull: a prefill that
+        may not be offered yet holds back other prefills, anything else that is too large all but pulls.
+        """
+        may_compute = may_prefill = True
+        for seq in list(self._waiting):
+            if len(self._running) + len(self._pulling) >= self.limits.max_num_seqs:
+                return
+            if _is_pull(seq):
+                if seq.may_start and not self._grant_pull(seq, draft):
+                    return
+            elif not may_compute or (isinstance(seq.job, Prefill) and not may_prefill):
+                continue
+            elif isinstance(seq.job, Prefill) and not self._may_offer(seq):
+                may_prefill = False
+            elif not self._start(seq, draft):
+                if not self._waits_for_leases(seq):
+                    return
+                may_compute = False
+
+    def _start(self, seq: Sequence, draft: Draft) -> bool:
+        hashes = self._reusable(seq)
+        cached = self.pool.count_hits(hashes) * self.pool.block_size
+        if chunk_size(len(seq.tokens) - cached, draft.budget, draft.has_prefill, self.limits) == 0:
+            return False
+        if not self._take_blocks(seq, hashes, self._num_blocks(len(seq.tokens)), spare=len(self._running)):
+            return False
+        if not seq.was_started:
+            seq.num_cached = cached
+        seq.num_computed = cached
+        seq.was_started = True
+        seq.status = Status.RUNNING
+        self._running.add(seq)
+        if isinstance(seq.job, Prefill):
+            self.pool.retain(seq.table.ids(), Holder.LEASE)
+            draft.offers.append(Offer(seq.key, seq.table.ids()))
+        self._plan_slice(seq, draft)
+        return True
+
+    def _grant_pull(self, seq: Sequence, draft: Draft) -> bool:
+        hashes = self._reusable(seq)
+        num_hits = self.pool.count_hits(hashes)
+        if not self._take_blocks(seq, hashes, pull_need(seq.job, self.pool.block_size), spare=0):
+            return False
+        seq.num_cached = num_hits * self.pool.block_size
+        seq.was_started = True
+        seq.status = Status.PULLING
+        self._pulling[seq.key] = seq
+        draft.pulls.append(PullGrant(seq.key, seq.table.ids(), num_hits, self._num_blocks(len(seq.tokens))))
+        return True
+
+    def _take_blocks(self, seq: Sequence, hashes: list[BlockHash], num_blocks: int, spare: int) -> bool:
+        """Fill an empty table, leaving `spare` blocks for running sequences to grow into."""
+        if self.pool.num_free_needed(hashes, num_blocks) + spare > self.pool.num_free:
+            return False
+        self._waiting.remove(seq)
+        self.pool.share(seq.table, hashes)
+        grown = self.pool.grow(seq.table, num_blocks)
+        assert grown, "room was counted"
+        return True
+
+    def _reusable(self, seq: Sequence) -> list[BlockHash]:
+        """Hashes that a prefix hit may use: at least one token is left to compute, so that a draw has logits."""
+        return seq.hashes((len(seq.tokens) - 1) // self.pool.block_size, self.pool.block_size)
+
+    def _may_offer(self, seq: Sequence) -> bool:
+        need, largest = self._num_blocks(len(seq.tokens)), max(self._promises(), default=0)
+        return may_offer(need, self.pool.num_leased, self.pool.num_blocks, largest)
+
+    def _waits_for_leases(self, seq: Sequence) -> bool:
+        return self._num_blocks(len(seq.tokens)) > self.pool.num_blocks - self.pool.num_leased
+
+    # ---- commit
+
+    def _advance(self, seq: Sequence, piece: Slice, outcome: SliceResult) -> Progress:
+        seq.num_in_flight -= piece.num_tokens
+        seq.num_pending -= piece.sampling is not None
+        if outcome.error is not None:
+            self._end(seq)
+            return Progress(seq.job, seq.num_computed, seq.num_cached, seq.num_output, error=outcome.error)
+        seq.num_computed += piece.num_tokens
+        self._publish(seq)
+        return self._draw(seq, outcome.tokens, outcome.digests)
+
+    def _draw(self, seq: Sequence, tokens: tuple[SampledToken, ...], digests: tuple[BlockDigest, ...]) -> Progress:
+        first_index, finish = seq.num_output, None
+        kept: list[SampledToken] = []
+        for token in tokens:
+            seq.tokens.append(token.id)
+            kept.append(token)
+            finish = seq.finish_reason()
+            if finish is not None:
+                break
+        handed_over = bool(kept) and isinstance(seq.job, Prefill) and finish is None
+        if finish is not None or handed_over:
+            self._end(seq)
+        return Progress(
+            seq.job,
+            seq.num_computed,
+            seq.num_cached,
+            first_index,
+            tuple(kept),
+            digests,
+            finish,
+            handed_over,
+        )
+
+    def _publish(self, seq: Sequence) -> None:
+        num_full = seq.num_computed // self.pool.block_size
+        self.pool.publish(seq.table, seq.hashes(num_full, self.pool.block_size))
+
+    def _end(self, seq: Sequence) -> None:
+        del self._by_key[seq.key]
+        if seq.status is Status.WAITING:
+            self._waiting.remove(seq)
+        elif seq.status is Status.PULLING:
+            del self._pulling[seq.key]
+        else:
+            self._running.remove(seq)
+        if seq.num_open_plans:
+            seq.status = Status.CLOSING
+            self._closing[seq.id] = seq
+        else:
+            self._close(seq)
+
+    def _close(self, seq: Sequence) -> None:
+        self.pool.release(seq.table)
+        del self._by_id[seq.id]
+
+    # ---- sizes
+
+    def _check(self, job: Job) -> None:
+        check_fits(job, self.limits, self.pool.num_blocks, self.pool.block_size)
+        if job.key in self._by_key:
+            raise TandemError(ErrorKind.INVALID_REQUEST, f"job {job.key} is here already")
+        if isinstance(job, Prefill):
+            check_prefill(prefill_need(job, self.pool.block_size), self._commitments())
+        elif isinstance(job, Resume):
+            check_promise(pull_need(job, self.pool.block_size), self._commitments(), self.limits)
+
+    def _commitments(self) -> Commitments:
+        return Commitments(
+            num_blocks=self.pool.num_blocks,
+            num_leased=self.pool.num_leased,
+            num_seqs=len(self._running) + len(self._pulling),
+            promises=self._promises(),
+            prefills=tuple(self._num_blocks(len(s.tokens)) for s in self._waiting if isinstance(s.job, Prefill)),
+        )
+
+    def _promises(self) -> tuple[int, ...]:
+        """Blocks of each pull that was promised and has none yet."""
+        return tuple(pull_need(s.job, self.pool.block_size) for s in self._waiting if _is_pull(s))
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        return blocks_for(num_tokens, self.pool.block_size)
+
+
+def _is_pull(seq: Sequence) -> bool:
+    """Its KV is to come from elsewhere; a Resume that was preempted computes it here."""
+    return isinstance(seq.job, Resume) and not seq.was_started

@@ -1,0 +1,100 @@
+"""One choice of one request inside the engine; only the Scheduler writes it."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from tandem.core.events import FinishReason
+from tandem.core.ids import BlockHash, JobKey, SeqId
+from tandem.core.request import Generate, Job, Prefill, Resume
+from tandem.kv.hashing import child_hash
+from tandem.kv.pool import BlockTable
+from tandem.sched.plan import Sampling
+
+
+class Status(Enum):
+    """WAITING holds no blocks. PULLING holds blocks that only the transfer writes. CLOSING has ended, but an open
+    plan still names it, so its blocks are not given back yet."""
+
+    WAITING = "waiting"
+    PULLING = "pulling"
+    RUNNING = "running"
+    CLOSING = "closing"
+
+
+class Sequence:
+    """Prompt and output as one list of tokens; KV is complete for `[0, num_computed)` and planned for
+    `[num_computed, num_computed + num_in_flight)`. `num_pending` tokens are to be drawn by open plans."""
+
+    def __init__(self, seq_id: SeqId, job: Job, root: BlockHash, arrival: int) -> None:
+        self.id = seq_id
+        self.job = job
+        self.order = (job.request.priority, arrival)
+        self.tokens: list[int] = [*job.request.prompt_tokens, *job.output_tokens]
+        self.num_prompt = len(job.request.prompt_tokens)
+        self.status = Status.WAITING
+        self.table = BlockTable()
+        self.num_computed = 0
+        self.num_in_flight = 0
+        self.num_pending = 0
+        self.num_open_plans = 0
+        self.num_cached = 0
+        self.num_digested = 0
+        self.was_started = False
+        # A Resume waits for its source until the pull may begin.
+        self.may_start = not isinstance(job, Resume)
+        self._root = root
+        self._hashes: list[BlockHash] = []
+
+    @property
+    def key(self) -> JobKey:
+        return self.job.key
+
+    @property
+    def num_planned(self) -> int:
+        return self.num_computed + self.num_in_flight
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens whose KV is neither computed nor planned, drawn ones included."""
+        return len(self.tokens) + self.num_pending - self.num_planned
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def is_drawing(self) -> bool:
+        """More tokens may be drawn than are drawn or planned to be."""
+        limit = self.job.request.sampling.max_tokens
+        if isinstance(self.job, Prefill):
+            limit = min(limit, len(self.job.output_tokens) + 1)
+        return self.num_output + self.num_pending < limit
+
+    def sampling_at(self, stop: int) -> Sampling | None:
+        """The draw that follows position `stop - 1`, or None while known tokens follow it."""
+        if stop < len(self.tokens) + self.num_pending:
+            return None
+        return Sampling(self.job.request.sampling, self.job.choice, stop - self.num_prompt)
+
+    def finish_reason(self) -> FinishReason | None:
+        """Whether the last drawn token ends the choice."""
+        sampling = self.job.request.sampling
+        if self.tokens[-1] in sampling.stop_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.num_output >= sampling.max_tokens else None
+
+    def hashes(self, num_blocks: int, block_size: int) -> list[BlockHash]:
+        """Names of the first `num_blocks` full blocks of the known tokens."""
+        while len(self._hashes) < num_blocks:
+            start = len(self._hashes) * block_size
+            parent = self._hashes[-1] if self._hashes else self._root
+            self._hashes.append(child_hash(parent, self.tokens[start : start + block_size]))
+        return self._hashes[:num_blocks]
+
+    def __repr__(self) -> str:
+        kind = {Generate: "generate", Prefill: "prefill", Resume: "resume"}[type(self.job)]
+        return (
+            f"<seq {self.id} {self.key} {kind} {self.status.value} {len(self.tokens)} tokens, "
+            f"{self.num_computed}+{self.num_in_flight} computed, {len(self.table)} blocks>"
+        )

@@ -1,0 +1,23 @@
+-- Put one life of a worker into the registry, unless a later life is there.
+-- KEYS[1] hash: worker id -> incarnation as 20 decimal digits, then the record
+-- KEYS[2] sorted set: worker id -> when its entry lapses, in milliseconds of this server's clock
+-- ARGV    worker id, incarnation (20 digits, so that text compares as numbers do: Lua's doubles are too short),
+--         record, time to live in milliseconds
+-- Returns 1, or 0 when a later life holds the id.
+local id, incarnation, record, ttl = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local lapses = redis.call('ZSCORE', KEYS[2], id)
+local held = redis.call('HGET', KEYS[1], id)
+if held and lapses and tonumber(lapses) > now and string.sub(held, 1, 20) > incarnation then
+  return 0
+end
+redis.call('HSET', KEYS[1], id, incarnation .. record)
+redis.call('ZADD', KEYS[2], now + ttl, id)
+-- Nothing is left behind when all workers are gone and nobody looks.
+for i = 1, 2 do
+  if redis.call('PTTL', KEYS[i]) < ttl then
+    redis.call('PEXPIRE', KEYS[i], ttl)
+  end
+end
+return 1

@@ -1,0 +1,12 @@
+-- Take one life of a worker out of the registry; another life of it stays.
+-- KEYS[1] hash: worker id -> incarnation as 20 decimal digits, then the record
+-- KEYS[2] sorted set: worker id -> when its entry lapses
+-- ARGV    worker id, incarnation (20 digits)
+-- Returns 1, or 0 when that life was not there.
+local held = redis.call('HGET', KEYS[1], ARGV[1])
+if not held or string.sub(held, 1, 20) ~= ARGV[2] then
+  return 0
+end
+redis.call('HDEL', KEYS[1], ARGV[1])
+redis.call('ZREM', KEYS[2], ARGV[1])
+return 1

@@ -1,0 +1,120 @@
+"""The list of workers in Redis, for gateways to find them; never the judge of who is alive.
+
+A worker that is missing here and answers is alive; one that is here and does not answer is not. All keys of the
+registry share one hash slot, and each method is one script, so that it is atomic and works on Redis Cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.commands.core import AsyncScript
+from redis.exceptions import RedisError
+
+from tandem.core.ids import WorkerRef
+from tandem.stores.client import connect
+from tandem.stores.record import RecordError, WorkerRecord
+
+DEFAULT_TTL_S = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+class RegistryUnavailable(Exception):
+    """Redis does not answer, or refuses; what it holds is unknown. Trying again later is right."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryView:
+    """The records by worker id. While Redis is not `reachable` they are the last ones it told."""
+
+    records: tuple[WorkerRecord, ...]
+    reachable: bool
+
+
+class WorkerRegistry:
+    """Publishes, withdraws and lists records. An entry lapses `ttl_s` seconds after it was last published.
+
+    `url` as `tandem.stores.client.connect` takes it. Nothing is sent before the first call of a method.
+    """
+
+    def __init__(self, url: str, namespace: str, *, ttl_s: float = DEFAULT_TTL_S) -> None:
+        self.ttl_s = ttl_s
+        self._redis = connect(url)
+        # Braces: Redis Cluster hashes only what is between them.
+        self._keys = [f"{{{namespace}:workers}}:records", f"{{{namespace}:workers}}:lapse"]
+        self._publish = _script(self._redis, "publish")
+        self._withdraw = _script(self._redis, "withdraw")
+        self._list = _script(self._redis, "list")
+        self._unreadable: frozenset[bytes] = frozenset()
+
+    async def publish(self, record: WorkerRecord) -> bool:
+        """Register, or go on being registered. False when a later life of the worker holds its id.
+
+        The whole record goes each time, so that a registry that lost it has it again.
+        """
+        arguments = [*_life(record.worker), record.to_json(), round(self.ttl_s * 1000)]
+        return bool(await self._run(self._publish, arguments))
+
+    async def withdraw(self, worker: WorkerRef) -> bool:
+        """Take this life's entry out. False when it is not there."""
+        return bool(await self._run(self._withdraw, _life(worker)))
+
+    async def list(self) -> tuple[WorkerRecord, ...]:
+        """All entries that have not lapsed, by worker id. Those that this version cannot read are left out."""
+        found: list[WorkerRecord] = []
+        unreadable: set[bytes] = set()
+        for text in await self._run(self._list, []):
+            try:
+                found.append(WorkerRecord.from_json(text))
+            except RecordError as error:
+                unreadable.add(text)
+                if text not in self._unreadable:
+                    _log.warning("a record in the registry is left out: %s", error)
+        self._unreadable = frozenset(unreadable)
+        return tuple(sorted(found, key=lambda record: record.worker))
+
+    async def watch(self, poll_s: float = 1.0) -> AsyncGenerator[RegistryView, None]:
+        """The view now, then one per change, for ever. Being unreachable is a view, not an error.
+
+        A poll and not a subscription: it needs no second connection, misses nothing, and costs one command of
+        microseconds per gateway and second.
+        """
+        view: RegistryView | None = None
+        while True:
+            try:
+                seen = RegistryView(await self.list(), reachable=True)
+            except RegistryUnavailable as error:
+                known = view.records if view else ()
+                seen = RegistryView(known, reachable=False)
+                if seen != view:
+                    _log.warning("the worker registry is unreachable: %s", error)
+            if seen != view:
+                view = seen
+                yield view
+            await asyncio.sleep(poll_s)
+
+    async def close(self) -> None:
+        """Close the connections. Entries stay until they lapse."""
+        await self._redis.aclose()
+
+    async def _run(self, script: AsyncScript, arguments: Sequence[str | int]) -> Any:
+        answer: Awaitable[Any] = script(keys=self._keys, args=arguments)
+        try:
+            return await answer
+        except (RedisError, OSError) as error:
+            raise RegistryUnavailable(f"{type(error).__name__}: {error}") from error
+
+
+def _life(worker: WorkerRef) -> list[str | int]:
+    return [worker.id, f"{worker.incarnation:020d}"]
+
+
+def _script(redis: Redis, name: str) -> AsyncScript:
+    return redis.register_script((files("tandem.stores") / "lua" / f"{name}.lua").read_text())

@@ -1,0 +1,1 @@
+"""Floor 4, moves KV blocks between workers; never decides which."""

@@ -1,0 +1,51 @@
+"""The gRPC channel and server settings that every Tandem program shares; never opens a port or sends a message."""
+
+from __future__ import annotations
+
+import grpc.aio
+
+MAX_MESSAGE_BYTES = 64 << 20
+
+_COMMON: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # A peer whose link is cut says nothing: pings find out within 15 s, on streams without traffic too.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
+_CHANNEL: tuple[tuple[str, int], ...] = (
+    *_COMMON,
+    # Workers are neighbours: a proxy that the environment names for the outside is not for them.
+    ("grpc.enable_http_proxy", 0),
+    # A worker that restarts is found again within seconds.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # Channels to one address share no connection, so that one gateway's trouble stays its own.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+_SERVER: tuple[tuple[str, int], ...] = (
+    *_COMMON,
+    # Accept the pings above.
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    # Two servers on one port would each get half of the calls; the second must fail to bind.
+    ("grpc.so_reuseport", 0),
+)
+
+
+def channel_options() -> list[tuple[str, int]]:
+    return list(_CHANNEL)
+
+
+def server_options() -> list[tuple[str, int]]:
+    return list(_SERVER)
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """A channel to `host:port`, without encryption. It connects at its first call."""
+    return grpc.aio.insecure_channel(address, options=channel_options())

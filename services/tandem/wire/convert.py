@@ -1,0 +1,291 @@
+"""The values of the rooms as messages of worker.proto and back; never decides what a worker or a gateway does.
+
+`encode_*` takes our values, `decode_*` what a peer sent; kv.proto has its own file beside this one. A message that
+says less than it must, or says it wrongly, raises TandemError(INVALID_REQUEST); nothing else is raised for what a peer
+sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import assert_never
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import Cancelled, Failed, Finished, FinishReason, JobEvent, Pulled, TerminalEvent, Token
+from tandem.core.ids import GatewayId, HandoffId, Incarnation, JobKey, RequestId
+from tandem.core.load import Books, Load
+from tandem.core.request import Generate, Job, Prefill, Request, Resume, SamplingParams
+from tandem.wire.convert_kv import (
+    decode_sampled,
+    decode_worker,
+    encode_sampled,
+    encode_worker,
+    malformed,
+    require,
+)
+from tandem.wire.gen import worker_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A job, whose Watch stream carries its tokens, and which life of the worker is meant."""
+
+    gateway: GatewayId
+    incarnation: Incarnation
+    job: Job
+
+
+# ---- jobs
+
+
+def encode_key(key: JobKey) -> pb.JobKey:
+    return pb.JobKey(request=key.request, attempt=key.attempt, choice=key.choice)
+
+
+def decode_key(message: pb.JobKey) -> JobKey:
+    require(message.request, "a job key has no request")
+    return JobKey(RequestId(message.request), message.attempt, message.choice)
+
+
+def encode_sampling(sampling: SamplingParams) -> pb.SamplingParams:
+    return pb.SamplingParams(
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+        stop_token_ids=sorted(sampling.stop_token_ids),
+        logprobs=sampling.logprobs,
+    )
+
+
+def decode_sampling(message: pb.SamplingParams) -> SamplingParams:
+    """The ranges are checked by SamplingParams itself."""
+    return SamplingParams(
+        max_tokens=message.max_tokens,
+        temperature=message.temperature,
+        top_p=message.top_p,
+        top_k=message.top_k,
+        min_p=message.min_p,
+        seed=message.seed,
+        stop_token_ids=frozenset(message.stop_token_ids),
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+    )
+
+
+def encode_submission(submission: Submission) -> pb.SubmitRequest:
+    """Token ids and numbers come from clients: what does not fit its field is refused here, as a TandemError."""
+    job, request = submission.job, submission.job.request
+    try:
+        message = pb.SubmitRequest(
+            gateway=submission.gateway,
+            key=encode_key(job.key),
+            model=request.model,
+            prompt_tokens=request.prompt_tokens,
+            output_tokens=job.output_tokens,
+            sampling=encode_sampling(request.sampling),
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            incarnation=submission.incarnation,
+        )
+    except (ValueError, TypeError) as error:
+        raise TandemError(ErrorKind.INVALID_REQUEST, f"request {request.id} cannot be sent: {error}") from None
+    match job:
+        case Generate():
+            message.generate.SetInParent()
+        case Prefill():
+            message.prefill.handoff = job.handoff
+        case Resume():
+            message.resume.handoff = job.handoff
+            message.resume.source.CopyFrom(encode_worker(job.source))
+        case _:
+            assert_never(job)
+    return message
+
+
+def decode_submission(message: pb.SubmitRequest) -> Submission:
+    require(message.gateway, "a submission names no gateway")
+    require(message.incarnation, "a submission names no incarnation")
+    return Submission(GatewayId(message.gateway), Incarnation(message.incarnation), _decode_job(message))
+
+
+def _decode_job(message: pb.SubmitRequest) -> Job:
+    key = decode_key(message.key)
+    request = Request(
+        id=key.request,
+        model=message.model,
+        prompt_tokens=tuple(message.prompt_tokens),
+        sampling=decode_sampling(message.sampling),
+        priority=message.priority,
+        cache_salt=message.cache_salt,
+    )
+    output = tuple(message.output_tokens)
+    attempt, choice = key.attempt, key.choice
+    match message.WhichOneof("job"):
+        case "generate":
+            return Generate(request=request, attempt=attempt, choice=choice, output_tokens=output)
+        case "prefill":
+            handoff = _decode_handoff(message.prefill.handoff)
+            return Prefill(request=request, attempt=attempt, choice=choice, output_tokens=output, handoff=handoff)
+        case "resume":
+            return Resume(
+                request=request,
+                attempt=attempt,
+                choice=choice,
+                output_tokens=output,
+                handoff=_decode_handoff(message.resume.handoff),
+                source=decode_worker(message.resume.source),
+            )
+        case _:
+            raise malformed("a submission has no job")
+
+
+def _decode_handoff(handoff: str) -> HandoffId:
+    require(handoff, "a job has no hand-off id")
+    return HandoffId(handoff)
+
+
+# ---- errors
+
+
+def encode_refusal(kind: ErrorKind, message: str) -> pb.Refusal:
+    return pb.Refusal(kind=kind.value, message=message)
+
+
+def decode_refusal(message: pb.Refusal) -> TandemError:
+    """An error to raise or to keep."""
+    return TandemError(decode_kind(message.kind), message.message)
+
+
+def decode_kind(value: str) -> ErrorKind:
+    """A kind that only newer versions know is INTERNAL: an error must not get lost over its name."""
+    try:
+        return ErrorKind(value)
+    except ValueError:
+        return ErrorKind.INTERNAL
+
+
+# ---- events
+
+
+def encode_update(events: Iterable[JobEvent], load: Load | None = None) -> pb.WatchUpdate:
+    """One message for the events of a step. Tokens of one job come in the order of their indices; where these are
+    consecutive they share a run."""
+    update = pb.WatchUpdate()
+    runs: dict[JobKey, pb.TokenRun] = {}
+    for event in events:
+        match event:
+            case Token():
+                _add_token(update, runs, event)
+            case Pulled():
+                update.pulled.append(_encode_pulled(event))
+            case Finished() | Failed() | Cancelled():
+                update.ends.append(_encode_end(event))
+            case _:
+                assert_never(event)
+    if load is not None:
+        update.load.CopyFrom(encode_load(load))
+    return update
+
+
+def _add_token(update: pb.WatchUpdate, runs: dict[JobKey, pb.TokenRun], event: Token) -> None:
+    run = runs.get(event.key)
+    if run is None or event.index != run.first_index + len(run.tokens):
+        run = runs[event.key] = update.runs.add(key=encode_key(event.key), first_index=event.index)
+    run.tokens.append(encode_sampled(event.token))
+
+
+def _encode_pulled(event: Pulled) -> pb.PulledKV:
+    return pb.PulledKV(
+        key=encode_key(event.key),
+        num_blocks=event.num_blocks,
+        num_bytes=event.num_bytes,
+        num_cached_tokens=event.num_cached_tokens,
+        num_exposed_bytes=event.num_exposed_bytes,
+        total_seconds=event.total_s,
+        exposed_seconds=event.exposed_s,
+        busy_seconds=event.busy_s,
+    )
+
+
+def _encode_end(event: TerminalEvent) -> pb.JobEnd:
+    key = encode_key(event.key)
+    match event:
+        case Finished():
+            reason = "" if event.reason is None else event.reason.value
+            counts = {"num_output_tokens": event.num_output_tokens, "num_cached_tokens": event.num_cached_tokens}
+            return pb.JobEnd(key=key, finished=pb.JobFinished(reason=reason, **counts))
+        case Failed():
+            return pb.JobEnd(key=key, failed=encode_refusal(event.kind, event.message))
+        case Cancelled():
+            return pb.JobEnd(key=key, cancelled=pb.JobCancelled())
+        case _:
+            assert_never(event)
+
+
+def decode_update(message: pb.WatchUpdate) -> tuple[JobEvent, ...]:
+    """Arrived KV first, then tokens in order, then ends."""
+    events: list[JobEvent] = [_decode_pulled(pulled) for pulled in message.pulled]
+    for run in message.runs:
+        key = decode_key(run.key)
+        tokens = enumerate(run.tokens, run.first_index)
+        events.extend(Token(key, index, decode_sampled(token)) for index, token in tokens)
+    events.extend(_decode_end(end) for end in message.ends)
+    return tuple(events)
+
+
+def _decode_pulled(message: pb.PulledKV) -> Pulled:
+    return Pulled(
+        key=decode_key(message.key),
+        num_blocks=message.num_blocks,
+        num_bytes=message.num_bytes,
+        num_cached_tokens=message.num_cached_tokens,
+        num_exposed_bytes=message.num_exposed_bytes,
+        total_s=message.total_seconds,
+        exposed_s=message.exposed_seconds,
+        busy_s=message.busy_seconds,
+    )
+
+
+def _decode_end(message: pb.JobEnd) -> TerminalEvent:
+    key = decode_key(message.key)
+    match message.WhichOneof("end"):
+        case "finished":
+            end = message.finished
+            return Finished(key, _decode_reason(end.reason), end.num_output_tokens, end.num_cached_tokens)
+        case "failed":
+            return Failed(key, decode_kind(message.failed.kind), message.failed.message)
+        case "cancelled":
+            return Cancelled(key)
+        case _:
+            raise malformed(f"the end of {key} does not say which")
+
+
+def _decode_reason(value: str) -> FinishReason | None:
+    if not value:
+        return None
+    try:
+        return FinishReason(value)
+    except ValueError:
+        raise malformed(f"unknown finish reason {value!r}") from None
+
+
+# ---- load and books: their protobuf fields have the names of ours
+
+
+def encode_load(load: Load) -> pb.Load:
+    return pb.Load(**{field.name: getattr(load, field.name) for field in fields(Load)})
+
+
+def decode_load(message: pb.Load) -> Load:
+    return Load(**{field.name: getattr(message, field.name) for field in fields(Load)})
+
+
+def encode_books(books: Books) -> pb.Books:
+    return pb.Books(**{field.name: getattr(books, field.name) for field in fields(Books)})
+
+
+def decode_books(message: pb.Books) -> Books:
+    return Books(**{field.name: getattr(message, field.name) for field in fields(Books)})

@@ -1,0 +1,156 @@
+"""The values of the rooms as messages of kv.proto and back; never decides what a hand-off does.
+
+`encode_*` takes our values, `decode_*` what a peer sent. A message that says less than it must, or says it wrongly,
+raises TandemError(INVALID_REQUEST); nothing else is raised for what a peer sent.
+"""
+
+from __future__ import annotations
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import SampledToken
+from tandem.core.ids import BlockId, HandoffId, Incarnation, WorkerId, WorkerRef
+from tandem.engine.ports import TransportPeer
+from tandem.kv.handoff import Announcement, BlockDigest, HandoffKey
+from tandem.kv.layout import ITEM_BYTES, KVGroup, KVLayout, KVRegion
+from tandem.wire.gen import kv_pb2 as pb
+
+
+def malformed(message: str) -> TandemError:
+    """What every decoder raises."""
+    return TandemError(ErrorKind.INVALID_REQUEST, f"malformed message: {message}")
+
+
+def require(ok: object, message: str) -> None:
+    if not ok:
+        raise malformed(message)
+
+
+# ---- identities
+
+
+def encode_worker(ref: WorkerRef) -> pb.WorkerRef:
+    return pb.WorkerRef(id=ref.id, incarnation=ref.incarnation, address=ref.address)
+
+
+def decode_worker(message: pb.WorkerRef) -> WorkerRef:
+    require(message.id and message.incarnation and message.address, "a worker has an id, an incarnation and an address")
+    return WorkerRef(WorkerId(message.id), Incarnation(message.incarnation), message.address)
+
+
+def encode_handoff_key(key: HandoffKey) -> pb.HandoffKey:
+    return pb.HandoffKey(handoff=key.handoff, attempt=key.attempt)
+
+
+def decode_handoff_key(message: pb.HandoffKey) -> HandoffKey:
+    require(message.handoff, "a hand-off key has no id")
+    return HandoffKey(HandoffId(message.handoff), message.attempt)
+
+
+# ---- memory
+
+
+def encode_layout(layout: KVLayout) -> pb.KVLayout:
+    groups = [pb.KVGroup(layers=g.layers, heads=g.heads, head_dim=g.head_dim, dtype=g.dtype) for g in layout.groups]
+    return pb.KVLayout(block_size=layout.block_size, groups=groups)
+
+
+def decode_layout(message: pb.KVLayout) -> KVLayout:
+    require(message.block_size, "a layout has no block size")
+    require(message.groups, "a layout has no group")
+    return KVLayout(message.block_size, tuple(_decode_group(group) for group in message.groups))
+
+
+def _decode_group(message: pb.KVGroup) -> KVGroup:
+    require(message.layers and message.heads and message.head_dim, "a group has layers, heads and a head dimension")
+    require(message.dtype in ITEM_BYTES, f"unknown dtype {message.dtype!r}")
+    return KVGroup(message.layers, message.heads, message.head_dim, message.dtype)
+
+
+def encode_region(region: KVRegion) -> pb.KVRegion:
+    return pb.KVRegion(
+        address=region.address,
+        num_blocks=region.num_blocks,
+        block_bytes=region.block_bytes,
+        head_start=region.head_start,
+        head_stop=region.head_stop,
+        device=region.device,
+    )
+
+
+def decode_region(message: pb.KVRegion) -> KVRegion:
+    require(message.num_blocks and message.block_bytes, "a region has blocks of some size")
+    require(message.head_start < message.head_stop, "a region holds at least one head")
+    require(message.address + message.num_blocks * message.block_bytes <= 2**64, "a region ends in the address space")
+    require(message.device, "a region has no device")
+    return KVRegion(
+        address=message.address,
+        num_blocks=message.num_blocks,
+        block_bytes=message.block_bytes,
+        head_start=message.head_start,
+        head_stop=message.head_stop,
+        device=message.device,
+    )
+
+
+def encode_peer(peer: TransportPeer) -> pb.TransportPeer:
+    return pb.TransportPeer(
+        worker=encode_worker(peer.worker),
+        agent=peer.agent,
+        metadata=peer.metadata,
+        layout=encode_layout(peer.layout),
+        regions=[encode_region(region) for region in peer.regions],
+    )
+
+
+def decode_peer(message: pb.TransportPeer) -> TransportPeer:
+    """Who can be read, with regions that are as large as the layout says."""
+    require(message.agent, "a transport peer has no agent")
+    layout = decode_layout(message.layout)
+    regions = tuple(decode_region(region) for region in message.regions)
+    require(regions, "a transport peer has no region")
+    head_bytes = sum(group.head_bytes(layout.block_size) for group in layout.groups)
+    for region in regions:
+        num_heads = region.head_stop - region.head_start
+        require(region.head_stop <= max(g.heads for g in layout.groups), "a region holds heads that the model lacks")
+        require(region.block_bytes == num_heads * head_bytes, "a region's blocks are not as large as the layout's")
+    return TransportPeer(decode_worker(message.worker), message.agent, message.metadata, layout, regions)
+
+
+# ---- what is announced
+
+
+def encode_sampled(token: SampledToken) -> pb.SampledToken:
+    return pb.SampledToken(
+        id=token.id,
+        logprob=token.logprob,
+        top_ids=[token_id for token_id, _ in token.top],
+        top_logprobs=[logprob for _, logprob in token.top],
+    )
+
+
+def decode_sampled(message: pb.SampledToken) -> SampledToken:
+    logprob = message.logprob if message.HasField("logprob") else None
+    if not message.top_ids and not message.top_logprobs:
+        return SampledToken(message.id, logprob)
+    require(len(message.top_ids) == len(message.top_logprobs), "alternatives and their log probabilities differ")
+    return SampledToken(message.id, logprob, tuple(zip(message.top_ids, message.top_logprobs, strict=True)))
+
+
+def encode_announcement(announcement: Announcement) -> pb.Announcement:
+    first = announcement.first_token
+    return pb.Announcement(
+        key=encode_handoff_key(announcement.key),
+        first_index=announcement.first_index,
+        blocks=[pb.OfferedBlock(block=offered.block, digests=offered.heads) for offered in announcement.blocks],
+        num_computed=announcement.num_computed,
+        first_token=None if first is None else encode_sampled(first),
+    )
+
+
+def decode_announcement(message: pb.Announcement) -> Announcement:
+    blocks = tuple(BlockDigest(BlockId(offered.block), tuple(offered.digests)) for offered in message.blocks)
+    has_digests = {len(offered.heads) for offered in blocks}
+    require(len(has_digests) <= 1, "blocks of one announcement have different numbers of digests")
+    first = decode_sampled(message.first_token) if message.HasField("first_token") else None
+    key = decode_handoff_key(message.key)
+    return Announcement(key, message.first_index, blocks, message.num_computed, first)

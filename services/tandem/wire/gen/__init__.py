@@ -1,0 +1,1 @@
+"""What protoc made of proto/; regenerate with `make proto`, never edit."""

@@ -1,0 +1,304 @@
+from tandem.wire.gen import kv_pb2 as _kv_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class JobKey(_message.Message):
+    __slots__ = ("request", "attempt", "choice")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    request: str
+    attempt: int
+    choice: int
+    def __init__(self, request: _Optional[str] = ..., attempt: _Optional[int] = ..., choice: _Optional[int] = ...) -> None: ...
+
+class SamplingParams(_message.Message):
+    __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop_token_ids", "logprobs")
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: int
+    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[int] = ...) -> None: ...
+
+class GenerateJob(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PrefillJob(_message.Message):
+    __slots__ = ("handoff",)
+    HANDOFF_FIELD_NUMBER: _ClassVar[int]
+    handoff: str
+    def __init__(self, handoff: _Optional[str] = ...) -> None: ...
+
+class ResumeJob(_message.Message):
+    __slots__ = ("handoff", "source")
+    HANDOFF_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    handoff: str
+    source: _kv_pb2.WorkerRef
+    def __init__(self, handoff: _Optional[str] = ..., source: _Optional[_Union[_kv_pb2.WorkerRef, _Mapping]] = ...) -> None: ...
+
+class SubmitRequest(_message.Message):
+    __slots__ = ("gateway", "key", "model", "prompt_tokens", "output_tokens", "sampling", "priority", "cache_salt", "generate", "prefill", "resume", "incarnation")
+    GATEWAY_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    GENERATE_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    gateway: str
+    key: JobKey
+    model: str
+    prompt_tokens: _containers.RepeatedScalarFieldContainer[int]
+    output_tokens: _containers.RepeatedScalarFieldContainer[int]
+    sampling: SamplingParams
+    priority: int
+    cache_salt: str
+    generate: GenerateJob
+    prefill: PrefillJob
+    resume: ResumeJob
+    incarnation: int
+    def __init__(self, gateway: _Optional[str] = ..., key: _Optional[_Union[JobKey, _Mapping]] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., output_tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., generate: _Optional[_Union[GenerateJob, _Mapping]] = ..., prefill: _Optional[_Union[PrefillJob, _Mapping]] = ..., resume: _Optional[_Union[ResumeJob, _Mapping]] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class SubmitReply(_message.Message):
+    __slots__ = ("refusal", "load")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    refusal: Refusal
+    load: Load
+    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("kind", "message")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    message: str
+    def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class CancelRequest(_message.Message):
+    __slots__ = ("keys",)
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    keys: _containers.RepeatedCompositeFieldContainer[JobKey]
+    def __init__(self, keys: _Optional[_Iterable[_Union[JobKey, _Mapping]]] = ...) -> None: ...
+
+class CancelReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ("gateway", "positions")
+    GATEWAY_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    gateway: str
+    positions: _containers.RepeatedCompositeFieldContainer[WatchPosition]
+    def __init__(self, gateway: _Optional[str] = ..., positions: _Optional[_Iterable[_Union[WatchPosition, _Mapping]]] = ...) -> None: ...
+
+class WatchPosition(_message.Message):
+    __slots__ = ("key", "next_index")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    NEXT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    key: JobKey
+    next_index: int
+    def __init__(self, key: _Optional[_Union[JobKey, _Mapping]] = ..., next_index: _Optional[int] = ...) -> None: ...
+
+class TokenRun(_message.Message):
+    __slots__ = ("key", "first_index", "tokens")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    key: JobKey
+    first_index: int
+    tokens: _containers.RepeatedCompositeFieldContainer[_kv_pb2.SampledToken]
+    def __init__(self, key: _Optional[_Union[JobKey, _Mapping]] = ..., first_index: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[_kv_pb2.SampledToken, _Mapping]]] = ...) -> None: ...
+
+class PulledKV(_message.Message):
+    __slots__ = ("key", "num_blocks", "num_bytes", "num_cached_tokens", "num_exposed_bytes", "total_seconds", "exposed_seconds", "busy_seconds")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_EXPOSED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    EXPOSED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BUSY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    key: JobKey
+    num_blocks: int
+    num_bytes: int
+    num_cached_tokens: int
+    num_exposed_bytes: int
+    total_seconds: float
+    exposed_seconds: float
+    busy_seconds: float
+    def __init__(self, key: _Optional[_Union[JobKey, _Mapping]] = ..., num_blocks: _Optional[int] = ..., num_bytes: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_exposed_bytes: _Optional[int] = ..., total_seconds: _Optional[float] = ..., exposed_seconds: _Optional[float] = ..., busy_seconds: _Optional[float] = ...) -> None: ...
+
+class JobEnd(_message.Message):
+    __slots__ = ("key", "finished", "failed", "cancelled")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    key: JobKey
+    finished: JobFinished
+    failed: Refusal
+    cancelled: JobCancelled
+    def __init__(self, key: _Optional[_Union[JobKey, _Mapping]] = ..., finished: _Optional[_Union[JobFinished, _Mapping]] = ..., failed: _Optional[_Union[Refusal, _Mapping]] = ..., cancelled: _Optional[_Union[JobCancelled, _Mapping]] = ...) -> None: ...
+
+class JobFinished(_message.Message):
+    __slots__ = ("reason", "num_output_tokens", "num_cached_tokens")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    NUM_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    num_output_tokens: int
+    num_cached_tokens: int
+    def __init__(self, reason: _Optional[str] = ..., num_output_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ...) -> None: ...
+
+class JobCancelled(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Load(_message.Message):
+    __slots__ = ("num_running", "num_waiting", "num_queued_tokens", "num_blocks", "num_free_blocks", "num_leased_blocks", "num_promised_blocks", "draining")
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    NUM_QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LEASED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMISED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    num_running: int
+    num_waiting: int
+    num_queued_tokens: int
+    num_blocks: int
+    num_free_blocks: int
+    num_leased_blocks: int
+    num_promised_blocks: int
+    draining: bool
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_queued_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_leased_blocks: _Optional[int] = ..., num_promised_blocks: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
+
+class WatchUpdate(_message.Message):
+    __slots__ = ("runs", "pulled", "ends", "load")
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    PULLED_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    runs: _containers.RepeatedCompositeFieldContainer[TokenRun]
+    pulled: _containers.RepeatedCompositeFieldContainer[PulledKV]
+    ends: _containers.RepeatedCompositeFieldContainer[JobEnd]
+    load: Load
+    def __init__(self, runs: _Optional[_Iterable[_Union[TokenRun, _Mapping]]] = ..., pulled: _Optional[_Iterable[_Union[PulledKV, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[JobEnd, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+
+class ReleaseRequest(_message.Message):
+    __slots__ = ("key",)
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    key: _kv_pb2.HandoffKey
+    def __init__(self, key: _Optional[_Union[_kv_pb2.HandoffKey, _Mapping]] = ...) -> None: ...
+
+class ReleaseReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DescribeRequest(_message.Message):
+    __slots__ = ("with_bundle",)
+    WITH_BUNDLE_FIELD_NUMBER: _ClassVar[int]
+    with_bundle: bool
+    def __init__(self, with_bundle: _Optional[bool] = ...) -> None: ...
+
+class TokenizerBundle(_message.Message):
+    __slots__ = ("tokenizer_json", "chat_template", "generation_config_json", "special_tokens_json")
+    TOKENIZER_JSON_FIELD_NUMBER: _ClassVar[int]
+    CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
+    SPECIAL_TOKENS_JSON_FIELD_NUMBER: _ClassVar[int]
+    tokenizer_json: bytes
+    chat_template: str
+    generation_config_json: str
+    special_tokens_json: str
+    def __init__(self, tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., generation_config_json: _Optional[str] = ..., special_tokens_json: _Optional[str] = ...) -> None: ...
+
+class Books(_message.Message):
+    __slots__ = ("num_blocks", "num_free_blocks", "num_cached_blocks", "num_table_blocks", "num_leased_blocks", "num_reading_blocks", "num_quarantined_blocks", "num_sequences", "num_leases", "num_pulls")
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TABLE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LEASED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_READING_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_QUARANTINED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    NUM_LEASES_FIELD_NUMBER: _ClassVar[int]
+    NUM_PULLS_FIELD_NUMBER: _ClassVar[int]
+    num_blocks: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    num_table_blocks: int
+    num_leased_blocks: int
+    num_reading_blocks: int
+    num_quarantined_blocks: int
+    num_sequences: int
+    num_leases: int
+    num_pulls: int
+    def __init__(self, num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_table_blocks: _Optional[int] = ..., num_leased_blocks: _Optional[int] = ..., num_reading_blocks: _Optional[int] = ..., num_quarantined_blocks: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_leases: _Optional[int] = ..., num_pulls: _Optional[int] = ...) -> None: ...
+
+class DescribeReply(_message.Message):
+    __slots__ = ("worker", "pool", "model", "fingerprint", "max_model_len", "transport", "bundle_digest", "bundle", "load", "books", "transport_kind")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    BUNDLE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    BUNDLE_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    BOOKS_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_KIND_FIELD_NUMBER: _ClassVar[int]
+    worker: _kv_pb2.WorkerRef
+    pool: str
+    model: str
+    fingerprint: str
+    max_model_len: int
+    transport: _kv_pb2.TransportPeer
+    bundle_digest: str
+    bundle: TokenizerBundle
+    load: Load
+    books: Books
+    transport_kind: str
+    def __init__(self, worker: _Optional[_Union[_kv_pb2.WorkerRef, _Mapping]] = ..., pool: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., transport: _Optional[_Union[_kv_pb2.TransportPeer, _Mapping]] = ..., bundle_digest: _Optional[str] = ..., bundle: _Optional[_Union[TokenizerBundle, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., books: _Optional[_Union[Books, _Mapping]] = ..., transport_kind: _Optional[str] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("timeout_ms",)
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    timeout_ms: int
+    def __init__(self, timeout_ms: _Optional[int] = ...) -> None: ...
+
+class DrainReply(_message.Message):
+    __slots__ = ("num_left",)
+    NUM_LEFT_FIELD_NUMBER: _ClassVar[int]
+    num_left: int
+    def __init__(self, num_left: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,56 @@
+"""A worker as a Ray Serve deployment: placement, health, restart and drain; never a request, which comes by gRPC.
+
+Ray Serve owns a worker's life. Everything else is `worker.program.Worker`, which knows nothing of Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+from ray import serve
+
+from tandem.core.config import Config
+from tandem.worker.model import load_worker_model
+from tandem.worker.program import start_worker
+
+STOP_MARGIN_S = 10.0
+"""How much longer than `drain_s` Serve waits before it kills a replica."""
+HEALTH_PERIOD_S = 2.0
+HEALTH_TIMEOUT_S = 30.0
+
+
+class WorkerReplica:
+    """One worker per replica. Raises from `check_health` when the worker's step loop or transport is broken, so that
+    Serve replaces it."""
+
+    async def __init__(self, config: Config) -> None:  # type: ignore[misc]
+        self._drain_s = config.worker.drain_s
+        self._worker = await start_worker(config, await asyncio.to_thread(load_worker_model, config))
+
+    async def check_health(self) -> None:
+        problem = self._worker.healthy()
+        if problem is not None:
+            raise RuntimeError(problem)
+
+    async def __del__(self) -> None:
+        """Serve awaits this when it stops a replica in order, for at most `drain_s` and a margin."""
+        await self._worker.drain(self._drain_s)
+        await self._worker.stop()
+
+
+def pool_application(config: Config, pool: str, num_replicas: int) -> Any:
+    """The Serve application of one pool: `num_replicas` workers labelled `pool`."""
+    worker = replace(config.worker, pool=pool, id="", port=0)  # type: ignore[arg-type]
+    deployment = serve.deployment(WorkerReplica).options(
+        name=f"tandem-{pool}",
+        num_replicas=num_replicas,
+        ray_actor_options={"num_cpus": 1},
+        max_ongoing_requests=1,
+        health_check_period_s=HEALTH_PERIOD_S,
+        health_check_timeout_s=HEALTH_TIMEOUT_S,
+        graceful_shutdown_wait_loop_s=0.2,
+        graceful_shutdown_timeout_s=config.worker.drain_s + STOP_MARGIN_S,
+    )
+    return deployment.bind(replace(config, worker=worker))

@@ -1,0 +1,234 @@
+"""The one thread that calls an engine and its executor, step by step; decides nothing and never does I/O.
+
+Whatever concerns the engine comes as a command: a callable that is run between two steps, in order of arrival. What
+the engine wants done goes to the sink, together with a snapshot of how full the worker is.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from tandem.core.clock import Clock
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import Failed
+from tandem.core.load import Load
+from tandem.engine.effects import Effect, Emit
+from tandem.engine.engine import Engine
+from tandem.engine.ports import Executor
+from tandem.sched.plan import SliceResult, StepPlan, StepResult
+from tandem.worker.pulse import Pulse
+
+TICK_S = 0.05
+"""The longest time between two looks at the engine's deadlines while anything is open."""
+IDLE_S = 0.5
+CHECK_S = 5.0
+"""How often an idle engine re-adds its books."""
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+Command = Callable[[Engine, float], list[Effect]]
+"""`command(engine, now)`: runs on the engine's thread. It must not raise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The engine between two steps. `is_moving`: KV is offered or being read."""
+
+    load: Load = Load()
+    num_live: int = 0
+    is_moving: bool = False
+
+
+class EffectSink(Protocol):
+    """Carries effects out. Called on the engine's thread; must not block and must not raise."""
+
+    def dispatch(self, effects: Sequence[Effect], snapshot: Snapshot) -> None:
+        """Carry the effects out in order. Called when there are some, or when the snapshot has changed."""
+        ...
+
+    def ended(self, error: str | None) -> None:
+        """The last call. `error` is None after an ordered stop; otherwise the engine cannot be trusted any more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A command whose outcome somebody waits for. `run` may raise TandemError, having changed nothing."""
+
+    run: Callable[[Engine, float], list[Effect]]
+    fail: Callable[[TandemError], None]
+    settle: Callable[[], None]
+
+
+class EngineDriver:
+    """`post`, `call` and `stop` may be called from any thread; all else happens on the driver's own."""
+
+    def __init__(self, engine: Engine, executor: Executor, sink: EffectSink, clock: Clock, stall_s: float) -> None:
+        self._engine = engine
+        self._executor = executor
+        self._sink = sink
+        self._clock = clock
+        self._inbox: deque[Command | _Call] = deque()
+        self._wake = threading.Condition()
+        self._is_open = True
+        self._snapshot = Snapshot()
+        self._next_tick = 0.0
+        self._next_check = 0.0
+        self._pulse = Pulse(clock, stall_s)
+        self._thread = threading.Thread(target=self._run, name="tandem-engine", daemon=True)
+
+    def __repr__(self) -> str:
+        return f"EngineDriver({'alive' if self._thread.is_alive() else 'ended'}, {len(self._inbox)} waiting)"
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def post(self, command: Command) -> None:
+        """Run a command; nothing happens when the engine has ended."""
+        self._put(command)
+
+    def call(self, run: Callable[[Engine, float], tuple[_T, list[Effect]]]) -> Future[_T]:
+        """Run a command and yield its value, once its effects are with the sink.
+
+        The future raises TandemError when the command does, or when the engine ends before it.
+        """
+        future: Future[_T] = Future()
+        # Running from the start: a caller that stops waiting must not take the command back half-way.
+        future.set_running_or_notify_cancel()
+        values: list[_T] = []
+
+        def apply(engine: Engine, now: float) -> list[Effect]:
+            value, effects = run(engine, now)
+            values.append(value)
+            return effects
+
+        if not self._put(_Call(apply, future.set_exception, lambda: future.set_result(values[0]))):
+            future.set_exception(_ended("has stopped"))
+        return future
+
+    def stop(self, timeout_s: float) -> bool:
+        """End the thread after the step that is running; jobs still live fail. False when it has not ended in time."""
+        with self._wake:
+            self._is_open = False
+            self._wake.notify()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def stalled(self) -> str | None:
+        """None while the loop makes progress, else what is wrong."""
+        if not self._thread.is_alive():
+            return "the engine has ended"
+        return self._pulse.stalled()
+
+    # ---- on the driver's thread
+
+    def _run(self) -> None:
+        error: str | None = None
+        try:
+            while self._turn():
+                pass
+        except Exception as failure:
+            _log.exception("the engine failed")
+            error = f"{type(failure).__name__}: {failure}"
+        self._close(error)
+
+    def _turn(self) -> bool:
+        """One look at the inbox, the clock and the plan. False when the driver was stopped."""
+        self._pulse.beat()
+        self._take_inbox()
+        if not self._is_open:
+            return False
+        now = self._clock.now()
+        if now >= self._next_tick:
+            self._next_tick = now + TICK_S
+            self._dispatch(self._engine.tick(now))
+        plan, effects = self._engine.begin(now)
+        self._dispatch(effects)
+        if plan is None:
+            self._rest(now)
+        else:
+            self._step(plan)
+        return True
+
+    def _step(self, plan: StepPlan) -> None:
+        self._pulse.step_begins()
+        try:
+            result = self._executor.execute(plan)
+        except Exception as failure:
+            _log.exception("%s failed", plan)
+            reason = f"the step failed: {type(failure).__name__}: {failure}"
+            result = StepResult(plan.number, tuple(SliceResult(s.seq, error=reason) for s in plan.slices))
+        self._pulse.step_ends()
+        self._dispatch(self._engine.finish(result, self._clock.now()))
+
+    def _rest(self, now: float) -> None:
+        if self._engine.is_idle and now >= self._next_check:
+            self._next_check = now + CHECK_S
+            self._engine.check()
+        with self._wake:
+            if not self._inbox and self._is_open:
+                self._wake.wait(IDLE_S if self._engine.is_idle else max(0.0, self._next_tick - self._clock.now()))
+
+    def _put(self, entry: Command | _Call) -> bool:
+        with self._wake:
+            if not self._is_open:
+                return False
+            self._inbox.append(entry)
+            self._wake.notify()
+            return True
+
+    def _take_inbox(self) -> None:
+        """Run what has come so far; what commands themselves post is run too."""
+        while self._inbox:
+            entry = self._inbox.popleft()
+            if isinstance(entry, _Call):
+                self._answer(entry)
+            else:
+                self._dispatch(entry(self._engine, self._clock.now()))
+
+    def _answer(self, call: _Call) -> None:
+        try:
+            effects = call.run(self._engine, self._clock.now())
+        except TandemError as refusal:
+            call.fail(refusal)
+        except Exception:
+            call.fail(_ended("failed"))
+            raise
+        else:
+            self._dispatch(effects)
+            call.settle()
+
+    def _dispatch(self, effects: Sequence[Effect]) -> None:
+        # Nobody indexes prefixes by these facts yet; taken and dropped, so that they do not pile up.
+        self._engine.take_facts()
+        engine = self._engine
+        snapshot = Snapshot(engine.load(), engine.num_live, engine.is_moving)
+        if effects or snapshot != self._snapshot:
+            self._snapshot = snapshot
+            self._sink.dispatch(effects, snapshot)
+
+    def _close(self, error: str | None) -> None:
+        """Nothing enters the inbox after this took the lock, so every call is answered and every job ends."""
+        with self._wake:
+            self._is_open = False
+        while self._inbox:
+            entry = self._inbox.popleft()
+            if isinstance(entry, _Call):
+                entry.fail(_ended("has stopped"))
+        kind = ErrorKind.INTERNAL if error is not None else ErrorKind.WORKER_LOST
+        message = "the engine failed" if error is not None else "the worker stopped"
+        lost = [Emit(Failed(key, kind, message)) for key in self._engine.live_jobs()]
+        self._sink.dispatch(lost, Snapshot(Load(draining=True)))
+        self._sink.ended(error)
+
+
+def _ended(how: str) -> TandemError:
+    return TandemError(ErrorKind.WORKER_LOST, f"the engine {how}")

@@ -1,0 +1,116 @@
+"""The giver's end of Follow streams: what takers say to engine commands, what they are told to messages; never decides
+about a lease."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from tandem.core.errors import TandemError
+from tandem.core.ids import WorkerRef
+from tandem.engine.effects import Effect
+from tandem.engine.engine import Engine
+from tandem.wire.convert_kv import decode_handoff_key, decode_worker, encode_announcement, encode_handoff_key
+from tandem.wire.gen import kv_pb2
+from tandem.worker.driver import EngineDriver
+from tandem.worker.takers import Takers, TakerStream, Told
+
+_Context = grpc.aio.ServicerContext[kv_pb2.FollowRequest, kv_pb2.FollowUpdate]
+
+
+class FollowService:
+    """One conversation per taker. `lease_s`: how long a lease holds; also how long a message may wait to be taken."""
+
+    def __init__(self, driver: EngineDriver, takers: Takers, fingerprint: str, lease_s: float) -> None:
+        self._driver = driver
+        self._takers = takers
+        self._fingerprint = fingerprint
+        self._lease_s = lease_s
+
+    async def converse(self, requests: AsyncIterator[kv_pb2.FollowRequest], context: _Context) -> None:
+        """Until the taker leaves, opens another stream, or does not take what it is told."""
+        first = await anext(requests, None)
+        if first is None:
+            return
+        if first.fingerprint != self._fingerprint:
+            reason = "taker and giver serve different models or KV formats"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
+        try:
+            stream = self._takers.attach(decode_worker(first.taker))
+        except TandemError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+        listening = asyncio.create_task(self._listen(first, requests, stream), name=f"follow of {stream.taker}")
+        try:
+            await self._speak(stream, context)
+        finally:
+            listening.cancel()
+            (outcome,) = await asyncio.gather(listening, return_exceptions=True)
+            self._takers.detach(stream)
+        if isinstance(outcome, TandemError):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, outcome.message)
+
+    async def _listen(
+        self, first: kv_pb2.FollowRequest, requests: AsyncIterator[kv_pb2.FollowRequest], stream: TakerStream
+    ) -> None:
+        """The answer to a message follows whatever its commands had to tell."""
+        try:
+            await self._obey(first, stream)
+            async for message in requests:
+                await self._obey(message, stream)
+        finally:
+            stream.end()
+
+    async def _obey(self, message: kv_pb2.FollowRequest, stream: TakerStream) -> None:
+        await asyncio.wrap_future(self._driver.call(_command(message, stream.taker)))
+        stream.answer(message.sequence)
+
+    async def _speak(self, stream: TakerStream, context: _Context) -> None:
+        while True:
+            stream.wake.clear()
+            told = stream.take()
+            if told and not await self._write(context, told):
+                return
+            if stream.is_over:
+                return
+            await stream.wake.wait()
+
+    async def _write(self, context: _Context, told: Told) -> bool:
+        """False when the taker does not take it: its leases have lapsed by then."""
+        try:
+            await asyncio.wait_for(context.write(self._update(told)), self._lease_s)
+        except TimeoutError:
+            return False
+        return True
+
+    def _update(self, told: Told) -> kv_pb2.FollowUpdate:
+        return kv_pb2.FollowUpdate(
+            announcements=[encode_announcement(effect.message) for effect in told.announcements],
+            ended=[
+                kv_pb2.HandoffEnded(key=encode_handoff_key(end.key), kind=end.kind.value, message=end.message)
+                for end in told.ended
+            ],
+            renewed_sequence=told.renewed_sequence,
+            lease_ms=int(self._lease_s * 1e3),
+        )
+
+
+def _command(message: kv_pb2.FollowRequest, taker: WorkerRef) -> Any:
+    """Raises TandemError when the message is malformed; then nothing of it is done."""
+    follow = [decode_handoff_key(key) for key in message.follow]
+    renew = [decode_handoff_key(key) for key in message.renew]
+    release = [decode_handoff_key(key) for key in message.release]
+
+    def apply(engine: Engine, now: float) -> tuple[None, list[Effect]]:
+        effects: list[Effect] = []
+        for key in follow:
+            effects += engine.follow(key, taker, now)
+        effects += engine.renew(renew, taker, now)
+        for key in release:
+            effects += engine.release(key, now)
+        return None, effects
+
+    return apply

@@ -1,0 +1,49 @@
+"""What a worker is for all of one life, as others are told of it; never what it holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tandem.core.ids import WorkerRef
+from tandem.engine.ports import TransportPeer
+from tandem.runtime.bundle import TokenizerBundle
+from tandem.wire.convert_kv import encode_peer, encode_worker
+from tandem.wire.gen import worker_pb2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """`pool` is a label for routers, the digests are hexadecimal, `max_model_len` is in tokens."""
+
+    me: WorkerRef
+    pool: str
+    model: str
+    fingerprint: str
+    max_model_len: int
+    bundle: TokenizerBundle
+    bundle_digest: str
+    transport: TransportPeer
+    transport_kind: str
+
+    def describe(self, *, with_bundle: bool) -> worker_pb2.DescribeReply:
+        """Everything but load and books."""
+        reply = worker_pb2.DescribeReply(
+            worker=encode_worker(self.me),
+            pool=self.pool,
+            model=self.model,
+            fingerprint=self.fingerprint,
+            max_model_len=self.max_model_len,
+            transport=encode_peer(self.transport),
+            bundle_digest=self.bundle_digest,
+            transport_kind=self.transport_kind,
+        )
+        if with_bundle:
+            reply.bundle.CopyFrom(
+                worker_pb2.TokenizerBundle(
+                    tokenizer_json=self.bundle.tokenizer_json,
+                    chat_template=self.bundle.chat_template,
+                    generation_config_json=self.bundle.generation_config_json,
+                    special_tokens_json=self.bundle.special_tokens_json,
+                )
+            )
+        return reply

@@ -1,0 +1,263 @@
+"""One life of one worker: its threads, streams and server, begun and ended in order; decides nothing about jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import grpc.aio
+
+from tandem.core.clock import Clock
+from tandem.core.config import Config
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.ids import WorkerRef
+from tandem.engine.engine import Engine, HandoffLimits
+from tandem.kv.pool import BlockPool
+from tandem.sched.policy import SchedulerLimits
+from tandem.stores.heartbeat import Heartbeat
+from tandem.stores.record import WorkerRecord
+from tandem.stores.registry import WorkerRegistry
+from tandem.transfer.mover import Mover
+from tandem.transfer.transport import Transport
+from tandem.wire.gen.worker_pb2_grpc import add_WorkerServicer_to_server
+from tandem.worker.driver import Command, EngineDriver
+from tandem.worker.effects import Router
+from tandem.worker.follow import FollowService
+from tandem.worker.gateways import Gateways
+from tandem.worker.identity import Identity
+from tandem.worker.link import LinkContext
+from tandem.worker.links import Links
+from tandem.worker.model import WorkerModel
+from tandem.worker.probe import TransferProbe
+from tandem.worker.reads import ReadDesk
+from tandem.worker.service import WorkerService
+from tandem.worker.takers import Takers
+
+SWEEP_S = 0.25
+FLUSH_S = 2.0
+"""For streams to carry the last messages of a worker that stops."""
+THREAD_S = 10.0
+"""For the transfer thread to end."""
+
+_log = logging.getLogger(__name__)
+
+
+class Worker:
+    """Made by `program.start_worker`, ended by `stop`. All methods on one event loop."""
+
+    def __init__(
+        self,
+        config: Config,
+        model: WorkerModel,
+        me: WorkerRef,
+        server: grpc.aio.Server,
+        transport: Transport,
+        clock: Clock,
+    ) -> None:
+        self.me = me
+        self._failure: str | None = None
+        self._has_failed = asyncio.Event()
+        self._has_stopped = False
+        self._config = config
+        self._clock = clock
+        self._server = server
+        self._loop = asyncio.get_running_loop()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._identity = _identity(config, model, me, transport)
+        self._gateways = Gateways(config.worker.gateway_grace_s)
+        self._takers = Takers()
+        self._reads = ReadDesk(self._post, self._peer_lost, self._tested, self._moved_last, digests=self._digests)
+        self._mover = Mover(transport, model.digest, self._reads.on_event, clock)
+        self._reads.attach(self._mover)
+        self._router = Router(
+            self._loop, self._gateways, self._takers, self._reads, self._set_moving, self._engine_ended
+        )
+        stall_s = config.worker.step_stall_s
+        self._driver = EngineDriver(_engine(config, model), model.executor, self._router, clock, stall_s)
+        self._links = Links(self._link_context())
+        self._router.attach(self._links)
+        self._probe = TransferProbe(self._mover.self_test)
+        self._service = self._compose_service()
+        add_WorkerServicer_to_server(self._service, server)
+
+    def __repr__(self) -> str:
+        return f"<worker {self.me}: {self.healthy() or 'healthy'}>"
+
+    async def start(self) -> None:
+        """Raises TandemError when the transport does not work here."""
+        self._mover.start()
+        error = await self._probe.once()
+        if error is not None:
+            raise TandemError(ErrorKind.UNSUPPORTED, error, param="handoff.transport")
+        self._driver.start()
+        await self._server.start()
+        self._spawn(self._sweep(), "sweep")
+        self._spawn(self._probe.run(), "probe")
+        if self._config.redis.url:
+            self._spawn(self._register(), "register")
+        _log.info("%s serves %s", self.me, self._identity.model)
+
+    def healthy(self) -> str | None:
+        """None, or why this worker should be replaced."""
+        return self._failure or self._driver.stalled() or self._probe.error
+
+    async def failed(self) -> str:
+        """Wait until the engine or the transfer thread is of no use any more; returns why."""
+        await self._has_failed.wait()
+        assert self._failure is not None
+        return self._failure
+
+    async def drain(self, timeout_s: float) -> int:
+        """Take no new work from now on. Returns how many jobs and leases are left when none is or the time is over."""
+        return await self._service.drain(timeout_s)
+
+    async def stop(self) -> None:
+        """End at once: live jobs fail, streams carry that and end, threads and tasks are gone. Never raises."""
+        if self._has_stopped:
+            return
+        self._has_stopped = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if not await asyncio.to_thread(self._driver.stop, self._config.worker.step_stall_s):
+            _log.error("a step does not end; its thread is left behind")
+        self._gateways.close()
+        self._takers.close()
+        await self._links.close()
+        await self._server.stop(FLUSH_S)
+        if not await asyncio.to_thread(self._mover.stop, THREAD_S):
+            _log.error("the transfer thread does not end; it is left behind")
+        _log.info("%s has stopped", self.me)
+
+    # ---- composition
+
+    @property
+    def _digests(self) -> bool:
+        return self._config.handoff.digests
+
+    def _link_context(self) -> LinkContext:
+        return LinkContext(
+            me=self.me,
+            fingerprint=self._identity.fingerprint,
+            transport_kind=self._identity.transport_kind,
+            clock=self._clock,
+            post=self._driver.post,
+            connect=self._reads.connect,
+        )
+
+    def _compose_service(self) -> WorkerService:
+        fingerprint, lease_s = self._identity.fingerprint, self._config.handoff.lease_s
+        follows = FollowService(self._driver, self._takers, fingerprint, lease_s)
+        grace_s = self._config.worker.gateway_grace_s
+        return WorkerService(self._identity, self._driver, self._router, self._gateways, follows, self._clock, grace_s)
+
+    # ---- from other threads
+
+    def _post(self, command: Command) -> None:
+        self._driver.post(command)
+
+    def _set_moving(self, is_moving: bool) -> None:
+        # A mover that has stopped is known of by then.
+        with contextlib.suppress(RuntimeError):
+            self._mover.set_busy(is_moving)
+
+    def _peer_lost(self, source: WorkerRef) -> None:
+        self._cross(lambda: self._links.peer_lost(source))
+
+    def _tested(self, error: str | None) -> None:
+        self._cross(lambda: self._probe.answer(error))
+
+    def _moved_last(self, error: str | None) -> None:
+        if error is not None:
+            self._cross(lambda: self._fail(f"the transfer thread failed: {error}"))
+
+    def _cross(self, call: Callable[[], None]) -> None:
+        # A closed loop has nobody left to be told.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(call)
+
+    # ---- on the event loop
+
+    def _engine_ended(self, error: str | None) -> None:
+        if error is not None:
+            self._fail(f"the engine failed: {error}")
+
+    def _fail(self, reason: str) -> None:
+        if self._failure is None:
+            _log.error("%s: %s", self.me, reason)
+            self._failure = reason
+            self._has_failed.set()
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=f"{name} of {self.me.id}")
+        task.add_done_callback(self._task_ended)
+        self._tasks.append(task)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self._fail(f"task {task.get_name()} failed: {task.exception()!r}")
+
+    async def _sweep(self) -> None:
+        """Cancel the jobs of gateways that are gone."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            lost = self._gateways.sweep(self._clock.now())
+            if lost:
+                _log.warning("%d jobs are cancelled: nobody has watched them", len(lost))
+            self._service.cancel(lost)
+
+    async def _register(self) -> None:
+        record = WorkerRecord(
+            worker=self.me,
+            pool=self._identity.pool,
+            model=self._identity.model,
+            fingerprint=self._identity.fingerprint,
+            layout=str(self._identity.transport.layout),
+            max_model_len=self._identity.max_model_len,
+            bundle_digest=self._identity.bundle_digest,
+        )
+        registry = WorkerRegistry(self._config.redis.url, self._config.redis.namespace)
+        try:
+            await Heartbeat(registry, record).run()
+        finally:
+            await registry.close()
+
+
+def _identity(config: Config, model: WorkerModel, me: WorkerRef, transport: Transport) -> Identity:
+    return Identity(
+        me=me,
+        pool=config.worker.pool,
+        model=model.name,
+        fingerprint=model.fingerprint,
+        max_model_len=model.max_model_len,
+        bundle=model.bundle,
+        bundle_digest=model.bundle.digest,
+        transport=transport.describe(me),
+        transport_kind=config.handoff.transport,
+    )
+
+
+def _engine(config: Config, model: WorkerModel) -> Engine:
+    engine, handoff = config.engine, config.handoff
+    pool = BlockPool(
+        model.executor.num_blocks,
+        model.executor.layout.block_size,
+        enable_prefix_caching=engine.enable_prefix_caching,
+    )
+    limits = SchedulerLimits(
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        max_num_seqs=engine.max_num_seqs,
+        max_model_len=model.max_model_len,
+        enable_chunked_prefill=engine.enable_chunked_prefill,
+        digest_handoffs=handoff.digests,
+    )
+    deadlines = HandoffLimits(
+        lease_s=handoff.lease_s,
+        pull_timeout_s=handoff.pull_timeout_s,
+        drain_timeout_s=handoff.drain_timeout_s,
+        block_bytes=model.executor.layout.block_bytes,
+    )
+    return Engine(pool, limits, deadlines, model.fingerprint)

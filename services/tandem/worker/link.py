@@ -1,0 +1,267 @@
+"""The taker's end of one Follow stream: connects to a source and keeps it told; never decides whether a pull goes on.
+
+A session is: ask the source who it is, make it readable, open the stream, follow everything that is wanted. When a
+session breaks, another one follows as long as something is wanted; meanwhile the engine's leases run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import grpc.aio
+
+from tandem.core.clock import Clock
+from tandem.core.errors import TandemError
+from tandem.core.ids import WorkerRef
+from tandem.engine.effects import Effect
+from tandem.engine.engine import Engine
+from tandem.engine.ports import PeerError, TransportPeer
+from tandem.kv.handoff import HandoffKey
+from tandem.wire.channels import open_channel
+from tandem.wire.convert import decode_kind
+from tandem.wire.convert_kv import (
+    decode_announcement,
+    decode_handoff_key,
+    decode_peer,
+    encode_handoff_key,
+    encode_worker,
+)
+from tandem.wire.gen import kv_pb2, worker_pb2
+from tandem.wire.gen.worker_pb2_grpc import WorkerStub
+from tandem.worker.driver import Command
+
+ANSWER_S = 5.0
+"""For a source to say who it is, and for the transport to connect to it."""
+NUM_FIRST_TRIES = 4
+BACKOFF_S = 0.05
+MAX_BACKOFF_S = 1.0
+IDLE_S = 60.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkContext:
+    """What all links of a worker share. `post` runs a command on the engine's thread; `connect` makes a source
+    readable or raises PeerError in its future."""
+
+    me: WorkerRef
+    fingerprint: str
+    transport_kind: str
+    clock: Clock
+    post: Callable[[Command], None]
+    connect: Callable[[TransportPeer], Future[None]]
+
+
+class _SourceGone(Exception):
+    """The source that was meant is no more, or can never be read from here."""
+
+
+class _Broken(Exception):
+    """A session ended that should have gone on."""
+
+
+_Call = grpc.aio.StreamStreamCall[kv_pb2.FollowRequest, kv_pb2.FollowUpdate]
+
+
+class Link:
+    """`wanted` are the hand-offs followed now. All on the event loop."""
+
+    def __init__(self, source: WorkerRef, context: LinkContext) -> None:
+        self.source = source
+        self._context = context
+        self._wanted: dict[HandoffKey, None] = {}
+        self._to_follow: dict[HandoffKey, None] = {}
+        self._to_renew: dict[HandoffKey, None] = {}
+        self._to_release: dict[HandoffKey, None] = {}
+        self._wake = asyncio.Event()
+        self._is_lost = False
+        self._was_connected = False
+        self._num_failures = 0
+        self._sequence = 0
+        self._unanswered: dict[int, tuple[float, tuple[HandoffKey, ...]]] = {}
+
+    def __repr__(self) -> str:
+        return f"<link to {self.source}, {len(self._wanted)} followed, {self._num_failures} failures in a row>"
+
+    def follow(self, key: HandoffKey) -> None:
+        self._wanted[key] = self._to_follow[key] = None
+        self._wake.set()
+
+    def renew(self, keys: tuple[HandoffKey, ...]) -> None:
+        self._to_renew.update(dict.fromkeys(key for key in keys if key in self._wanted))
+        self._wake.set()
+
+    def release(self, key: HandoffKey) -> None:
+        for pending in (self._wanted, self._to_follow, self._to_renew):
+            pending.pop(key, None)
+        self._to_release[key] = None
+        self._wake.set()
+
+    def reconnect(self) -> None:
+        """The transport has lost the source: begin a new session."""
+        self._is_lost = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Until nothing has been wanted for a while, or the source is gone.
+
+        Nothing is awaited between the last look at what is wanted and the end, so that nothing said is lost.
+        """
+        while True:
+            try:
+                await self._session()
+                reason = "the stream ended"
+            except _SourceGone as gone:
+                self._give_up(str(gone))
+                return
+            except asyncio.CancelledError:
+                if _is_cancelled():
+                    raise
+                reason = "the source cancelled the call"
+            except (grpc.aio.AioRpcError, PeerError, TandemError, TimeoutError, _Broken) as failure:
+                reason = _reason(failure)
+            self._num_failures += 1
+            if not self._was_connected and self._num_failures >= NUM_FIRST_TRIES:
+                self._give_up(reason)
+                return
+            # A lease that cannot be released now lapses by itself.
+            self._to_release.clear()
+            if not self._wanted:
+                return
+            _log.info("link to %s broke: %s", self.source, reason)
+            await self._pause(min(MAX_BACKOFF_S, BACKOFF_S * 2 ** (self._num_failures - 1)))
+
+    async def _pause(self, seconds: float) -> None:
+        """Shorter when there is something new to say."""
+        self._wake.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), seconds)
+
+    async def _session(self) -> None:
+        """Returns when the link is idle."""
+        async with open_channel(self.source.address) as channel:
+            stub = WorkerStub(channel)
+            peer = await self._identify(stub)
+            self._is_lost = False
+            await asyncio.wait_for(asyncio.wrap_future(self._context.connect(peer)), ANSWER_S)
+            self._was_connected = True
+            call: _Call = stub.Follow()  # type: ignore[call-arg]
+            try:
+                await self._converse(call)
+            finally:
+                call.cancel()
+
+    async def _identify(self, stub: WorkerStub) -> TransportPeer:
+        """Ask the source for its side of the handshake. Raises _SourceGone when it is not who was meant."""
+        said = await stub.Describe(worker_pb2.DescribeRequest(), timeout=ANSWER_S)
+        peer = decode_peer(said.transport)
+        # The address may be written in two ways; a life may not.
+        if (peer.worker.id, peer.worker.incarnation) != (self.source.id, self.source.incarnation):
+            raise _SourceGone(f"{self.source.address} is now {peer.worker}, incarnation {peer.worker.incarnation}")
+        if said.fingerprint != self._context.fingerprint:
+            raise _SourceGone(f"{self.source} serves another model or another KV format")
+        if said.transport_kind != self._context.transport_kind:
+            mine = self._context.transport_kind
+            raise _SourceGone(f"{self.source} moves KV over {said.transport_kind!r}, this worker over {mine!r}")
+        return TransportPeer(self.source, peer.agent, peer.metadata, peer.layout, peer.regions)
+
+    async def _converse(self, call: _Call) -> None:
+        """Returns when the link is idle; raises when the stream ends otherwise."""
+        self._unanswered.clear()
+        tasks = [asyncio.create_task(self._speak(call)), asyncio.create_task(self._listen(call))]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        for error in results:
+            if isinstance(error, Exception):
+                raise error
+
+    # ---- what we say
+
+    async def _speak(self, call: _Call) -> None:
+        self._to_follow = dict(self._wanted)
+        self._to_renew.clear()
+        message = self._next_message()
+        message.taker.CopyFrom(encode_worker(self._context.me))
+        message.fingerprint = self._context.fingerprint
+        await call.write(message)
+        while True:
+            self._wake.clear()
+            if self._is_lost:
+                raise _Broken("the transport lost the source")
+            if self._to_follow or self._to_renew or self._to_release:
+                await call.write(self._next_message())
+                continue
+            try:
+                await asyncio.wait_for(self._wake.wait(), IDLE_S)
+            except TimeoutError:
+                if not self._wanted:
+                    return
+
+    def _next_message(self) -> kv_pb2.FollowRequest:
+        """All that is to be said; the lease that it asks for counts from now."""
+        self._sequence += 1
+        self._unanswered[self._sequence] = (self._context.clock.now(), (*self._to_follow, *self._to_renew))
+        message = kv_pb2.FollowRequest(
+            follow=map(encode_handoff_key, self._to_follow),
+            renew=map(encode_handoff_key, self._to_renew),
+            release=map(encode_handoff_key, self._to_release),
+            sequence=self._sequence,
+        )
+        self._to_follow.clear()
+        self._to_renew.clear()
+        self._to_release.clear()
+        return message
+
+    # ---- what the source says
+
+    async def _listen(self, call: _Call) -> None:
+        async for update in call:
+            self._num_failures = 0
+            self._context.post(self._commands(update))
+        raise _Broken("the source ended the stream")
+
+    def _commands(self, update: kv_pb2.FollowUpdate) -> Command:
+        """One command for a whole message. Raises TandemError when it is malformed."""
+        announced = [decode_announcement(message) for message in update.announcements]
+        ended = [(decode_handoff_key(end.key), decode_kind(end.kind), end.message) for end in update.ended]
+        granted = [self._unanswered.pop(s) for s in sorted(self._unanswered) if s <= update.renewed_sequence]
+        lease_s = update.lease_ms / 1e3
+
+        def apply(engine: Engine, now: float) -> list[Effect]:
+            effects: list[Effect] = []
+            for announcement in announced:
+                effects += engine.announced(announcement, now)
+            for key, kind, message in ended:
+                effects += engine.handoff_ended(key, kind, message, now)
+            for sent_at, keys in granted:
+                engine.renewed(keys, sent_at, lease_s)
+            return effects
+
+        return apply
+
+    def _give_up(self, reason: str) -> None:
+        _log.warning("%s is lost: %s", self.source, reason)
+        source = self.source
+        self._context.post(lambda engine, now: engine.source_lost(source, reason, now))
+
+
+def _is_cancelled() -> bool:
+    """Whether this very task was cancelled: a call that its server cancels raises CancelledError too."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _reason(failure: Exception) -> str:
+    if isinstance(failure, grpc.aio.AioRpcError):
+        return f"{failure.code().name}: {failure.details()}"
+    return str(failure) or type(failure).__name__

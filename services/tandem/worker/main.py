@@ -1,0 +1,91 @@
+"""The process of `tandem worker`: signals, log lines, the line that says it is ready; composes nothing itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING
+
+from tandem.core.config import Config
+from tandem.core.errors import TandemError
+
+if TYPE_CHECKING:
+    from tandem.worker.life import Worker
+    from tandem.worker.model import WorkerModel
+
+SWITCH_INTERVAL_S = 0.001
+"""Python threads: the event loop must not wait long for the engine's thread to let go."""
+
+_log = logging.getLogger("tandem.worker")
+
+
+def run(config: Config) -> int:
+    """Serve until told to stop. Returns the exit status: 0 after SIGTERM or SIGINT, 1 when something failed."""
+    prepare_process()
+    # Only now: importing the model's libraries reads the environment.
+    from tandem.worker.model import load_worker_model
+
+    try:
+        model = load_worker_model(config)
+        return asyncio.run(_serve(config, model))
+    except TandemError as error:
+        _log.error("%s", error.message)
+        return 1
+    except KeyboardInterrupt:
+        return 0
+
+
+def prepare_process() -> None:
+    """To be called before torch is imported."""
+    # Workers share cores: a thread pool that has nothing to do must sleep instead of spinning.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    line = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=line)
+
+
+async def _serve(config: Config, model: WorkerModel) -> int:
+    from tandem.worker.program import start_worker
+
+    signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signals.put_nowait, number)
+    worker = await start_worker(config, model)
+    _say_ready(worker, config)
+    broken = asyncio.create_task(worker.failed())
+    try:
+        await _first(signals.get(), broken)
+        if not broken.done():
+            _log.info("stopping: waiting up to %g s for running work", config.worker.drain_s)
+            await _first(worker.drain(config.worker.drain_s), signals.get(), broken)
+    finally:
+        await worker.stop()
+        has_failed = broken.done()
+        broken.cancel()
+    return 1 if has_failed else 0
+
+
+async def _first(*waits: Awaitable[object]) -> None:
+    """Until one of them has ended. Coroutines that have not are cancelled, tasks are left alone."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    mine = [task for task, wait in zip(tasks, waits, strict=True) if task is not wait]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in mine:
+            task.cancel()
+        await asyncio.gather(*mine, return_exceptions=True)
+
+
+def _say_ready(worker: Worker, config: Config) -> None:
+    """One line of JSON for whoever started this process."""
+    me = worker.me
+    ready = {"ready": True, "worker": me.id, "address": me.address, "incarnation": me.incarnation}
+    sys.stdout.write(json.dumps({**ready, "pool": config.worker.pool}) + "\n")
+    sys.stdout.flush()

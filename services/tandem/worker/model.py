@@ -1,0 +1,42 @@
+"""What a worker serves, as its parts: executor, KV memory, digests, tokenizer files; never runs any of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tandem.core.config import Config
+from tandem.engine.ports import Executor
+from tandem.runtime.bundle import TokenizerBundle
+from tandem.runtime.load import load_model
+from tandem.transfer.carrier import Digest
+from tandem.transfer.pool import MemoryPool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerModel:
+    """`pool` is the executor's KV memory as transports see it, `digest` that of its blocks; `digest` is called by the
+    transfer thread while the executor runs. `fingerprint` is hexadecimal, `max_model_len` in tokens."""
+
+    name: str
+    executor: Executor
+    pool: MemoryPool
+    digest: Digest
+    fingerprint: str
+    max_model_len: int
+    bundle: TokenizerBundle
+
+
+def load_worker_model(config: Config) -> WorkerModel:
+    """Fetch, convert and load as needed, which may take minutes. Raises TandemError."""
+    loaded = load_model(config.model, config.engine)
+    cache = loaded.executor.cache
+    region = cache.region
+    return WorkerModel(
+        name=loaded.name,
+        executor=loaded.executor,
+        pool=MemoryPool(region.address, region.num_blocks, cache.layout, region.device, keepalive=cache),
+        digest=cache.digest,
+        fingerprint=loaded.fingerprint.digest,
+        max_model_len=loaded.max_model_len,
+        bundle=loaded.bundle,
+    )

@@ -1,0 +1,179 @@
+"""Turns the engine's reads into the mover's orders and the mover's events into engine commands; never moves a byte."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from tandem.core.ids import WorkerRef
+from tandem.engine.effects import Effect
+from tandem.engine.engine import Engine
+from tandem.engine.ports import BlockCopy, PeerError, TransportPeer
+from tandem.kv.pull_book import StartRead, Teardown
+from tandem.transfer.mover import Mover
+from tandem.transfer.orders import (
+    Connected,
+    ConnectFailed,
+    Event,
+    MoverStopped,
+    PeerDrained,
+    PeerLost,
+    ReadDone,
+    ReadFailed,
+    ReadOrder,
+    SelfTestDone,
+)
+from tandem.worker.driver import Command
+
+_log = logging.getLogger(__name__)
+
+
+class ReadDesk:
+    """Methods are called by the engine's thread (reads), the event loop (connections) and the mover's thread (events).
+
+    `post` runs a command on the engine's thread. `on_peer_lost` is told of a lost source before the engine is, so that
+    whoever follows sources knows it when the engine's answer comes. `on_self_test` gets None or what went wrong.
+    """
+
+    def __init__(
+        self,
+        post: Callable[[Command], None],
+        on_peer_lost: Callable[[WorkerRef], None],
+        on_self_test: Callable[[str | None], None],
+        on_stopped: Callable[[str | None], None],
+        *,
+        digests: bool,
+    ) -> None:
+        self._post = post
+        self._on_peer_lost = on_peer_lost
+        self._on_self_test = on_self_test
+        self._on_stopped = on_stopped
+        self._digests = digests
+        self._mover: Mover | None = None
+        self._lock = threading.Lock()
+        self._peers: dict[WorkerRef, TransportPeer] = {}
+        self._lingering: set[WorkerRef] = set()
+        self._connecting: dict[WorkerRef, list[Future[None]]] = {}
+
+    def __repr__(self) -> str:
+        return f"ReadDesk({len(self._peers)} peers, {len(self._lingering)} lingering)"
+
+    def attach(self, mover: Mover) -> None:
+        """The mover whose events come here; before anything else."""
+        self._mover = mover
+
+    def connect(self, peer: TransportPeer) -> Future[None]:
+        """Make a source readable. The future raises PeerError when that fails."""
+        future: Future[None] = Future()
+        future.set_running_or_notify_cancel()
+        with self._lock:
+            if peer.worker in self._lingering:
+                future.set_exception(PeerError(f"a read of {peer.worker} is not proven to have ended"))
+                return future
+            self._connecting.setdefault(peer.worker, []).append(future)
+        try:
+            self._attached.connect(peer)
+        except RuntimeError as error:
+            self._answer(peer.worker, PeerError(str(error)))
+        return future
+
+    def start_read(self, read: StartRead) -> None:
+        """Order a read of a connected source; any other fails at once, with nothing to drain."""
+        with self._lock:
+            peer = self._peers.get(read.source)
+        if peer is None:
+            self._refuse(read, f"{read.source} is not connected")
+            return
+        if self._digests and not all(offered.heads for offered in read.offered):
+            self._refuse(read, f"{read.source} offers blocks without digests, which handoff.digests asks for here")
+            return
+        order = ReadOrder(
+            id=read.read,
+            peer=peer,
+            copies=tuple(BlockCopy(o.block, mine) for o, mine in zip(read.offered, read.local, strict=True)),
+            logical=tuple(range(read.first_index, read.first_index + len(read.local))),
+            digests=tuple(offered.heads for offered in read.offered) if self._digests else None,
+        )
+        try:
+            self._attached.read(order)
+        except RuntimeError as error:
+            self._refuse(read, str(error))
+
+    def tear_down(self, teardown: Teardown) -> None:
+        """Give a source up. One that is not connected was given up before, and the engine was told."""
+        with self._lock:
+            peer = self._peers.get(teardown.source)
+        if peer is None:
+            return
+        try:
+            self._attached.teardown(peer, "a read does not end")
+        except RuntimeError as error:
+            _log.warning("%s cannot be torn down: %s", teardown.source, error)
+
+    def on_event(self, event: Event) -> None:
+        """On the mover's thread."""
+        match event:
+            case ReadDone(id):
+                self._post(lambda engine, now: engine.read_done(id, now))
+            case ReadFailed(id, kind, reason, drained):
+                _log.warning("read %d failed (%s): %s", id, kind.value, reason)
+                self._post(lambda engine, now: engine.read_failed(id, reason, drained=drained, now=now))
+            case Connected(peer):
+                with self._lock:
+                    self._peers[peer.worker] = peer
+                self._answer(peer.worker, None)
+            case ConnectFailed(peer, reason):
+                self._answer(peer.worker, PeerError(reason))
+            case PeerLost(peer, proven, reason):
+                _log.warning("lost %s%s: %s", peer.worker, "" if proven else " (reads may go on)", reason)
+                self._lose(peer, reason, proven)
+            case PeerDrained(peer):
+                with self._lock:
+                    self._lingering.discard(peer.worker)
+                self._tell_engine(peer.worker, "its last read has ended", proven=True)
+            case SelfTestDone(error):
+                self._on_self_test(error)
+            case MoverStopped(error):
+                self._stop(error)
+
+    @property
+    def _attached(self) -> Mover:
+        assert self._mover is not None, "no mover was attached"
+        return self._mover
+
+    def _refuse(self, read: StartRead, reason: str) -> None:
+        id = read.read
+        self._post(lambda engine, now: engine.read_failed(id, reason, drained=True, now=now))
+
+    def _answer(self, source: WorkerRef, error: PeerError | None) -> None:
+        with self._lock:
+            waiting = self._connecting.pop(source, [])
+        for future in waiting:
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+    def _lose(self, peer: TransportPeer, reason: str, proven: bool) -> None:
+        with self._lock:
+            self._peers.pop(peer.worker, None)
+            if not proven:
+                self._lingering.add(peer.worker)
+        self._on_peer_lost(peer.worker)
+        self._tell_engine(peer.worker, reason, proven=proven)
+
+    def _tell_engine(self, source: WorkerRef, reason: str, *, proven: bool) -> None:
+        def tell(engine: Engine, now: float) -> list[Effect]:
+            return engine.peer_lost(source, reason, proven=proven, now=now)
+
+        self._post(tell)
+
+    def _stop(self, error: str | None) -> None:
+        with self._lock:
+            self._peers.clear()
+            waiting = list(self._connecting)
+        for source in waiting:
+            self._answer(source, PeerError(error or "the transfer thread has stopped"))
+        self._on_stopped(error)

@@ -1,0 +1,260 @@
+"""Speaks worker.proto for one worker: messages to commands, events to messages; decides nothing itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from tandem.core.clock import Clock
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.ids import GatewayId, JobKey
+from tandem.core.load import Books
+from tandem.core.request import Job
+from tandem.engine.effects import Effect
+from tandem.engine.engine import Engine
+from tandem.wire.convert import (
+    Submission,
+    decode_key,
+    decode_submission,
+    encode_books,
+    encode_load,
+    encode_refusal,
+    encode_update,
+)
+from tandem.wire.convert_kv import decode_handoff_key
+from tandem.wire.gen import kv_pb2, worker_pb2
+from tandem.wire.gen.worker_pb2_grpc import WorkerServicer
+from tandem.worker.driver import EngineDriver
+from tandem.worker.effects import Router
+from tandem.worker.follow import FollowService
+from tandem.worker.gateways import Gateways
+from tandem.worker.gateways import Watch as WatchStream
+from tandem.worker.identity import Identity
+
+HEARTBEAT_S = 1.0
+"""The longest time without a message on a Watch stream."""
+BOOKS_S = 0.5
+"""How long Describe waits for a running step before it answers without books."""
+
+_T = TypeVar("_T")
+
+
+class WorkerService(WorkerServicer):
+    """All methods on the event loop. `grace_s`: how long a gateway may leave a message untaken."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        driver: EngineDriver,
+        router: Router,
+        gateways: Gateways,
+        follows: FollowService,
+        clock: Clock,
+        grace_s: float,
+    ) -> None:
+        self._identity = identity
+        self._driver = driver
+        self._router = router
+        self._gateways = gateways
+        self._follows = follows
+        self._clock = clock
+        self._grace_s = grace_s
+
+    # ---- jobs
+
+    async def Submit(
+        self,
+        request: worker_pb2.SubmitRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.SubmitRequest, worker_pb2.SubmitReply],
+    ) -> worker_pb2.SubmitReply:
+        reply = worker_pb2.SubmitReply()
+        try:
+            await self._accept(self._read_submission(request))
+        except TandemError as refusal:
+            reply.refusal.CopyFrom(encode_refusal(refusal.kind, refusal.message))
+        reply.load.CopyFrom(encode_load(self._router.snapshot.load))
+        return reply
+
+    async def Cancel(
+        self,
+        request: worker_pb2.CancelRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.CancelRequest, worker_pb2.CancelReply],
+    ) -> worker_pb2.CancelReply:
+        try:
+            keys = [decode_key(key) for key in request.keys]
+        except TandemError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+        await self._run(lambda engine, now: (None, _cancel(engine, keys, now)), context)
+        return worker_pb2.CancelReply()
+
+    async def Release(
+        self,
+        request: worker_pb2.ReleaseRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.ReleaseRequest, worker_pb2.ReleaseReply],
+    ) -> worker_pb2.ReleaseReply:
+        try:
+            key = decode_handoff_key(request.key)
+        except TandemError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+        await self._run(lambda engine, now: (None, engine.release(key, now)), context)
+        return worker_pb2.ReleaseReply()
+
+    # ---- streams; coroutines that write, so that a cancel ends them at once
+
+    async def Watch(  # type: ignore[override]
+        self,
+        request: worker_pb2.WatchRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.WatchRequest, worker_pb2.WatchUpdate],
+    ) -> None:
+        try:
+            positions = {decode_key(position.key): position.next_index for position in request.positions}
+        except TandemError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+        if not request.gateway:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a watch names no gateway")
+        watch, unwanted = self._gateways.attach(GatewayId(request.gateway), positions, self._clock.now())
+        self.cancel(unwanted)
+        try:
+            await self._tell(watch, context)
+        finally:
+            self._gateways.detach(watch, self._clock.now())
+
+    async def Follow(  # type: ignore[override]
+        self,
+        request_iterator: AsyncIterator[kv_pb2.FollowRequest],
+        context: grpc.aio.ServicerContext[kv_pb2.FollowRequest, kv_pb2.FollowUpdate],
+    ) -> None:
+        await self._follows.converse(request_iterator, context)
+
+    # ---- the worker itself
+
+    async def Describe(
+        self,
+        request: worker_pb2.DescribeRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.DescribeRequest, worker_pb2.DescribeReply],
+    ) -> worker_pb2.DescribeReply:
+        """Without books when a step takes long: who wants to follow must not wait for it."""
+        reply = self._identity.describe(with_bundle=request.with_bundle)
+        try:
+            books = await asyncio.wait_for(asyncio.wrap_future(self._driver.call(_count)), BOOKS_S)
+            reply.books.CopyFrom(encode_books(books))
+        except (TimeoutError, TandemError):
+            pass
+        reply.load.CopyFrom(encode_load(self._router.snapshot.load))
+        return reply
+
+    async def Drain(
+        self,
+        request: worker_pb2.DrainRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.DrainRequest, worker_pb2.DrainReply],
+    ) -> worker_pb2.DrainReply:
+        return worker_pb2.DrainReply(num_left=await self.drain(request.timeout_ms / 1e3))
+
+    async def drain(self, timeout_s: float) -> int:
+        """Take no new work. Returns how many jobs and leases are left when none is or the time is over."""
+        try:
+            num_left = await asyncio.wrap_future(self._driver.call(_close_doors))
+        except TandemError:
+            return 0
+        until = self._clock.now() + timeout_s
+        while num_left and (left_s := until - self._clock.now()) > 0:
+            self._router.changed.clear()
+            try:
+                await asyncio.wait_for(self._router.changed.wait(), left_s)
+            except TimeoutError:
+                break
+            num_left = self._router.snapshot.num_live
+        return num_left
+
+    def cancel(self, keys: Iterable[JobKey]) -> None:
+        """End jobs, without waiting for it."""
+        doomed = list(keys)
+        if doomed:
+            self._driver.post(lambda engine, now: _cancel(engine, doomed, now))
+
+    # ---- inside
+
+    def _read_submission(self, request: worker_pb2.SubmitRequest) -> Submission:
+        submission = decode_submission(request)
+        me = self._identity.me
+        if submission.incarnation != me.incarnation:
+            raise TandemError(ErrorKind.WORKER_LOST, f"{me} has restarted: it is incarnation {me.incarnation} now")
+        model = submission.job.request.model
+        if model != self._identity.model:
+            raise TandemError(ErrorKind.MODEL_NOT_FOUND, f"{me} serves {self._identity.model!r}, not {model!r}")
+        return submission
+
+    async def _accept(self, submission: Submission) -> None:
+        """The outbox expects the job before the engine has it: the first token may come before the reply."""
+        job = submission.job
+        expected = self._gateways.expect(submission.gateway, job.key, len(job.output_tokens), self._clock.now())
+        try:
+            is_live = await asyncio.wrap_future(self._driver.call(_submit(job)))
+            if expected and not is_live:
+                raise TandemError(ErrorKind.WORKER_LOST, f"job {job.key} has ended, and what it told is forgotten")
+        except asyncio.CancelledError:
+            # Whoever asked is gone and will never know that the job is here.
+            self.cancel([job.key])
+            if expected:
+                self._gateways.discard(job.key)
+            raise
+        except TandemError:
+            if expected:
+                self._gateways.discard(job.key)
+            raise
+
+    async def _run(
+        self,
+        command: Callable[[Engine, float], tuple[_T, list[Effect]]],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
+        try:
+            await asyncio.wrap_future(self._driver.call(command))
+        except TandemError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
+
+    async def _tell(
+        self, watch: WatchStream, context: grpc.aio.ServicerContext[worker_pb2.WatchRequest, worker_pb2.WatchUpdate]
+    ) -> None:
+        """At once, then whenever there is something, and at least once per heartbeat, with the load."""
+        while not watch.is_over:
+            watch.wake.clear()
+            events = watch.box.take(self._clock.now())
+            update = encode_update(events, self._router.snapshot.load)
+            try:
+                await asyncio.wait_for(context.write(update), self._grace_s)
+            except TimeoutError:
+                return
+            if watch.is_closing and not watch.wake.is_set():
+                return
+            try:
+                await asyncio.wait_for(watch.wake.wait(), HEARTBEAT_S)
+            except TimeoutError:
+                continue
+
+
+def _submit(job: Job) -> Callable[[Engine, float], tuple[bool, list[Effect]]]:
+    """Whether the job is live now; the same job again may have ended."""
+
+    def submit(engine: Engine, now: float) -> tuple[bool, list[Effect]]:
+        effects = engine.submit(job, now)
+        return job.key in engine.live_jobs(), effects
+
+    return submit
+
+
+def _cancel(engine: Engine, keys: Iterable[JobKey], now: float) -> list[Effect]:
+    return [effect for key in keys for effect in engine.cancel(key, now)]
+
+
+def _count(engine: Engine, now: float) -> tuple[Books, list[Effect]]:
+    return engine.books(), []
+
+
+def _close_doors(engine: Engine, now: float) -> tuple[int, list[Effect]]:
+    engine.draining = True
+    return engine.num_live, []

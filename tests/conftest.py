@@ -1,0 +1,26 @@
+"""What all tests share; never a fake of a product part."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tandem.stores.embedded import EmbeddedServer
+
+# Before torch is imported: tests share few cores, and their results do not depend on the number of threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# No deadline, because a shared machine stalls; the same examples in every run, because a red test must stay red.
+settings.register_profile("tandem", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("soak", deadline=None, derandomize=False, max_examples=2000)
+settings.load_profile("tandem")
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    """One server for the session; tests take a namespace each."""
+    with EmbeddedServer.start() as server:
+        yield server.url

@@ -1,0 +1,174 @@
+"""Pools of known content and peers in processes of their own, for the transport contract; asserts nothing."""
+
+from __future__ import annotations
+
+import base64
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.engine.ports import ReadState, TransportPeer
+from tandem.kv.layout import KVGroup, KVLayout
+from tandem.transfer.local import LocalTransport
+from tandem.transfer.nixl import NixlTransport
+from tandem.transfer.pool import MemoryPool, agent_name
+from tandem.transfer.transport import Transport
+
+Bytes = npt.NDArray[np.uint8]
+T = TypeVar("T")
+NUM_BLOCKS = 256
+LAYERS = 8
+GUARD_S = 60.0
+"""Only ends a test that hangs."""
+
+
+def known_content(seed: int, num_blocks: int, layout: KVLayout) -> Bytes:
+    """What `peer_process.py --seed` holds: uint8 [num_blocks, block_bytes]."""
+    words = num_blocks * layout.block_bytes // 8
+    content = np.random.default_rng(seed).integers(0, 2**63, words, dtype=np.int64)
+    return content.view(np.uint8).reshape(num_blocks, -1)
+
+
+@dataclass
+class Peer:
+    """A transport in another process. `content` is what its pool holds, by block."""
+
+    process: subprocess.Popen[str]
+    handshake: TransportPeer
+    content: Bytes
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """Leaves neither a process nor a pipe."""
+        self.process.kill()
+        self.process.communicate()
+
+    def close_transport(self) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write("close\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == "closed\n"
+
+
+@dataclass
+class Rig:
+    """One implementation under test: our own transport with its memory, and a way to get peers."""
+
+    kind: str
+    layout: KVLayout
+    transport: Transport
+    memory: Bytes
+    new_transport: Callable[[], tuple[Transport, Bytes]]
+    peers: list[Peer] = field(default_factory=list)
+    incarnation: int = 0
+
+    @property
+    def needs_its_target(self) -> bool:
+        """Whether a read of a stopped peer stays open. Shared memory needs the peer only for the first contact."""
+        return self.kind == "nixl" and os.environ.get("UCX_TLS") == "tcp"
+
+    def spawn(self, worker: str, seed: int, layers: int = LAYERS) -> Peer:
+        self.incarnation += 1
+        peer = spawn_peer(self.kind, worker, self.incarnation, seed, layers)
+        self.peers.append(peer)
+        return peer
+
+    @staticmethod
+    def until(act: Callable[[], T], is_done: Callable[[T], bool]) -> T:
+        deadline = time.monotonic() + GUARD_S
+        while not is_done(result := act()):
+            assert time.monotonic() < deadline, f"still {result} after {GUARD_S} s"
+            time.sleep(0.0005)
+        return result
+
+    def settle(self, handle: int, transport: Transport | None = None) -> ReadState:
+        """Poll until the read is over. Raises PeerError where `poll` does."""
+        mover = transport or self.transport
+        return self.until(lambda: mover.poll(handle), lambda state: state is not ReadState.PENDING)
+
+    def reap(self) -> None:
+        for peer in self.peers:
+            self.transport.disconnect(peer.handshake)
+            peer.kill()
+        self.peers.clear()
+
+
+def spawn_peer(kind: str, worker: str, incarnation: int, seed: int, layers: int) -> Peer:
+    process = subprocess.Popen(
+        [
+            *(sys.executable, str(Path(__file__).with_name("peer_process.py")), "--transport", kind),
+            *("--worker", worker, "--incarnation", str(incarnation), "--num-blocks", str(NUM_BLOCKS)),
+            *("--layers", str(layers), "--seed", str(seed)),
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+    assert process.stdout is not None
+    handshake = pickle.loads(base64.b64decode(process.stdout.readline()))
+    return Peer(process, handshake, known_content(seed, NUM_BLOCKS, handshake.layout))
+
+
+def open_transport(kind: str, name: str, content: Bytes, layout: KVLayout) -> Transport:
+    pool = MemoryPool(content.ctypes.data, len(content), layout, keepalive=content)
+    agent = agent_name(WorkerId(name), Incarnation(1))
+    return LocalTransport(pool, agent) if kind == "local" else NixlTransport(pool, agent)
+
+
+def layout_of(layers: int) -> KVLayout:
+    return KVLayout(16, (KVGroup(layers, 2, 16, "float32"),))
+
+
+@pytest.fixture(scope="module", params=["local", "nixl"])
+def module_rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
+    """An agent takes half a second to open, so the tests of one kind share theirs."""
+    kind = str(request.param)
+    layout = layout_of(LAYERS)
+    opened: list[Transport] = []
+
+    def new_transport() -> tuple[Transport, Bytes]:
+        memory = np.zeros((NUM_BLOCKS, layout.block_bytes), np.uint8)
+        transport = open_transport(kind, f"reader{len(opened)}", memory, layout)
+        opened.append(transport)
+        return transport, memory
+
+    transport, memory = new_transport()
+    yield Rig(kind, layout, transport, memory, new_transport)
+    for each in opened:
+        each.close()
+
+
+@pytest.fixture
+def rig(module_rig: Rig) -> Iterator[Rig]:
+    module_rig.memory[:] = 0
+    yield module_rig
+    module_rig.reap()
+
+
+@pytest.fixture(scope="module")
+def good_peer(module_rig: Rig) -> Iterator[Peer]:
+    """A peer that no test harms."""
+    peer = spawn_peer(module_rig.kind, "good", 1, 7, LAYERS)
+    yield peer
+    module_rig.transport.disconnect(peer.handshake)
+    peer.kill()
+
+
+def reference(name: str, incarnation: int = 1) -> WorkerRef:
+    return WorkerRef(WorkerId(name), Incarnation(incarnation), "127.0.0.1:1")

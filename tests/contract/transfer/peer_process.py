@@ -1,0 +1,63 @@
+"""A worker's transport in a process of its own, for the contract tests: owns a pool of known content, decides nothing.
+
+Prints its handshake as one line, then serves readers until its standard input ends. The line `close` on standard
+input closes the transport while the process lives on; it answers `closed`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import pickle
+import select
+import sys
+
+import numpy as np
+
+from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.kv.layout import KVGroup, KVLayout
+from tandem.transfer.local import LocalTransport
+from tandem.transfer.nixl import NixlTransport
+from tandem.transfer.pool import MemoryPool, agent_name
+
+POLL_S = 0.0005
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("--transport", choices=("local", "nixl"), required=True)
+    arguments.add_argument("--worker", required=True)
+    arguments.add_argument("--incarnation", type=int, required=True)
+    arguments.add_argument("--num-blocks", type=int, required=True)
+    arguments.add_argument("--layers", type=int, required=True)
+    arguments.add_argument("--seed", type=int, required=True)
+    options = arguments.parse_args()
+    layout = KVLayout(16, (KVGroup(options.layers, 2, 16, "float32"),))
+    words = options.num_blocks * layout.block_bytes // 8
+    content = np.random.default_rng(options.seed).integers(0, 2**63, words, dtype=np.int64)
+    pool = MemoryPool(content.ctypes.data, options.num_blocks, layout, keepalive=content)
+    worker = WorkerRef(WorkerId(options.worker), Incarnation(options.incarnation), "127.0.0.1:1")
+    kind = LocalTransport if options.transport == "local" else NixlTransport
+    transport = kind(pool, agent_name(worker.id, worker.incarnation))
+    say(base64.b64encode(pickle.dumps(transport.describe(worker))).decode())
+    is_open = True
+    while True:
+        readable, _, _ = select.select([sys.stdin], [], [], POLL_S)
+        if readable:
+            line = sys.stdin.readline()
+            if not line:
+                return
+            transport.close()
+            is_open = False
+            say("closed")
+        if is_open:
+            transport.progress()
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

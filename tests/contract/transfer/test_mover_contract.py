@@ -1,0 +1,154 @@
+"""A mover over the real transports: a peer that dies, stalls or lies is an event, whatever carries the bytes."""
+
+from __future__ import annotations
+
+import queue
+import signal
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from tandem.core.clock import SystemClock
+from tandem.core.ids import BlockId
+from tandem.engine.ports import BlockCopy, ReadState
+from tandem.transfer.mover import Mover
+from tandem.transfer.orders import (
+    Connected,
+    Event,
+    FailureKind,
+    MoverStopped,
+    PeerDrained,
+    PeerLost,
+    ReadDone,
+    ReadFailed,
+    ReadOrder,
+    SelfTestDone,
+)
+
+GUARD_S = 60.0
+"""Only ends a test that hangs."""
+MAX_POST_BYTES = 1 << 20
+
+
+class Desk:
+    """A mover and its events, for one test."""
+
+    def __init__(self, rig) -> None:
+        transport, self.memory = rig.new_transport()
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.mover = Mover(transport, self.digest, self.events.put, SystemClock(), MAX_POST_BYTES)
+        self.mover.start()
+
+    def digest(self, blocks: Sequence[BlockId], logical: Sequence[int]) -> list[tuple[int, ...]]:
+        return [sum_of(self.memory[block], n) for block, n in zip(blocks, logical, strict=True)]
+
+    def take(self) -> Event:
+        return self.events.get(timeout=GUARD_S)
+
+    def connect(self, peer) -> None:
+        self.mover.connect(peer.handshake)
+        assert self.take() == Connected(peer.handshake)
+
+    def order(self, id: int, peer, remote: Sequence[int], local: Sequence[int]) -> ReadOrder:
+        copies = tuple(BlockCopy(BlockId(r), BlockId(b)) for r, b in zip(remote, local, strict=True))
+        digests = tuple(sum_of(peer.content[r], n) for n, r in enumerate(remote))
+        return ReadOrder(id, peer.handshake, copies, tuple(range(len(copies))), digests)
+
+
+def sum_of(block: np.ndarray, logical: int) -> tuple[int, ...]:
+    """A digest for tests: order-sensitive over the block's words, one number."""
+    words = block.view(np.uint64)
+    weights = np.arange(1, len(words) + 1, dtype=np.uint64) * np.uint64(2 * logical + 1)
+    return (int((words * weights).sum(dtype=np.uint64)),)
+
+
+@pytest.fixture
+def desk(rig) -> Iterator[Desk]:
+    desk = Desk(rig)
+    yield desk
+    assert desk.mover.stop(GUARD_S)
+    events = []
+    while not isinstance(event := desk.take(), MoverStopped):
+        events.append(event)
+    assert event.error is None
+
+
+def test_orders_are_read_checked_and_reported(desk, good_peer) -> None:
+    desk.connect(good_peer)
+    rng = np.random.default_rng(5)
+    remote = rng.permutation(256)
+    local = rng.permutation(256)
+    for id in range(4):
+        part = slice(id * 64, id * 64 + 64)
+        desk.mover.read(desk.order(id, good_peer, remote[part].tolist(), local[part].tolist()))
+    done = [desk.take() for _ in range(4)]
+    assert all(isinstance(event, ReadDone) for event in done), done
+    assert sorted(event.id for event in done) == [0, 1, 2, 3]
+    assert np.array_equal(desk.memory[local], good_peer.content[remote])
+    desk.mover.self_test()
+    assert isinstance(tested := desk.take(), SelfTestDone)
+    assert tested.error is None
+
+
+def test_another_block_than_the_offered_one_is_noticed(desk, good_peer) -> None:
+    desk.connect(good_peer)
+    order = desk.order(1, good_peer, [3, 4], [0, 1])
+    swapped = ReadOrder(1, order.peer, order.copies[::-1], order.logical, order.digests)
+    desk.mover.read(swapped)
+    event = desk.take()
+    assert isinstance(event, ReadFailed)
+    assert (event.kind, event.drained) == (FailureKind.DIGEST, True)
+
+
+def test_a_peer_that_is_killed_ends_its_orders(desk, rig) -> None:
+    peer = rig.spawn("victim", 31)
+    desk.connect(peer)
+    desk.mover.read(desk.order(1, peer, range(8), range(8)))
+    assert isinstance(desk.take(), ReadDone)
+    peer.kill()
+    desk.mover.read(desk.order(2, peer, range(8), range(8)))
+    failed, lost = desk.take(), desk.take()
+    assert isinstance(failed, ReadFailed)
+    assert (failed.kind, failed.drained) == (FailureKind.PEER, True)
+    assert isinstance(lost, PeerLost)
+    assert lost.proven
+
+
+def test_a_reader_that_stops_in_the_middle_leaves_its_peer_alive(desk, rig) -> None:
+    peer = rig.spawn("victim", 34)
+    desk.connect(peer)
+    desk.mover.read(desk.order(1, peer, range(256), range(256)))
+    assert desk.mover.stop(GUARD_S)
+    rig.transport.connect(peer.handshake)
+    handle = rig.transport.post_read(peer.handshake, [BlockCopy(BlockId(7), BlockId(8))])
+    assert rig.settle(handle) is ReadState.DONE
+    assert np.array_equal(rig.memory[8], peer.content[7])
+
+
+def test_a_stopped_peer_is_torn_down_and_its_next_life_is_read(desk, rig) -> None:
+    old = rig.spawn("victim", 32)
+    desk.connect(old)
+    desk.mover.read(desk.order(1, old, range(8), range(8)))
+    assert isinstance(desk.take(), ReadDone)
+    old.signal(signal.SIGSTOP)
+    desk.mover.read(desk.order(2, old, range(128), range(128)))
+    desk.mover.self_test()
+    if rig.needs_its_target:
+        assert isinstance(desk.take(), SelfTestDone), "the read hangs, the mover does not"
+        desk.mover.teardown(old.handshake, "deadline")
+        assert desk.take() == ReadFailed(2, FailureKind.TEARDOWN, "deadline", drained=False)
+        assert desk.take() == PeerLost(old.handshake, False, "deadline")
+    else:
+        assert {type(desk.take()), type(desk.take())} == {ReadDone, SelfTestDone}
+
+    young = rig.spawn("victim", 33)
+    desk.mover.connect(young.handshake)
+    while not isinstance(event := desk.take(), Connected):
+        assert isinstance(event, PeerLost)
+    desk.mover.read(desk.order(3, young, range(128), range(128, 256)))
+    assert isinstance(desk.take(), ReadDone)
+    assert np.array_equal(desk.memory[128:], young.content[:128])
+    if rig.needs_its_target:
+        old.signal(signal.SIGCONT)
+        assert desk.take() == PeerDrained(old.handshake)

@@ -1,0 +1,250 @@
+"""A cluster of whole engines with real executors in one thread: messages are calls, time is a counter; never a mock.
+
+A request runs on one node (`Generate`), or is prefilled on one and resumed on another in the order of the design. KV
+moves through a real transport, driven turn by turn, so that a test may hold it back.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Literal
+
+from tandem.core.events import Cancelled, Failed, Finished, JobEvent, Pulled, SampledToken, Token
+from tandem.core.ids import HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
+from tandem.core.request import Generate, Prefill, Request, Resume, SamplingParams
+from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Unfollow
+from tandem.engine.engine import Engine, HandoffLimits
+from tandem.engine.ports import BlockCopy, Executor
+from tandem.kv.pool import BlockPool
+from tandem.kv.pull_book import StartRead, Teardown
+from tandem.runtime.executor import TorchExecutor
+from tandem.sched.plan import StepPlan
+from tandem.sched.policy import SchedulerLimits
+from tandem.transfer.carrier import Carrier
+from tandem.transfer.local import LocalTransport
+from tandem.transfer.nixl import NixlTransport
+from tandem.transfer.orders import Connect, PeerLost, ReadDone, ReadFailed, ReadOrder
+from tandem.transfer.pool import MemoryPool, agent_name
+from tandem.transfer.transport import Transport
+
+TransportKind = Literal["local", "nixl"]
+_lives = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knobs:
+    """What the output may not depend on. `chunk=None` switches chunked prefill off."""
+
+    chunk: int | None = 64
+    block_size: int = 16
+    plan_depth: int = 1
+    remote: bool = False
+    transport: TransportKind = "local"
+    prefix_hit: bool = False
+    company: bool = False
+    preempt: bool = False
+
+    def __str__(self) -> str:
+        on = [name for name in ("remote", "prefix_hit", "company", "preempt") if getattr(self, name)]
+        kind = f"-{self.transport}" if self.remote else ""
+        return f"chunk{self.chunk}-block{self.block_size}-depth{self.plan_depth}{kind}" + "".join(f"-{x}" for x in on)
+
+
+class Ticks:
+    """A clock that only tests move."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+
+class Node:
+    """One worker without its threads and sockets."""
+
+    def __init__(self, name: str, executor: TorchExecutor, knobs: Knobs, clock: Ticks) -> None:
+        self.ref = WorkerRef(WorkerId(name), Incarnation(next(_lives)), f"{name}:0")
+        self.executor: Executor = executor
+        limits = SchedulerLimits(
+            max_num_batched_tokens=knobs.chunk or 64,
+            max_num_seqs=16,
+            max_model_len=executor.max_model_len,
+            enable_chunked_prefill=knobs.chunk is not None,
+        )
+        pool = BlockPool(executor.num_blocks, executor.layout.block_size)
+        handoff = HandoffLimits(block_bytes=executor.layout.block_bytes)
+        self.engine = Engine(pool, limits, handoff, "golden", plan_depth=knobs.plan_depth)
+        self.open: deque[StepPlan] = deque()
+        region = executor.cache.region
+        memory = MemoryPool(region.address, region.num_blocks, executor.layout, keepalive=executor)
+        agent = agent_name(self.ref.id, self.ref.incarnation)
+        self.transport: Transport = (LocalTransport if knobs.transport == "local" else NixlTransport)(memory, agent)
+        self.carrier = Carrier(self.transport, executor.cache.digest, clock, 1 << 20)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a client of one request sees, and where each token came from."""
+
+    tokens: list[SampledToken] = field(default_factory=list)
+    end: Finished | Failed | Cancelled | None = None
+    pulled: Pulled | None = None
+    first_from: str = ""
+
+    @property
+    def ids(self) -> list[int]:
+        return [token.id for token in self.tokens]
+
+
+class Cluster(AbstractContextManager["Cluster"]):
+    """`prefill` and `decode` nodes, or one that is both. `hold` keeps KV from moving."""
+
+    def __init__(self, executors: Sequence[TorchExecutor], knobs: Knobs) -> None:
+        self.knobs = knobs
+        self.clock = Ticks()
+        self.nodes = [Node(name, x, knobs, self.clock) for name, x in zip("pd", executors, strict=False)]
+        self.giver, self.taker = self.nodes[0], self.nodes[-1]
+        self.hold = False
+        self.outcomes: dict[RequestId, Outcome] = {}
+        self._by_ref = {node.ref: node for node in self.nodes}
+        self._ids = itertools.count()
+        if len(self.nodes) > 1:
+            self.taker.carrier.accept(Connect(self.giver.transport.describe(self.giver.ref)))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for node in reversed(self.nodes):
+            node.carrier.close()
+
+    def submit(self, prompt: Sequence[int], sampling: SamplingParams) -> RequestId:
+        name = RequestId(f"r{next(self._ids)}")
+        request = Request(id=name, model="m", prompt_tokens=tuple(prompt), sampling=sampling)
+        self.outcomes[name] = Outcome()
+        if not self.knobs.remote:
+            self._carry_out(
+                self.taker, self.taker.engine.submit(Generate(request=request, attempt=1), self.clock.now())
+            )
+            return name
+        handoff = HandoffId(f"h-{name}")
+        resume = Resume(request=request, attempt=1, handoff=handoff, source=self.giver.ref)
+        self._carry_out(self.taker, self.taker.engine.submit(resume, self.clock.now()))
+        prefill = Prefill(request=request, attempt=1, handoff=handoff)
+        self._carry_out(self.giver, self.giver.engine.submit(prefill, self.clock.now()))
+        return name
+
+    def cancel(self, name: RequestId) -> None:
+        for node in self.nodes:
+            self._carry_out(node, node.engine.cancel(JobKey(name, 1), self.clock.now()))
+
+    def step(self) -> bool:
+        """One beat of every node; False when nothing happened anywhere."""
+        self.clock.time += 0.01
+        moved = False
+        for node in self.nodes:
+            self._carry_out(node, node.engine.tick(self.clock.now()))
+            moved |= self._compute(node)
+            if not self.hold:
+                moved |= self._move(node)
+            node.engine.check()
+        return moved
+
+    def run(self, max_steps: int = 20_000) -> None:
+        """Until nothing is left to do."""
+        for _ in range(max_steps):
+            if not self.step() and all(node.engine.is_idle for node in self.nodes):
+                return
+        raise AssertionError(f"still busy after {max_steps} steps: {[node.engine for node in self.nodes]}")
+
+    def _compute(self, node: Node) -> bool:
+        """Open plans up to the depth, then run and finish the oldest."""
+        while True:
+            plan, effects = node.engine.begin(self.clock.now())
+            self._carry_out(node, effects)
+            if plan is None:
+                break
+            node.open.append(plan)
+        if not node.open:
+            return False
+        result = node.executor.execute(node.open.popleft())
+        self._carry_out(node, node.engine.finish(result, self.clock.now()))
+        return True
+
+    def _move(self, node: Node) -> bool:
+        """Turn the transport until every read that was ordered has ended."""
+        events = []
+        while True:
+            events += node.carrier.turn()
+            if node.carrier.is_drained and not node.carrier.is_hungry:
+                break
+            for other in self.nodes:
+                other.transport.progress()
+        for event in events:
+            now = self.clock.now()
+            match event:
+                case ReadDone():
+                    self._carry_out(node, node.engine.read_done(event.id, now))
+                case ReadFailed():
+                    effects = node.engine.read_failed(event.id, event.reason, drained=event.drained, now=now)
+                    self._carry_out(node, effects)
+                case PeerLost():
+                    raise AssertionError(event.reason)
+        return bool(events)
+
+    def _carry_out(self, node: Node, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            now = self.clock.now()
+            match effect:
+                case Emit(event):
+                    self._take(node, event)
+                case Announce(taker, message):
+                    self._carry_out(self._by_ref[taker], self._by_ref[taker].engine.announced(message, now))
+                case EndHandoff(taker, key, kind, text):
+                    self._carry_out(self._by_ref[taker], self._by_ref[taker].engine.handoff_ended(key, kind, text, now))
+                case Follow(source, key):
+                    self._carry_out(self._by_ref[source], self._by_ref[source].engine.follow(key, node.ref, now))
+                    node.engine.renewed((key,), now, 10.0)
+                case Unfollow(source, key):
+                    self._carry_out(self._by_ref[source], self._by_ref[source].engine.release(key, now))
+                case Renew(source, keys):
+                    self._carry_out(self._by_ref[source], self._by_ref[source].engine.renew(keys, node.ref, now))
+                    node.engine.renewed(keys, now, 10.0)
+                case StartRead():
+                    node.carrier.accept(self._order(effect))
+                case Teardown():
+                    raise AssertionError("a read did not end")
+
+    def _order(self, read: StartRead) -> ReadOrder:
+        peer = self._by_ref[read.source].transport.describe(read.source)
+        copies = tuple(BlockCopy(o.block, mine) for o, mine in zip(read.offered, read.local, strict=True))
+        logical = tuple(range(read.first_index, read.first_index + len(copies)))
+        return ReadOrder(read.read, peer, copies, logical, tuple(o.heads for o in read.offered))
+
+    def _take(self, node: Node, event: JobEvent) -> None:
+        """As a gateway would: tokens once, in order of index; the end is the one of the node that decodes."""
+        outcome = self.outcomes[event.key.request]
+        match event:
+            case Token(_, index, token):
+                assert index <= len(outcome.tokens), "a token is missing"
+                if index < len(outcome.tokens):
+                    assert outcome.tokens[index] == token, "two workers disagree about a token"
+                    return
+                if index == 0:
+                    outcome.first_from = node.ref.id
+                outcome.tokens.append(token)
+            case Pulled():
+                outcome.pulled = event
+            case Finished(_, None, _, _):
+                pass
+            case _ if node is self.taker or (isinstance(event, Finished) and outcome.end is None):
+                assert outcome.end is None or self.knobs.remote, "two ends"
+                if outcome.end is None:
+                    outcome.end = event
+                if self.knobs.remote and node is not self.taker:
+                    self.cancel(event.key.request)

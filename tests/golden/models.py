@@ -1,0 +1,182 @@
+"""Models that golden tests run on and what transformers says about them; never drives an executor.
+
+Tiny models are made from transformers configurations with random weights, saved, and loaded from the directory like
+any other. The real model is the alias of the catalog; its directory lies in `TANDEM_CACHE_DIR`, else in the default
+cache, so that it is imported once per machine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from tandem.core.config import Bytes, EngineConfig
+from tandem.core.ids import BlockId, SeqId
+from tandem.kv.layout import KVGroup, KVLayout
+from tandem.runtime.catalog import cache_root, locate
+from tandem.runtime.executor import TorchExecutor
+from tandem.runtime.load import load_executor
+from tandem.runtime.model_config import read_model_config
+from tandem.sched.plan import Slice
+
+REAL_MODEL = "smollm2-135m-instruct"
+TINY_VOCAB = 256
+# Near-tie rule of the design: below this margin of the reference's two best logits, either may win.
+NEAR_TIE = 5e-4
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": TINY_VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+_LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
+
+TINY: dict[str, Callable[[], PretrainedConfig]] = {
+    "llama": lambda: LlamaConfig(**_SHAPE, rope_parameters=_LLAMA3),
+    "llama-yarn": lambda: LlamaConfig(**_SHAPE, rope_parameters=_YARN, attention_bias=True, mlp_bias=True),
+    "llama-linear": lambda: LlamaConfig(**_SHAPE, rope_parameters=_LINEAR, tie_word_embeddings=True),
+    "mistral": lambda: MistralConfig(**_SHAPE, sliding_window=None),
+    "qwen2": lambda: Qwen2Config(**_SHAPE, tie_word_embeddings=True),
+    "qwen3": lambda: Qwen3Config(**_SHAPE, head_dim=32),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A model directory and transformers' model of it in `dtype`."""
+
+    directory: Path
+    dtype: str
+    model: Any
+
+    @torch.inference_mode()
+    def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
+        """The `count` tokens that transformers' `generate` continues `prompt` with; no end of sequence."""
+        ids = torch.tensor([list(prompt)])
+        out = self.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=count,
+            min_new_tokens=count,
+            do_sample=False,
+            num_beams=1,
+            pad_token_id=0,
+            eos_token_id=None,
+            use_cache=True,
+        )
+        return [int(token) for token in out[0, len(prompt) :]]
+
+    @torch.inference_mode()
+    def logits(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Teacher-forced logits `[len(tokens), vocab]`."""
+        logits: torch.Tensor = self.model(torch.tensor([list(tokens)])).logits
+        return logits[0]
+
+    def executor(self, *, block_size: int = 16, num_blocks: int = 64) -> TorchExecutor:
+        """Ours, of the same directory and dtype."""
+        config = read_model_config(self.directory)
+        layout = KVLayout(block_size, (KVGroup(config.layers, config.kv_heads, config.head_dim, self.dtype),))
+        engine = EngineConfig(block_size=block_size, kv_cache_memory=Bytes(num_blocks * layout.block_bytes))
+        return load_executor(self.directory, config, self.dtype, engine)
+
+
+def make_tiny(name: str, directory: Path, dtype: str) -> Reference:
+    """Write the tiny model `name` to `directory` and load it back with transformers."""
+    torch.manual_seed(1 + sorted(TINY).index(name))
+    model: Any = AutoModelForCausalLM.from_config(TINY[name](), dtype=torch.float64)  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            _randomise(parameter_name, parameter)
+    model.to(getattr(torch, dtype)).save_pretrained(directory)
+    return Reference(directory, dtype, _load(directory, dtype))
+
+
+def real_model() -> Reference:
+    """The catalog's model in float32, imported on first use."""
+    directory = locate(REAL_MODEL, cache_root(os.environ.get("TANDEM_CACHE_DIR", "")))
+    return Reference(directory, "float32", _load(directory, "float32"))
+
+
+def _load(directory: Path, dtype: str) -> Any:
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=getattr(torch, dtype), attn_implementation="sdpa"
+    )
+    return model.eval()
+
+
+def _randomise(name: str, parameter: torch.Tensor) -> None:
+    """Weights large enough that logits are spread and every part, also biases and norms, matters."""
+    if name.endswith("norm.weight"):
+        parameter.normal_(1.0, 0.2)
+    elif parameter.ndim == 1:
+        parameter.normal_(0.0, 0.3)
+    elif "embed_tokens" in name:
+        parameter.normal_(0.0, 1.0)
+    else:
+        parameter.normal_(0.0, 1.5 * parameter.shape[1] ** -0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class NearTie:
+    """Where two greedy streams part although both are right."""
+
+    index: int
+    margin: float
+    delta: float
+
+    def __str__(self) -> str:
+        return f"near-tie at output {self.index}: margin {self.margin:.1e}, max |delta logit| {self.delta:.1e}"
+
+
+def check_equal(
+    reference: Reference, executor: TorchExecutor, prompt: Sequence[int], expected: Sequence[int], got: Sequence[int]
+) -> NearTie | None:
+    """Assert that `got` is `expected`, or parts from it at a near-tie of the reference's logits and stays within the
+    tolerance when both models are given `expected`."""
+    assert len(got) == len(expected)
+    parted = next((i for i, pair in enumerate(zip(expected, got, strict=True)) if pair[0] != pair[1]), None)
+    if parted is None:
+        return None
+    tokens = [*prompt, *expected]
+    theirs = reference.logits(tokens)[len(prompt) + parted - 1 : -1]
+    ours = teacher_forced(executor, tokens)[len(prompt) + parted - 1 : -1]
+    best, second = torch.topk(theirs[0], 2).values.tolist()
+    delta = float((ours - theirs).abs().max())
+    assert best - second < NEAR_TIE, f"output {parted}: {got[parted]} for {expected[parted]}, margin {best - second}"
+    assert delta < NEAR_TIE, f"teacher-forced logits differ by {delta}"
+    return NearTie(parted, best - second, delta)
+
+
+def teacher_forced(executor: TorchExecutor, tokens: Sequence[int]) -> torch.Tensor:
+    """Our logits `[len(tokens), vocab]`, computed at once in blocks from the start of the pool."""
+    blocks = tuple(BlockId(i) for i in range(executor.layout.num_blocks_for(len(tokens))))
+    return executor.logits(Slice(SeqId(-1), 0, len(tokens), tuple(tokens), blocks, None))

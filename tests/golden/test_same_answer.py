@@ -1,0 +1,115 @@
+"""One test says it all: the output may not depend on how a request is computed.
+
+Tiny models in float64: token-identical to transformers over the full product of the knobs. The real model in float32
+is in `test_same_answer_real.py`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from tandem.core.events import Finished, FinishReason
+from tandem.core.request import SamplingParams
+from tests.golden.cluster import Cluster, Knobs
+from tests.golden.conftest import TinyModels
+from tests.golden.models import TINY_VOCAB, Reference
+
+_OUTPUTS = 30
+_MODELS = ("llama", "mistral", "qwen2", "qwen3")
+_GREEDY = SamplingParams(max_tokens=_OUTPUTS, temperature=0.0)
+_SAMPLED = SamplingParams(max_tokens=_OUTPUTS, temperature=1.3, top_p=0.95, top_k=50, seed=11)
+_PRODUCT = [
+    Knobs(
+        chunk=chunk,
+        block_size=block_size,
+        plan_depth=depth,
+        remote=remote,
+        prefix_hit=hit,
+        company=company,
+        preempt=preempt,
+    )
+    for chunk, block_size, depth, remote, hit, company, preempt in itertools.product(
+        (16, 64, None), (8, 16), (1, 2), (False, True), (False, True), (False, True), (False, True)
+    )
+    if company or not preempt  # a sequence gives way to another one only
+]
+
+
+def _prompt(length: int, seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(TINY_VOCAB) for _ in range(length)]
+
+
+_PROMPTS = tuple(_prompt(length, length) for length in (3, 41, 96))
+# Two of one length grow at the same time, so that with a block too few the younger has to give way.
+_RIVALS = (_prompt(41, 1), _prompt(41, 2))
+
+
+def _prompts(knobs: Knobs) -> Sequence[list[int]]:
+    return _RIVALS if knobs.preempt else _PROMPTS
+
+
+def expected(reference: Reference, knobs: Knobs) -> list[list[int]]:
+    """What transformers says to the same prompts."""
+    return [reference.greedy(prompt, _OUTPUTS) for prompt in _prompts(knobs)]
+
+
+def run(reference: Reference, knobs: Knobs, sampling: SamplingParams) -> list[list[int]]:
+    """Outputs of all prompts under `knobs`; checks that what the knobs ask for did happen."""
+    prompts = _prompts(knobs)
+    needed = sum(-(-(len(p) + _OUTPUTS) // knobs.block_size) for p in prompts)
+    num_blocks = needed - 1 if knobs.preempt else 2 * needed
+    executors = [
+        reference.executor(block_size=knobs.block_size, num_blocks=num_blocks if i == knobs.remote else 2 * needed)
+        for i in range(1 + knobs.remote)
+    ]
+    with Cluster(executors, knobs) as cluster:
+        if knobs.prefix_hit:
+            for prompt in prompts:
+                cluster.submit(prompt, SamplingParams(max_tokens=1, temperature=0.0))
+            cluster.run()
+        names = []
+        for prompt in prompts:
+            names.append(cluster.submit(prompt, sampling))
+            if not knobs.company:
+                cluster.run()
+        cluster.run()
+        outcomes = [cluster.outcomes[name] for name in names]
+        assert all(isinstance(o.end, Finished) and o.end.reason is FinishReason.LENGTH for o in outcomes)
+        if knobs.remote:
+            assert all(o.pulled is not None and o.first_from == "p" for o in outcomes)
+        if knobs.preempt and knobs.company:
+            assert cluster.taker.engine.num_preempted > 0, f"nobody gave way under {knobs}"
+        return [o.ids for o in outcomes]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("model", _MODELS)
+def test_float64_tokens_equal_transformers_over_the_full_product(tiny: TinyModels, model: str) -> None:
+    reference = tiny(model, "float64")
+    right = {preempt: expected(reference, Knobs(preempt=preempt)) for preempt in (False, True)}
+    wrong = [str(knobs) for knobs in _PRODUCT if run(reference, knobs, _GREEDY) != right[knobs.preempt]]
+    assert not wrong
+
+
+@pytest.mark.parametrize("knobs", _PRODUCT[:: len(_PRODUCT) // 24], ids=str)
+def test_float64_tokens_equal_transformers(tiny: TinyModels, knobs: Knobs) -> None:
+    reference = tiny("llama", "float64")
+    assert run(reference, knobs, _GREEDY) == expected(reference, knobs)
+
+
+@pytest.mark.parametrize("knobs", _PRODUCT[1 :: len(_PRODUCT) // 16], ids=str)
+def test_sampled_tokens_do_not_depend_on_the_knobs(tiny: TinyModels, knobs: Knobs) -> None:
+    reference = tiny("qwen3", "float64")
+    assert run(reference, knobs, _SAMPLED) == run(reference, Knobs(preempt=knobs.preempt), _SAMPLED)
+
+
+def test_nixl_moves_the_same_kv(tiny: TinyModels) -> None:
+    reference = tiny("llama", "float64")
+    knobs = Knobs(remote=True, transport="nixl", company=True)
+    assert run(reference, knobs, _GREEDY) == expected(reference, knobs)

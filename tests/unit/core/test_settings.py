@@ -1,0 +1,239 @@
+"""The merge of layers: what wins, where it came from, and how a bad value is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.core.config import Bytes, Config, EngineConfig, value_of, violations
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.settings import DEFAULT_LAYER, build, flags_of, from_environment, resolve, settings
+
+KEYS = [leaf.key for leaf in settings()]
+
+
+def refusal(*layers: tuple[str, dict[Any, Any]]) -> TandemError:
+    with pytest.raises(TandemError) as caught:
+        build(layers)
+    assert caught.value.kind is ErrorKind.INVALID_REQUEST
+    return caught.value
+
+
+def test_no_layers_is_the_default_tree() -> None:
+    resolved = resolve([])
+    assert resolved.config == Config()
+    assert set(resolved.origins) == set(KEYS)
+    assert set(resolved.origins.values()) == {DEFAULT_LAYER}
+
+
+def test_later_layers_win_and_origins_tell_which() -> None:
+    file = {"engine": {"block_size": 32, "max_num_seqs": 8}, "model": {"id": "m"}}
+    environment = {"engine.block_size": "64"}
+    flags = {"engine.enable_chunked_prefill": False}
+    resolved = resolve([("settings.yaml", file), ("environment", environment), ("flags", flags)])
+    assert resolved.config.engine == EngineConfig(block_size=64, max_num_seqs=8, enable_chunked_prefill=False)
+    assert resolved.config.model.id == "m"
+    assert resolved.origins["engine.block_size"] == "environment"
+    assert resolved.origins["engine.max_num_seqs"] == "settings.yaml"
+    assert resolved.origins["engine.enable_chunked_prefill"] == "flags"
+    assert resolved.origins["engine.kv_cache_memory"] == DEFAULT_LAYER
+
+
+@pytest.mark.parametrize(
+    ("key", "raw", "value"),
+    [
+        ("engine.block_size", "32", 32),
+        ("engine.kv_cache_memory", "512MiB", 512 << 20),
+        ("engine.kv_cache_memory", 1 << 20, 1 << 20),
+        ("handoff.lease_s", 3, 3.0),
+        ("handoff.lease_s", "2.5", 2.5),
+        ("handoff.digests", "off", False),
+        ("handoff.digests", "Yes", True),
+        ("gateway.disaggregation", False, "off"),  # a bare `off` in YAML
+        ("gateway.disaggregation", "strict", "strict"),
+        ("redis.url", "unix:///run/x.sock", "unix:///run/x.sock"),
+    ],
+)
+def test_values_are_read_by_their_type(key: str, raw: object, value: object) -> None:
+    got = value_of(build([("flags", {key: raw})]), key)
+    assert got == value
+    assert type(got) is type(value) or isinstance(got, Bytes)
+
+
+@pytest.mark.parametrize(
+    ("key", "raw", "allowed"),
+    [
+        ("engine.block_size", "many", "a whole number"),
+        ("engine.block_size", 16.0, "a whole number"),
+        ("engine.block_size", True, "a whole number"),
+        ("engine.block_size", None, "a whole number"),
+        ("handoff.lease_s", "nan", "a finite number"),
+        ("handoff.lease_s", "inf", "a finite number"),
+        ("handoff.lease_s", [], "a finite number"),
+        ("handoff.digests", "perhaps", "true or false"),
+        ("handoff.digests", 2, "true or false"),
+        ("model.id", 7, "text"),
+        ("engine.kv_cache_memory", "lots", "a size such as"),
+        ("engine.kv_cache_memory", -1, "a size such as"),
+        ("engine.kv_cache_memory", "²", "a size such as"),
+        ("model.device", "tpu", "one of cpu, cuda"),
+        ("model.device", True, "one of cpu, cuda"),
+        ("model.device", {}, "one of cpu, cuda"),
+    ],
+)
+def test_a_bad_value_names_key_layer_value_and_what_is_allowed(key: str, raw: object, allowed: str) -> None:
+    error = refusal(("settings.yaml", {key: raw}))
+    assert error.param == key
+    for part in (key, "settings.yaml", repr(raw), allowed):
+        assert part in error.message
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("engine.block_sise", "engine.block_size"),
+        ("engin.block_size", "engine.block_size"),
+        ("gateway.block_size", "engine.block_size"),
+        ("engin", "engine"),
+        ("redis.ur", "redis.url"),
+    ],
+)
+def test_an_unknown_key_names_the_nearest(key: str, near: str) -> None:
+    error = refusal(("environment", {key: 1}))
+    assert error.message == f"unknown setting {key} (from environment); did you mean {near}?"
+
+
+def test_an_unknown_key_like_nothing_is_refused_without_a_guess() -> None:
+    assert refusal(("flags", {"qqq.zzz": 1})).message == "unknown setting qqq.zzz (from flags)"
+
+
+def test_malformed_layers_are_refused() -> None:
+    assert "must be a mapping" in refusal(("file", {"engine": 3})).message
+    assert "not the name of a section" in refusal(("file", {3: {}})).message
+    assert "unknown setting engine.3" in refusal(("file", {"engine": {3: 4}})).message
+    assert build([("file", {"engine": None})]) == Config()
+
+
+@pytest.mark.parametrize(
+    ("layer", "key"),
+    [
+        ({"engine.block_size": 12}, "engine.block_size"),
+        ({"engine.max_num_batched_tokens": 8}, "engine.max_num_batched_tokens"),
+        ({"engine.max_num_seqs": 0}, "engine.max_num_seqs"),
+        ({"engine.max_model_len": 1}, "engine.max_model_len"),
+        ({"engine.kv_cache_memory": 0}, "engine.kv_cache_memory"),
+        ({"handoff.lease_s": 0}, "handoff.lease_s"),
+        ({"handoff.lease_s": -1}, "handoff.lease_s"),
+        ({"gateway.port": 65536}, "gateway.port"),
+        ({"worker.drain_s": -0.5}, "worker.drain_s"),
+        ({"redis.url": "http://x"}, "redis.url"),
+        ({"redis.namespace": "a{b}"}, "redis.namespace"),
+        ({"redis.namespace": ""}, "redis.namespace"),
+        ({"model.id": ""}, "model.id"),
+        ({"serve.decode": 0}, "serve.mixed"),
+        ({"serve.prefill": 0, "serve.mixed": 1, "gateway.disaggregation": "strict"}, "gateway.disaggregation"),
+    ],
+)
+def test_rules_name_the_layer_that_broke_them(layer: dict[str, object], key: str) -> None:
+    error = refusal(("flags", layer))
+    assert error.param == key
+    assert key in error.message
+    assert "(from flags)" in error.message or "(from default)" in error.message
+
+
+def test_every_broken_rule_is_told() -> None:
+    error = refusal(("flags", {"engine.block_size": 12, "gateway.port": -1}))
+    assert "engine.block_size = 12" in error.message
+    assert "gateway.port = -1" in error.message
+
+
+def test_the_default_tree_breaks_no_rule() -> None:
+    assert violations(Config()) == ()
+
+
+def test_environment_takes_only_settings() -> None:
+    environ = {"TANDEM_ENGINE__BLOCK_SIZE": "32", "TANDEM_TORCH_INDEX": "x", "PATH": "/bin"}
+    assert from_environment(environ) == {"engine.block_size": "32"}
+    assert build([("environment", from_environment(environ))]).engine.block_size == 32
+
+
+def test_environment_with_one_underscore_is_refused() -> None:
+    with pytest.raises(TandemError, match="write TANDEM_ENGINE__BLOCK_SIZE"):
+        from_environment({"TANDEM_ENGINE_BLOCK_SIZE": "32"})
+
+
+def test_environment_with_a_misspelt_name_is_refused() -> None:
+    error = refusal(("environment", from_environment({"TANDEM_ENGINE__BLOK_SIZE": "32"})))
+    assert "did you mean engine.block_size?" in error.message
+
+
+def test_every_setting_has_flags_and_every_flag_one_setting() -> None:
+    table = flags_of()
+    assert list(table) == KEYS
+    flags = [flag for names in table.values() for flag in names]
+    assert len(set(flags)) == len(flags)
+    switches = [leaf.key for leaf in settings() if leaf.type is bool]
+    negated = {flag.replace("--", "--no-", 1) for key in switches for flag in table[key]}
+    assert not negated & set(flags)
+    for key, names in table.items():
+        assert f"--{key.replace('.', '-').replace('_', '-')}" in names
+
+
+@pytest.mark.parametrize(
+    ("flag", "key"),
+    [
+        ("--model", "model.id"),
+        ("--port", "gateway.port"),
+        ("--gateway-port", "gateway.port"),
+        ("--host", "gateway.host"),
+        ("--worker-port", "worker.port"),
+        ("--prefill", "serve.prefill"),
+        ("--decode", "serve.decode"),
+        ("--mixed", "serve.mixed"),
+        ("--redis-url", "redis.url"),
+        ("--block-size", "engine.block_size"),
+        ("--kv-cache-memory", "engine.kv_cache_memory"),
+        ("--max-num-batched-tokens", "engine.max_num_batched_tokens"),
+    ],
+)
+def test_well_known_flags(flag: str, key: str) -> None:
+    assert flag in flags_of()[key]
+
+
+def test_every_setting_is_documented_and_its_section_frozen() -> None:
+    assert all(leaf.doc for leaf in settings())
+    for leaf in settings():
+        with pytest.raises(AttributeError):
+            setattr(getattr(Config(), leaf.section), leaf.name, leaf.default)
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), st.none() | st.booleans() | st.integers() | st.floats() | st.text()))
+def test_any_values_give_a_lawful_tree_or_a_typed_error(layer: dict[str, object]) -> None:
+    try:
+        config = build([("flags", layer)])
+    except TandemError as error:
+        assert error.kind is ErrorKind.INVALID_REQUEST
+        assert error.param in KEYS
+    else:
+        assert violations(config) == ()
+
+
+@given(st.integers(0, 2**50))
+def test_sizes_are_read_back_as_they_print(size: int) -> None:
+    assert Bytes.parse(str(Bytes(size))) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1.5GiB", 3 << 29), ("2k", 2000), ("4 KiB", 4096), ("100B", 100), ("7", 7), ("1GB", 10**9)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert Bytes.parse(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.2.3", "MiB", "1XiB", "1e9", "."])
+def test_not_sizes(text: str) -> None:
+    with pytest.raises(ValueError, match="not a size"):
+        Bytes.parse(text)

@@ -1,0 +1,171 @@
+"""A request's life by hand: the order of commands on the common and the rare paths."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import Cancelled, Failed, Finished, FinishReason, Pulled, SampledToken, Token
+from tandem.core.ids import HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
+from tandem.core.request import Generate, Prefill, Request, Resume, SamplingParams
+from tandem.flow.commands import CancelJob, Command, Deliver, End, Place, ReleaseLease, Submit
+from tandem.flow.lifecycle import PHASE_TABLE, Phase, RequestLife, Step
+from tandem.routing.placement import Placement
+
+P = WorkerRef(WorkerId("p"), Incarnation(1), "p:1")
+D = WorkerRef(WorkerId("d"), Incarnation(1), "d:1")
+REQUEST = Request(id=RequestId("r"), model="m", prompt_tokens=(1, 2), sampling=SamplingParams(max_tokens=3))
+
+
+def key(attempt: int = 1) -> JobKey:
+    return JobKey(RequestId("r"), attempt)
+
+
+def token(index: int, attempt: int = 1) -> Token:
+    return Token(key(attempt), index, SampledToken(100 + index))
+
+
+def remote() -> RequestLife:
+    """A life that runs on both workers."""
+    life = RequestLife(REQUEST, HandoffId("h"))
+    (book,) = life.placed(Placement(P, D))
+    assert isinstance(book, Submit) and isinstance(book.job, Resume) and book.worker == D
+    (start,) = life.accepted(D, key())
+    assert isinstance(start, Submit) and isinstance(start.job, Prefill) and start.worker == P
+    assert life.accepted(P, key()) == []
+    return life
+
+
+def shape(commands: list[Command]) -> list[str]:
+    names = []
+    for command in commands:
+        match command:
+            case CancelJob():
+                names.append(f"cancel {command.worker.id}")
+            case ReleaseLease():
+                names.append(f"release {command.worker.id}")
+            case Deliver():
+                names.append(f"token {command.token.index}")
+            case Submit():
+                names.append(f"submit {command.worker.id}")
+            case Place():
+                names.append("place without " + ",".join(sorted(w.id for w in command.excluded)))
+            case End():
+                out = command.outcome
+                names.append(f"end {out.kind.value}" if isinstance(out, TandemError) else f"end {out.reason}")
+    return names
+
+
+def test_remote_request_delivers_each_token_once_and_ends_once() -> None:
+    life = remote()
+    assert shape(life.reported(P, token(0))) == ["token 0"]
+    assert life.reported(P, Finished(key(), None, 1, 16)) == []
+    assert life.reported(D, token(0)) == []
+    assert life.reported(D, Pulled(key(), 1, 1, 0, 1, 0.1, 0.1, 0.1)) == []
+    assert shape(life.reported(D, token(1))) == ["token 1"]
+    assert shape(life.reported(D, token(2))) == ["token 2"]
+    (end,) = life.reported(D, Finished(key(), FinishReason.LENGTH, 3, 0))
+    assert end == End(Finished(key(), FinishReason.LENGTH, 3, 16))
+    assert life.phase is Phase.ENDED and life.workers() == ()
+
+
+def test_tokens_ahead_of_their_turn_wait() -> None:
+    life = remote()
+    assert life.reported(D, token(1)) == []
+    assert shape(life.reported(P, token(0))) == ["token 0", "token 1"]
+
+
+def test_a_finish_waits_for_the_tokens_it_counts() -> None:
+    life = remote()
+    assert life.reported(D, Finished(key(), FinishReason.LENGTH, 2, 0)) == []
+    life.reported(P, token(0))
+    assert shape(life.reported(P, token(1)))[0] == "token 1"
+    assert life.phase is Phase.ENDED
+
+
+def test_first_token_that_ends_the_request_cancels_the_resume_and_releases() -> None:
+    life = remote()
+    life.reported(P, token(0))
+    assert shape(life.reported(P, Finished(key(), FinishReason.STOP, 1, 0))) == [
+        "cancel d", "release p", "end FinishReason.STOP",
+    ]  # fmt: skip
+
+
+def test_decode_without_room_goes_back_to_the_queue_and_touches_no_prefill_worker() -> None:
+    life = RequestLife(REQUEST, HandoffId("h"))
+    life.placed(Placement(P, D))
+    commands = life.refused(D, key(), TandemError(ErrorKind.OVERLOADED, "full"))
+    assert shape(commands) == ["place without d"] and life.phase is Phase.QUEUED
+    (again,) = life.placed(Placement(P, D))
+    assert isinstance(again, Submit) and again.job.attempt == 2
+
+
+def test_prefill_without_room_undoes_the_booking() -> None:
+    life = RequestLife(REQUEST, HandoffId("h"))
+    life.placed(Placement(P, D))
+    life.accepted(D, key())
+    commands = life.refused(P, key(), TandemError(ErrorKind.DRAINING, "bye"))
+    assert shape(commands) == ["cancel d", "place without p"]
+    assert life.reported(D, Failed(key(), ErrorKind.KV_LOST, "late")) == [], "the old attempt has nothing to say"
+    assert life.phase is Phase.QUEUED
+
+
+def test_a_refusal_that_waiting_does_not_cure_ends_the_request() -> None:
+    life = RequestLife(REQUEST, HandoffId("h"))
+    life.placed(Placement(D, D))
+    assert shape(life.refused(D, key(), TandemError(ErrorKind.CONTEXT_LENGTH, "long"))) == [
+        "end context_length_exceeded"
+    ]
+
+
+@pytest.mark.parametrize("lost", [P, D])
+def test_a_lost_worker_ends_the_request_and_frees_the_other_side(lost: WorkerRef) -> None:
+    life = remote()
+    commands = shape(life.worker_lost(lost, "killed"))
+    assert commands == [f"cancel {'d' if lost is P else 'p'}", "release p", "end worker_lost"]
+    assert life.worker_lost(lost, "again") == []
+
+
+def test_a_prefill_worker_that_handed_over_is_not_missed() -> None:
+    life = remote()
+    life.reported(P, token(0))
+    life.reported(P, Finished(key(), None, 1, 0))
+    assert life.worker_lost(P, "killed") == [] and life.phase is Phase.RUNNING
+
+
+def test_cancel_before_anything_was_placed() -> None:
+    life = RequestLife(REQUEST, HandoffId("h"))
+    assert shape(life.cancelled()) == ["end cancelled"]
+    assert life.cancelled() == [], "there is one end"
+
+
+def test_cancel_of_a_running_request_reaches_both_sides() -> None:
+    life = remote()
+    assert shape(life.cancelled()) == ["cancel d", "cancel p", "release p", "end cancelled"]
+    assert life.reported(D, token(0)) == [] and life.accepted(P, key()) == []
+
+
+def test_a_worker_that_gives_up_unasked_is_lost() -> None:
+    life = remote()
+    assert shape(life.reported(D, Cancelled(key()))) == ["cancel p", "release p", "end worker_lost"]
+
+
+def test_local_request() -> None:
+    life = RequestLife(REQUEST, HandoffId("h"))
+    (submit,) = life.placed(Placement(D, D))
+    assert isinstance(submit, Submit) and isinstance(submit.job, Generate)
+    assert life.accepted(D, key()) == [] and life.phase is Phase.RUNNING
+    for i in range(3):
+        assert shape(life.reported(D, token(i))) == [f"token {i}"]
+    assert life.reported(D, Finished(key(), FinishReason.LENGTH, 3, 16)) == [
+        End(Finished(key(), FinishReason.LENGTH, 3, 16))
+    ]
+
+
+def test_what_the_table_does_not_list_is_refused() -> None:
+    life = remote()
+    with pytest.raises(RuntimeError, match="cannot take PLACED"):
+        life.placed(Placement(P, D))
+    assert life.phase is Phase.RUNNING
+    assert not any(phase is Phase.ENDED for phase, _ in PHASE_TABLE), "nothing follows the end"
+    assert all((phase, Step.END) in PHASE_TABLE for phase in Phase if phase is not Phase.ENDED)

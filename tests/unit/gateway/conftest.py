@@ -1,0 +1,229 @@
+"""A small real tokenizer, a scripted dispatch, and the gateway's app on a real server; asserts nothing itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any
+
+import httpx
+import pytest
+import uvloop
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from tandem.core.config import Bytes, GatewayConfig
+from tandem.core.events import Finished, FinishReason, SampledToken, Token
+from tandem.core.ids import JobKey
+from tandem.core.request import Request
+from tandem.gateway.app import create_app
+from tandem.gateway.ports import ServedModel
+from tandem.gateway.server import HttpServer
+from tandem.gateway.text import TextModel, TokenizerBundle
+
+SPECIAL = ["<s>", "<|im_end|>", "<|im_start|>"]
+CORPUS = [
+    "The capital of France is Paris. The capital of Germany is Berlin.",
+    "def main():\n    return 12345 + 67890\n",
+    "你好。世界。東京は日本の首都です。",
+    "Grüße aus Köln, naïve café, Ελλάδα, Россия, 😀😃🎉👩‍🚀",
+]
+TEMPLATE = (
+    "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nBe kind.<|im_end|>\n' }}{% endif %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+Step = Token | Finished | Exception | asyncio.Event
+
+
+def train_tokenizer() -> Tokenizer:
+    """Byte-level BPE with all 256 bytes, ids 0 to 2 special, and a post-processor that adds `<s>`."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=420,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=[AddedToken(token, special=True, normalized=False) for token in SPECIAL],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS * 4, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return train_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def make_text(tokenizer: Tokenizer) -> Callable[..., TextModel]:
+    def make(
+        template: str = TEMPLATE, *, special: dict[str, Any] | None = None, config: Any = None, **options: Any
+    ) -> TextModel:
+        names = {"bos_token_id": 0, "bos_token": "<s>", "eos_token_ids": [1], "eos_token": "<|im_end|>"}
+        bundle = TokenizerBundle(
+            tokenizer_json=tokenizer.to_str().encode(),
+            chat_template=template,
+            generation_config_json=json.dumps(config or {}),
+            special_tokens_json=json.dumps(names | (special or {})),
+        )
+        return TextModel(bundle, **options)
+
+    return make
+
+
+class ScriptedStream:
+    """Yields its steps in order: events are yielded, exceptions raised, and an asyncio.Event is waited for."""
+
+    def __init__(self, steps: Sequence[Step], path: str = "remote") -> None:
+        self.path = path
+        self.num_closes = 0
+        self.closed = threading.Event()
+        self._steps = steps
+
+    async def __aiter__(self) -> AsyncIterator[Token | Finished]:
+        for step in self._steps:
+            if isinstance(step, asyncio.Event):
+                await step.wait()
+            elif isinstance(step, Exception):
+                raise step
+            else:
+                yield step
+
+    async def aclose(self) -> None:
+        # A cancellation that came through to here would show as a close that is not finished.
+        await asyncio.sleep(0)
+        self.num_closes += 1
+        self.closed.set()
+
+
+class ScriptedDispatch:
+    """Opens what `script` answers; a test sets it before its request."""
+
+    def __init__(self, models: list[ServedModel]) -> None:
+        self.all_models = models
+        self.reset()
+
+    def reset(self) -> None:
+        self.served = list(self.all_models)
+        self.missing: str | None = None
+        self.requests: list[Request] = []
+        self.opening: queue.Queue[Request] = queue.Queue()
+        self.open_cancelled = threading.Event()
+        self.hold_open = False
+        self.script: Callable[[Request], ScriptedStream] = lambda request: ScriptedStream([])
+
+    def models(self) -> Sequence[ServedModel]:
+        return self.served
+
+    def ready(self) -> str | None:
+        return self.missing
+
+    async def open(self, request: Request) -> ScriptedStream:
+        self.requests.append(request)
+        self.opening.put(request)
+        if self.hold_open:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.open_cancelled.set()
+        return self.script(request)
+
+
+class Front:
+    """The app on a port of this machine, its dispatch, and helpers to script it."""
+
+    def __init__(self, dispatch: ScriptedDispatch, tokenizer: Tokenizer) -> None:
+        self.dispatch = dispatch
+        self.port = 0
+        self._tokenizer = tokenizer
+        self._listening = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._done = asyncio.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def stream(self, *steps: Step | str | int, path: str = "remote") -> ScriptedStream:
+        """A stream of steps, where a string stands for its tokens and an int for a token id."""
+        out: list[Step] = []
+        key, count = JobKey(request="r", attempt=1), 0  # type: ignore[arg-type]
+        for step in steps:
+            if isinstance(step, str | int):
+                ids = [step] if isinstance(step, int) else self.ids(step)
+                for token in ids:
+                    sampled = SampledToken(token, -0.5, ((token, -0.5), (5, float("-inf"))))
+                    out.append(Token(key, count, sampled))
+                    count += 1
+            else:
+                out.append(step)
+        stream = ScriptedStream(out, path)
+        self.dispatch.script = lambda request: stream
+        return stream
+
+    def ids(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    @staticmethod
+    def finished(reason: FinishReason | None = FinishReason.STOP, tokens: int = 7, cached: int = 4) -> Finished:
+        return Finished(JobKey(request="r", attempt=1), reason, tokens, cached)  # type: ignore[arg-type]
+
+    def answer(self, text: str, path: str = "remote") -> ScriptedStream:
+        return self.stream(text, 1, self.finished(tokens=len(self.ids(text)) + 1), path=path)
+
+    def let(self, gate: asyncio.Event) -> None:
+        """Open a gate in a stream's steps, from the test's thread."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(gate.set)
+
+    def __enter__(self) -> Front:
+        self._thread.start()
+        assert self._listening.wait(20)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.let(self._done)
+        self._thread.join()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        app = create_app(self.dispatch, GatewayConfig(max_body=Bytes(1 << 20)))
+        server = HttpServer(app, "127.0.0.1", 0, graceful_s=1.0)
+        self._loop = asyncio.get_running_loop()
+        self.port = server.port
+        await server.start()
+        self._listening.set()
+        await self._done.wait()
+        await server.stop()
+
+
+@pytest.fixture(scope="session")
+def running_front(make_text: Callable[..., TextModel], tokenizer: Tokenizer) -> Iterator[Front]:
+    text = make_text(config={"temperature": 0.6, "top_p": 0.9, "eos_token_id": [1]})
+    names = ("tiny", "org/tiny")
+    served = [ServedModel(name=name, max_model_len=512, text=text, created=1_700_000_000) for name in names]
+    with Front(ScriptedDispatch(served), tokenizer) as front:
+        yield front
+
+
+@pytest.fixture
+def front(running_front: Front) -> Front:
+    running_front.dispatch.reset()
+    return running_front
+
+
+@pytest.fixture
+def http(front: Front) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=front.url, timeout=20, trust_env=False) as client:
+        yield client

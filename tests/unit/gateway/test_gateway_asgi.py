@@ -1,0 +1,204 @@
+"""One exchange and one completion without a network, where the order of events can be forced."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tandem.core.config import GatewayConfig
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import Finished, Token
+from tandem.core.ids import RequestId
+from tandem.core.request import Request, SamplingParams
+from tandem.gateway.app import create_app
+from tandem.gateway.asgi import Exchange, header_value
+from tandem.gateway.completion import Completion
+from tandem.gateway.detokenize import Detokenizer
+from tandem.gateway.openai_http import OpenAIRoutes
+from tandem.gateway.ports import ServedModel
+from tandem.gateway.text import TextModel
+
+REQUEST = Request(id=RequestId("r"), model="m", prompt_tokens=(1,), sampling=SamplingParams(max_tokens=1))
+
+
+class Client:
+    """The client's side of one exchange; hangs up when told to, or when its response is complete."""
+
+    def __init__(self, body: bytes = b"") -> None:
+        self.sent: list[Any] = []
+        self.gone = asyncio.Event()
+        self._body: bytes | None = body
+
+    async def receive(self) -> dict[str, Any]:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body}
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        self.sent.append(message)
+        if message["type"] == "http.response.body" and not message["more_body"]:
+            self.gone.set()
+
+    def exchange(self, *headers: tuple[bytes, bytes]) -> Exchange:
+        return Exchange({"type": "http", "headers": list(headers)}, self.receive, self.send)
+
+
+def test_what_tidies_up_after_a_complete_response_is_not_cancelled() -> None:
+    async def scenario() -> bool:
+        client = Client()
+        exchange = client.exchange()
+        await exchange.read_body(10)
+        tidied = False
+
+        async def work() -> None:
+            nonlocal tidied
+            await exchange.send_json(200, b"{}")
+            for _ in range(5):
+                await asyncio.sleep(0)
+            tidied = True
+
+        await exchange.run_until_disconnect(work())
+        return tidied
+
+    assert asyncio.run(scenario())
+
+
+def test_a_disconnect_cancels_work_and_waits_for_its_end() -> None:
+    async def scenario() -> list[str]:
+        client, log = Client(), []
+        exchange = client.exchange()
+        await exchange.read_body(10)
+
+        async def work() -> None:
+            try:
+                client.gone.set()
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0)
+                log.append("tidied")
+
+        await exchange.run_until_disconnect(work())
+        return [*log, "returned"]
+
+    assert asyncio.run(scenario()) == ["tidied", "returned"]
+
+
+def test_what_work_raises_comes_through() -> None:
+    async def scenario() -> None:
+        client = Client()
+        exchange = client.exchange()
+        await exchange.read_body(10)
+
+        async def work() -> None:
+            raise TandemError(ErrorKind.OVERLOADED, "full")
+
+        await exchange.run_until_disconnect(work())
+
+    with pytest.raises(TandemError, match="full"):
+        asyncio.run(scenario())
+
+
+class SlowStream:
+    """Never yields; takes a while to close, and knows whether the close came to its end."""
+
+    path = "local"
+
+    def __init__(self) -> None:
+        self.closing = asyncio.Event()
+        self.num_closes = 0
+        self.num_closed = 0
+
+    async def __aiter__(self) -> AsyncIterator[Token | Finished]:
+        await asyncio.Event().wait()
+        yield  # type: ignore[misc]
+
+    async def aclose(self) -> None:
+        self.num_closes += 1
+        self.closing.set()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        self.num_closed += 1
+
+
+def test_a_close_that_began_is_finished_though_it_is_cancelled(make_text: Callable[..., TextModel]) -> None:
+    async def scenario() -> SlowStream:
+        stream = SlowStream()
+        detokenizer: Detokenizer = make_text().detokenizer()
+
+        async def hold() -> None:
+            async with Completion(REQUEST, stream, detokenizer):
+                pass
+
+        task = asyncio.create_task(hold())
+        await stream.closing.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return stream
+
+    stream = asyncio.run(scenario())
+    assert (stream.num_closes, stream.num_closed) == (1, 1)
+
+
+class RecordingExecutor(ThreadPoolExecutor):
+    """Counts what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.num_submitted = 0
+
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.num_submitted += 1
+        return super().submit(*args, **kwargs)
+
+
+@pytest.mark.parametrize(("num_chars", "num_submitted"), [(2000, 0), (2001, 1)])
+def test_long_prompts_are_tokenized_by_a_thread(
+    make_text: Callable[..., TextModel], front: Any, num_chars: int, num_submitted: int
+) -> None:
+    front.dispatch.served = [ServedModel(name="tiny", max_model_len=4096, text=make_text(), created=0)]
+    front.answer("x")
+
+    async def scenario(executor: RecordingExecutor) -> list[Any]:
+        client = Client(json.dumps({"model": "tiny", "prompt": "a" * num_chars}).encode())
+        await OpenAIRoutes(front.dispatch, 1 << 20, executor).completions(client.exchange())
+        return client.sent
+
+    with RecordingExecutor() as executor:
+        sent = asyncio.run(scenario(executor))
+        assert executor.num_submitted == num_submitted
+    assert sent[0]["status"] == 200
+
+
+def test_lifespan_is_answered(front: Any) -> None:
+    async def scenario() -> list[str]:
+        messages = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
+        sent: list[str] = []
+
+        async def receive() -> Any:
+            return next(messages)
+
+        async def send(message: Any) -> None:
+            sent.append(message["type"])
+
+        await create_app(front.dispatch, GatewayConfig())({"type": "lifespan"}, receive, send)
+        return sent
+
+    assert asyncio.run(scenario()) == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
+@pytest.mark.parametrize("value", [b"", b"x y", b"\xff", b"a" * 129, b"\n"])
+def test_request_ids_that_are_not_sane_are_replaced(value: bytes) -> None:
+    exchange = Client().exchange((b"x-request-id", value))
+    assert len(exchange.request_id) == 32
+
+
+def test_header_values_carry_no_line_breaks() -> None:
+    assert header_value("a\r\nb\x00ü") == b"a??b???"

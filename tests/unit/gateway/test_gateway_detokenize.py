@@ -1,0 +1,156 @@
+"""The detokenizer against the plain decoding of all tokens at once."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+
+from tandem.gateway.detokenize import Detokenizer, StopMatcher
+
+SPECIAL = frozenset({0, 1, 2})
+TEXTS = [
+    "Hello, world",
+    "你好。世界",
+    "naïve café",
+    "😀😃🎉👩‍🚀",
+    "def f():\n\treturn 0",
+    "\ufffd",
+    "  ",
+    "aaab",
+    "abab",
+]
+
+
+def cut(text: str, stops: list[str]) -> str:
+    """The meaning: before the stop string that is complete first, the longest of those that end there."""
+    for end in range(1, len(text) + 1):
+        hits = [stop for stop in stops if text[:end].endswith(stop)]
+        if hits:
+            return text[: end - max(map(len, hits))]
+    return text
+
+
+def run(tokenizer: Tokenizer, ids: list[int], stops: list[str]) -> tuple[list[str], bool]:
+    detokenizer = Detokenizer(tokenizer, SPECIAL, stops)
+    pieces = [detokenizer.push(token) for token in ids]
+    pieces.append(detokenizer.finish())
+    return pieces, detokenizer.stopped
+
+
+@st.composite
+def outputs(draw: st.DrawFn) -> list[str | int]:
+    """Texts, to be tokenized, among single tokens of any kind: invalid bytes, halves of characters, special ones."""
+    return draw(st.lists(st.one_of(st.sampled_from(TEXTS), st.integers(0, 419), st.text(max_size=6)), max_size=12))
+
+
+@settings(max_examples=300, deadline=None)
+@given(outputs(), st.data())
+def test_streamed_text_is_the_whole_text_cut_at_its_first_stop(
+    tokenizer: Tokenizer, parts: list[str | int], data: st.DataObject
+) -> None:
+    ids: list[int] = []
+    for part in parts:
+        ids += tokenizer.encode(part, add_special_tokens=False).ids if isinstance(part, str) else [part]
+    ids = [token for token in ids if token < tokenizer.get_vocab_size()]
+    whole = tokenizer.decode(ids, skip_special_tokens=True)
+    stops = data.draw(st.lists(st.text("ab c你😀\ufffd", min_size=1, max_size=4), max_size=3))
+    if whole:
+        spans = st.tuples(st.integers(0, len(whole) - 1), st.integers(1, 6))
+        stops += [whole[start : start + length] for start, length in data.draw(st.lists(spans, max_size=2))]
+    pieces, stopped = run(tokenizer, ids, stops)
+    assert "".join(pieces) == cut(whole, stops)
+    assert stopped == any(stop in whole for stop in stops)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text("abc", max_size=40), st.lists(st.text("abc", min_size=1, max_size=5), max_size=4), st.data())
+def test_stop_strings_do_not_depend_on_how_the_text_is_cut(text: str, stops: list[str], data: st.DataObject) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    edges = [0, *cuts, len(text)]
+    matcher, out = StopMatcher(stops), ""
+    for start, end in pairwise(edges):
+        out += matcher.feed(text[start:end])
+        # Never a character of the stop string, and never more held back than could be the beginning of one.
+        assert cut(text, stops).startswith(out)
+        if not matcher.stopped:
+            held = text[len(out) : end]
+            assert held == "" or any(stop.startswith(held) for stop in stops)
+    assert out + matcher.release() == cut(text, stops)
+
+
+def test_text_comes_as_early_as_it_can(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("The capital 你 of France", add_special_tokens=False).ids
+    pieces, _ = run(tokenizer, ids, [])
+    assert pieces[0] == tokenizer.decode(ids[:1]) != ""
+    assert pieces[-1] == ""
+
+
+def test_a_character_waits_for_all_its_bytes(tokenizer: Tokenizer) -> None:
+    byte_tokens = [token_of(tokenizer, byte) for byte in "🎈".encode()]
+    assert run(tokenizer, byte_tokens, [])[0] == ["", "", "", "🎈", ""]
+    assert run(tokenizer, byte_tokens[:3], [])[0] == ["", "", "", "\ufffd"]
+
+
+@pytest.mark.parametrize("num_bad", [7, 8, 40])
+def test_garbage_is_not_held_for_ever(tokenizer: Tokenizer, num_bad: int) -> None:
+    bad = [token_of(tokenizer, 0x80)] * num_bad + [token_of(tokenizer, byte) for byte in "🎈a".encode()]
+    pieces, _ = run(tokenizer, bad, [])
+    assert "".join(pieces) == "\ufffd" * num_bad + "🎈a"
+    waiting = 0
+    for piece in pieces[:num_bad]:
+        waiting = 0 if piece else waiting + 1
+        assert waiting < 8
+
+
+def test_special_tokens_have_no_text_and_do_not_pile_up(tokenizer: Tokenizer) -> None:
+    detokenizer = Detokenizer(tokenizer, SPECIAL)
+    assert {detokenizer.push(1) for _ in range(5000)} == {""}
+    assert detokenizer.push(token_of(tokenizer, ord("x"))) == "x"
+
+
+def test_nothing_follows_a_stop_string(tokenizer: Tokenizer) -> None:
+    detokenizer = Detokenizer(tokenizer, SPECIAL, ["ital"])
+    out = [detokenizer.push(token) for token in tokenizer.encode("The capital of", add_special_tokens=False).ids]
+    assert "".join(out) == "The cap"
+    assert detokenizer.stopped
+    assert detokenizer.push(token_of(tokenizer, ord("x"))) == ""
+    assert detokenizer.finish() == ""
+
+
+def test_num_chars_counts_held_text_too(tokenizer: Tokenizer) -> None:
+    detokenizer = Detokenizer(tokenizer, SPECIAL, ["xyz"])
+    for token in (token_of(tokenizer, ord(character)) for character in "abxy"):
+        detokenizer.push(token)
+    assert detokenizer.num_chars == 4
+    assert detokenizer.finish() == "xy"
+
+
+def test_sentencepiece_keeps_inner_spaces_and_joins_byte_tokens() -> None:
+    pieces = ["<unk>", "\u2581Paris", "\u2581is", "<0xF0>", "<0x9F>", "<0x8E>", "<0x88>", "!"]
+    tokenizer = Tokenizer(models.BPE({piece: index for index, piece in enumerate(pieces)}, [], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    ids = [1, 2, 3, 4, 5, 6, 7, 2]
+    pieces_out = [*run_plain(tokenizer, ids)]
+    assert "".join(pieces_out) == tokenizer.decode(ids) == "Paris is🎈! is"
+    assert pieces_out[:2] == ["Paris", " is"]
+    assert "".join(run_plain(tokenizer, [1, 3, 4])) == tokenizer.decode([1, 3, 4])
+
+
+def run_plain(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    detokenizer = Detokenizer(tokenizer, frozenset())
+    return [*(detokenizer.push(token) for token in ids), detokenizer.finish()]
+
+
+def token_of(tokenizer: Tokenizer, byte: int) -> int:
+    """The token that is this byte alone."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [other for other in range(256) if other not in printable]
+    token = tokenizer.token_to_id(chr(byte) if byte in printable else chr(0x100 + others.index(byte)))
+    assert isinstance(token, int)
+    return token

@@ -1,0 +1,328 @@
+"""The app on a real server: every refusal in OpenAI's shape, and what a client that leaves sets free."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from typing import Any
+
+import httpx
+import pytest
+
+from tandem.core.errors import ERROR_TABLE, ErrorKind, TandemError
+
+CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+URL = "/v1/chat/completions"
+Front = Any  # the fixtures' class lives in conftest
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-request-id"]
+    return dict(body["error"])
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "code", "param"),
+    [
+        ({"messages": None}, 400, "invalid_request", "messages"),
+        ({"messages": []}, 400, "invalid_request", "messages"),
+        ({"messages": [{"role": "user", "content": 7}]}, 400, "invalid_request", "messages[0].content"),
+        ({"model": "nothing"}, 404, "model_not_found", "model"),
+        ({"messages": [{"role": "user", "content": "word " * 2000}]}, 400, "context_length_exceeded", "messages"),
+        ({"max_tokens": 5000}, 400, "context_length_exceeded", "messages"),
+        ({"n": 0}, 400, "invalid_request", "n"),
+        ({"temperature": "hot"}, 400, "invalid_request", "temperature"),
+        ({"tools": [{}]}, 400, "unsupported", "tools"),
+    ],
+)
+def test_bad_requests(
+    front: Front, http: httpx.Client, change: dict[str, Any], status: int, code: str, param: str
+) -> None:
+    response = http.post(URL, json=CHAT | change)
+    error = error_of(response)
+    assert (response.status_code, error["code"], error["param"]) == (status, code, param)
+    assert error["type"] == "invalid_request_error"
+    assert front.dispatch.requests == []
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'"x"', b'{"model":"tiny\xc3"}'])
+def test_bodies_that_are_no_json(http: httpx.Client, body: bytes) -> None:
+    response = http.post(URL, content=body)
+    assert (response.status_code, error_of(response)["code"]) == (400, "invalid_request")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/v1/nothing", 404, "not_found"),
+        ("POST", "/", 404, "not_found"),
+        ("GET", "/v1/models/", 404, "not_found"),
+        ("GET", "/v1/models/nothing", 404, "model_not_found"),
+        ("GET", URL, 405, "method_not_allowed"),
+        ("DELETE", "/v1/models/tiny", 405, "method_not_allowed"),
+        ("POST", "/health", 405, "method_not_allowed"),
+    ],
+)
+def test_routes_that_do_not_exist(http: httpx.Client, method: str, path: str, status: int, code: str) -> None:
+    response = http.request(method, path)
+    assert (response.status_code, error_of(response)["code"]) == (status, code)
+    assert ("allow" in response.headers) == (status == 405)
+
+
+def test_a_10_mb_body_is_refused_and_the_connection_lives_on(front: Front) -> None:
+    with Raw(front.port) as raw:
+        raw.send(post(b"x" * 10_000_000))
+        status, headers, body = raw.response()
+        assert status == 413
+        assert json.loads(body)["error"]["code"] == "body_too_large"
+        assert headers["x-request-id"]
+        raw.send(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert raw.response()[0] == 200
+
+
+def test_a_large_body_is_refused_before_it_is_sent(front: Front) -> None:
+    with Raw(front.port) as raw:
+        raw.send(post(b"", length=1 << 30))
+        assert raw.response()[0] == 413
+
+
+def test_a_body_of_unknown_length_is_refused_when_it_is_over_the_limit(front: Front) -> None:
+    chunk = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
+    with Raw(front.port) as raw:
+        raw.send(b"POST %b HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" % URL.encode())
+        raw.send(chunk * 17)
+        assert raw.response()[0] == 413
+        raw.send(b"0\r\n\r\nGET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert raw.response()[0] == 200
+
+
+def test_a_client_that_leaves_in_its_body_leaves_nothing(front: Front, http: httpx.Client) -> None:
+    with Raw(front.port) as raw:
+        raw.send(post(b'{"model"', length=1000))
+    assert http.get("/health").status_code == 200
+    assert front.dispatch.requests == []
+
+
+@pytest.mark.parametrize("kind", list(ErrorKind))
+def test_refusals_of_the_dispatch(front: Front, http: httpx.Client, kind: ErrorKind) -> None:
+    def refuse(request: object) -> None:
+        raise TandemError(kind, "no", param="p", retry_after_s=1.2)
+
+    front.dispatch.script = refuse
+    response = http.post(URL, json=CHAT)
+    facts = ERROR_TABLE[kind]
+    assert response.status_code == facts.http
+    assert error_of(response) == {"message": "no", "type": facts.openai_type, "param": "p", "code": kind.value}
+    assert response.headers["retry-after"] == "2"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_failure_before_the_first_token_has_its_status(front: Front, http: httpx.Client, stream: bool) -> None:
+    tokens = front.stream(TandemError(ErrorKind.WORKER_LOST, "the worker is gone"))
+    response = http.post(URL, json=CHAT | {"stream": stream})
+    assert (response.status_code, error_of(response)["code"]) == (502, "worker_lost")
+    assert "retry-after" not in response.headers
+    assert tokens.num_closes == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("failure", [RuntimeError("secret"), None])
+def test_internal_errors_tell_nothing(
+    front: Front, http: httpx.Client, failure: Exception | None, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens = front.stream(*([failure] if failure else []))  # without one: a stream that has no end
+    response = http.post(URL, json=CHAT | {"stream": stream}, headers={"x-request-id": "abc"})
+    assert response.status_code == 500
+    assert error_of(response)["code"] == "internal"
+    assert "secret" not in response.text
+    assert tokens.num_closes == 1
+    if failure:
+        assert "abc" in response.text
+        assert "request abc failed" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [(TandemError(ErrorKind.KV_LOST, "lost"), "kv_lost"), (RuntimeError("secret"), "internal"), (None, "internal")],
+)
+def test_an_error_after_the_first_byte(front: Front, http: httpx.Client, failure: Exception | None, code: str) -> None:
+    tokens = front.stream("The capital", *([failure] if failure else []))
+    response = http.post(URL, json=CHAT | {"stream": True})
+    assert response.status_code == 200
+    events = response.text.strip().split("\n\n")
+    assert json.loads(events[-1].removeprefix("data: "))["error"]["code"] == code
+    assert "[DONE]" not in response.text
+    assert "secret" not in response.text
+    assert tokens.num_closes == 1
+    assert http.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("path", [URL, "/nothing", "/health", "/v1/models"])
+def test_request_ids_are_echoed(front: Front, http: httpx.Client, path: str) -> None:
+    front.answer("x")
+    for given, echoed in [("my-id_1", True), ("x" * 128, True), ("x" * 129, False), ("a b", False), ("", False)]:
+        response = http.post(path, json=CHAT, headers={"x-request-id": given})
+        assert (response.headers["x-request-id"] == given) == echoed
+        assert 1 <= len(response.headers["x-request-id"]) <= 128
+    assert all("my-id_1" not in request.id for request in front.dispatch.requests)
+
+
+def test_health_and_readiness(front: Front, http: httpx.Client) -> None:
+    assert http.get("/ready").status_code == 200
+    front.dispatch.missing = "no live pair has moved a block"
+    response = http.get("/ready")
+    assert response.status_code == 503
+    assert response.json() == {"status": "not_ready", "reason": "no live pair has moved a block"}
+    assert http.get("/health").json() == {"status": "ok"}
+    head = http.head("/health")
+    assert (head.status_code, head.content) == (200, b"")
+
+
+def test_no_model_at_all_is_not_the_clients_mistake(front: Front, http: httpx.Client) -> None:
+    front.dispatch.served, front.dispatch.missing = [], "no worker is registered"
+    response = http.post(URL, json=CHAT)
+    assert (response.status_code, error_of(response)["message"]) == (503, "no worker is registered")
+    assert response.headers["retry-after"] == "1"
+
+
+def test_a_path_that_no_header_can_carry(front: Front, http: httpx.Client) -> None:
+    front.answer("x", path="fallback;reason=a\r\nevil: ü")
+    response = http.post(URL, json=CHAT)
+    assert response.headers["x-tandem-path"] == "fallback;reason=a??evil: ??"
+    assert "evil" not in response.headers
+
+
+# What a client that leaves sets free.
+
+
+def test_leaving_in_a_stream_closes_it_once(front: Front, http: httpx.Client) -> None:
+    gate = asyncio_event()
+    tokens = front.stream("The capital", gate)
+    with http.stream("POST", URL, json=CHAT | {"stream": True}) as response:
+        assert "assistant" in next(response.iter_lines())
+    assert tokens.closed.wait(20)
+    assert http.get("/health").status_code == 200
+    assert tokens.num_closes == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_leaving_before_the_first_token_closes_it_once(front: Front, http: httpx.Client, stream: bool) -> None:
+    tokens = front.stream(asyncio_event())
+    with Raw(front.port) as raw:
+        raw.send(post(json.dumps(CHAT | {"stream": stream}).encode()))
+        front.dispatch.opening.get(timeout=20)
+    assert tokens.closed.wait(20)
+    assert http.get("/health").status_code == 200
+    assert tokens.num_closes == 1
+
+
+def test_leaving_while_the_request_waits_for_a_place(front: Front) -> None:
+    front.dispatch.hold_open = True
+    with Raw(front.port) as raw:
+        raw.send(post(json.dumps(CHAT).encode()))
+        front.dispatch.opening.get(timeout=20)
+    assert front.dispatch.open_cancelled.wait(20)
+
+
+def test_leaving_while_a_whole_answer_is_collected(front: Front) -> None:
+    tokens = front.stream("The capital", asyncio_event())
+    with Raw(front.port) as raw:
+        raw.send(post(json.dumps(CHAT).encode()))
+        front.dispatch.opening.get(timeout=20)
+    assert tokens.closed.wait(20)
+    assert tokens.num_closes == 1
+
+
+def test_leaving_without_reading_closes_a_stream_that_is_blocked_on_its_client(front: Front) -> None:
+    many = [front.ids("The capital of France is Paris.")[0]] * 40_000
+    tokens = front.stream(*many, asyncio_event())
+    with Raw(front.port, receive_buffer=4096) as raw:
+        raw.send(post(json.dumps(CHAT | {"stream": True}).encode()))
+        assert raw.socket.recv(1000)
+        assert not tokens.closed.is_set()
+    assert tokens.closed.wait(20)
+    assert tokens.num_closes == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_ends_the_request_at_once(front: Front, http: httpx.Client, stream: bool) -> None:
+    # The stream would go on: only its close lets this end.
+    tokens = front.stream("The capital of France", asyncio_event())
+    response = http.post(URL, json=CHAT | {"stream": stream, "stop": ["ital o", "never"]})
+    text = response.text
+    assert '"finish_reason":"stop"' in text
+    assert "ital" not in text
+    assert tokens.num_closes == 1
+    if not stream:
+        body = response.json()
+        assert body["choices"][0]["message"]["content"] == "The cap"
+        assert "prompt_tokens_details" in body["usage"]
+
+
+def test_tokens_leave_when_they_come(front: Front, http: httpx.Client) -> None:
+    gates = [asyncio_event(), asyncio_event()]
+    words = ["The", " capital", " of"]
+    front.stream(words[0], gates[0], words[1], gates[1], words[2], front.finished())
+    seen = ""
+    with http.stream("POST", URL, json=CHAT | {"stream": True}) as response:
+        lines = response.iter_lines()
+        for word, gate in zip(words, [*gates, None], strict=True):
+            while not seen.endswith(word):
+                line = next(lines).removeprefix("data: ")
+                if line:
+                    seen += json.loads(line)["choices"][0]["delta"].get("content", "")
+            if gate:
+                front.let(gate)
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+
+
+def test_a_long_prompt_does_not_wait_in_line_for_the_loop(front: Front, http: httpx.Client) -> None:
+    front.answer("x")
+    text = "a " * 1500  # over the length that is tokenized at once, over max_model_len too
+    response = http.post(URL, json=CHAT | {"messages": [{"role": "user", "content": text}]})
+    assert error_of(response)["code"] == "context_length_exceeded"
+
+
+def asyncio_event() -> asyncio.Event:
+    """A gate in a scripted stream; belongs to the loop that first waits for it."""
+    return asyncio.Event()
+
+
+def post(body: bytes, length: int | None = None) -> bytes:
+    head = f"POST {URL} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body) if length is None else length}\r\n\r\n"
+    return head.encode() + body
+
+
+class Raw:
+    """A connection of which the test sees every byte."""
+
+    def __init__(self, port: int, receive_buffer: int = 0) -> None:
+        self.socket = socket.socket()
+        if receive_buffer:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        self.socket.settimeout(20)
+        self.socket.connect(("127.0.0.1", port))
+        self._reader = self.socket.makefile("rb")
+
+    def __enter__(self) -> Raw:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._reader.close()
+        self.socket.close()
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def response(self) -> tuple[int, dict[str, str], bytes]:
+        status = int(self._reader.readline().split()[1])
+        headers: dict[str, str] = {}
+        while line := self._reader.readline().strip().decode():
+            name, _, value = line.partition(": ")
+            headers[name] = value
+        return status, headers, self._reader.read(int(headers["content-length"]))

@@ -1,0 +1,240 @@
+"""What the front takes, what it refuses and which field it names for it; and what becomes of what it takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.request import Request
+from tandem.gateway.openai_request import chat_ask, completion_ask, conversation, request, single_prompt
+from tandem.gateway.openai_schema import ChatBody, CompletionBody, parse
+from tandem.gateway.ports import ServedModel
+from tandem.gateway.text import TextModel
+
+USER = {"role": "user", "content": "hi"}
+INVALID, UNSUPPORTED = ErrorKind.INVALID_REQUEST, ErrorKind.UNSUPPORTED
+
+
+@pytest.fixture
+def served(make_text: Callable[..., TextModel]) -> ServedModel:
+    text = make_text(config={"temperature": 0.6, "top_k": 20})
+    return ServedModel(name="tiny", max_model_len=100, text=text, created=0)
+
+
+def chat(served: ServedModel, **fields: Any) -> Request:
+    raw = json.dumps({"model": "tiny", "messages": [USER]} | fields).encode()
+    body = parse(raw, ChatBody)
+    return request(
+        chat_ask(body),
+        served,
+        served.text.encode_chat(conversation(body.messages), body.chat_template_kwargs),
+        "chatcmpl-",
+    )
+
+
+def complete(served: ServedModel, **fields: Any) -> Request:
+    body = parse(json.dumps({"model": "tiny", "prompt": "hi"} | fields).encode(), CompletionBody)
+    prompt = single_prompt(body.prompt, served.text.vocab_size)
+    ids = served.text.encode_text(prompt) if isinstance(prompt, str) else prompt
+    return request(completion_ask(body), served, ids, "cmpl-")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "kind", "param"),
+    [
+        ("messages", [], INVALID, "messages"),
+        ("messages", "hi", INVALID, "messages"),
+        ("messages", [{"content": "x"}], INVALID, "messages[0].role"),
+        ("messages", [USER, {"role": "user", "content": 5}], INVALID, "messages[1].content"),
+        ("messages", [{"role": "user"}], INVALID, "messages[0].content"),
+        ("messages", [{"role": "wizard", "content": "x"}], INVALID, "messages[0].role"),
+        ("messages", [{"role": "user", "content": [{"type": "text"}]}], INVALID, "messages[0].content[0].text"),
+        (
+            "messages",
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+            UNSUPPORTED,
+            "messages[0].content[0]",
+        ),
+        (
+            "messages",
+            [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}],
+            UNSUPPORTED,
+            "messages[0].tool_calls",
+        ),
+        ("model", 5, INVALID, "model"),
+        ("model", None, INVALID, "model"),
+        ("n", 0, INVALID, "n"),
+        ("n", -1, INVALID, "n"),
+        ("n", 2, UNSUPPORTED, "n"),
+        ("n", "1", INVALID, "n"),
+        ("max_tokens", 0, INVALID, "max_tokens"),
+        ("max_completion_tokens", -5, INVALID, "max_completion_tokens"),
+        ("max_tokens", 1.5, INVALID, "max_tokens"),
+        ("max_tokens", 10**30, ErrorKind.CONTEXT_LENGTH, "messages"),
+        ("temperature", "hot", INVALID, "temperature"),
+        ("temperature", 3, INVALID, "temperature"),
+        ("temperature", True, INVALID, "temperature"),
+        ("top_p", 0, INVALID, "top_p"),
+        ("top_k", -2, INVALID, "top_k"),
+        ("min_p", 2, INVALID, "min_p"),
+        ("seed", 2**64, INVALID, "seed"),
+        ("seed", -(2**63) - 1, INVALID, "seed"),
+        ("stop", "", INVALID, "stop"),
+        ("stop", ["x"] * 17, INVALID, "stop"),
+        ("stop", ["x" * 513], INVALID, "stop"),
+        ("stop", [1], INVALID, "stop[0]"),
+        ("stream", "yes", INVALID, "stream"),
+        ("stream_options", {"include_usage": True}, INVALID, "stream_options"),
+        ("top_logprobs", 3, INVALID, "top_logprobs"),
+        ("logprobs", 3, INVALID, "logprobs"),
+        ("tools", [{"type": "function"}], UNSUPPORTED, "tools"),
+        ("tool_choice", "auto", UNSUPPORTED, "tool_choice"),
+        ("functions", [{"name": "f"}], UNSUPPORTED, "functions"),
+        ("response_format", {"type": "json_object"}, UNSUPPORTED, "response_format"),
+        ("logit_bias", {"5": 1}, UNSUPPORTED, "logit_bias"),
+        ("presence_penalty", 0.1, UNSUPPORTED, "presence_penalty"),
+        ("frequency_penalty", -1, UNSUPPORTED, "frequency_penalty"),
+        ("modalities", ["text", "audio"], UNSUPPORTED, "modalities"),
+        ("audio", {"voice": "x"}, UNSUPPORTED, "audio"),
+        ("reasoning_effort", "low", UNSUPPORTED, "reasoning_effort"),
+        ("best_of", True, UNSUPPORTED, "best_of"),
+        ("chat_template_kwargs", {"messages": []}, INVALID, "chat_template_kwargs"),
+    ],
+)
+def test_a_chat_is_refused_by_field(served: ServedModel, field: str, value: Any, kind: ErrorKind, param: str) -> None:
+    with pytest.raises(TandemError) as caught:
+        chat(served, **{field: value})
+    assert (caught.value.kind, caught.value.param) == (kind, param)
+    assert param.split(".")[-1].split("[")[0] in caught.value.message or kind is ErrorKind.CONTEXT_LENGTH
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "kind", "param"),
+    [
+        ("prompt", [], INVALID, "prompt"),
+        ("prompt", ["a", "b"], UNSUPPORTED, "prompt"),
+        ("prompt", [[1], [2]], UNSUPPORTED, "prompt"),
+        ("prompt", [1, "a"], INVALID, "prompt"),
+        ("prompt", [[]], INVALID, "prompt"),
+        ("prompt", [-1], INVALID, "prompt"),
+        ("prompt", [[5, 10**6]], INVALID, "prompt"),
+        ("prompt", [2**70], INVALID, "prompt"),
+        ("prompt", [1.5], INVALID, "prompt[0]"),
+        ("prompt", {"a": 1}, INVALID, "prompt"),
+        ("prompt", None, INVALID, "prompt"),
+        ("prompt", [5] * 100, ErrorKind.CONTEXT_LENGTH, "prompt"),
+        ("echo", True, UNSUPPORTED, "echo"),
+        ("best_of", 2, UNSUPPORTED, "best_of"),
+        ("suffix", "x", UNSUPPORTED, "suffix"),
+        ("logprobs", 21, INVALID, "logprobs"),
+        ("logprobs", True, INVALID, "logprobs"),
+    ],
+)
+def test_a_completion_is_refused_by_field(
+    served: ServedModel, field: str, value: Any, kind: ErrorKind, param: str
+) -> None:
+    with pytest.raises(TandemError) as caught:
+        complete(served, **{field: value})
+    assert (caught.value.kind, caught.value.param) == (kind, param)
+
+
+def test_fields_that_ask_for_nothing_and_unknown_ones_are_taken(served: ServedModel) -> None:
+    off = {
+        "tools": [],
+        "tool_choice": "none",
+        "response_format": {"type": "text"},
+        "logit_bias": {},
+        "presence_penalty": 0.0,
+        "frequency_penalty": None,
+        "repetition_penalty": 1.0,
+        "modalities": ["text"],
+        "user": {"any": "thing"},
+        "metadata": {"a": "b"},
+        "never_heard_of": [1],
+        "top_p": None,
+        "n": 1,
+    }
+    assert chat(served, **off).sampling.top_p == 1.0
+    assert complete(served, echo=False, best_of=1, suffix=None).prompt_tokens[0] == 0
+
+
+def test_message_parts_are_joined_and_absent_fields_left_out() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    body = parse(
+        json.dumps({"model": "m", "messages": [{"role": "user", "content": parts, "name": None}]}).encode(), ChatBody
+    )
+    assert conversation(body.messages) == [{"role": "user", "content": "a\nb"}]
+
+
+@pytest.mark.parametrize("prompt", [[5, 6, 7], [[5, 6, 7]]])
+def test_token_prompts_are_taken_as_they_are(served: ServedModel, prompt: Any) -> None:
+    assert complete(served, prompt=prompt).prompt_tokens == (5, 6, 7)
+
+
+def test_one_text_in_a_list(served: ServedModel) -> None:
+    assert complete(served, prompt=["hi"]).prompt_tokens == complete(served).prompt_tokens
+
+
+def test_defaults_are_the_models(served: ServedModel) -> None:
+    sampling = chat(served).sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.6, 1.0, 20, 0.0)
+    assert sampling.max_tokens == 100 - len(chat(served).prompt_tokens)
+    assert sampling.stop_token_ids == {1}
+    assert sampling.logprobs is None
+
+
+def test_a_request_overrides_them(served: ServedModel) -> None:
+    asked = {"temperature": 0, "top_k": -1, "max_tokens": 9, "max_completion_tokens": 4, "ignore_eos": True}
+    sampling = chat(served, **asked, seed=-1, logprobs=True).sampling
+    assert (sampling.temperature, sampling.top_k, sampling.max_tokens) == (0.0, 0, 4)
+    assert sampling.stop_token_ids == frozenset()
+    assert sampling.seed == 2**64 - 1
+    assert sampling.logprobs == 0
+    assert complete(served, logprobs=5).sampling.logprobs == 5
+
+
+def test_seeds_and_ids_differ_where_none_is_given(served: ServedModel) -> None:
+    requests = [chat(served) for _ in range(8)]
+    assert len({each.sampling.seed for each in requests}) == 8
+    assert len({each.id for each in requests}) == 8
+    assert all(each.id.startswith("chatcmpl-") for each in requests)
+
+
+def test_the_context_length_names_both_numbers(served: ServedModel) -> None:
+    assert complete(served, prompt=[5] * 90, max_tokens=10).sampling.max_tokens == 10
+    with pytest.raises(TandemError, match=r"100 tokens, but 101 .* 90 of prompt and 11 of output"):
+        complete(served, prompt=[5] * 90, max_tokens=11)
+    with pytest.raises(TandemError, match="100 tokens, and the prompt alone has 100"):
+        complete(served, prompt=[5] * 100)
+    assert complete(served, prompt=[5] * 99).sampling.max_tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (b"", "not valid JSON"),
+        (b"{", "not valid JSON"),
+        (b"[]", "Expected `object`"),
+        (b"null", "Expected `object`"),
+        (b'{"model":"m"}', "messages"),
+        (b'{"model":"m","messages":[],}', "not valid JSON"),
+        (b'{"model":"m","x":NaN}', "not valid JSON"),
+        (b'{"model":"\xff"}', "UTF-8"),
+        (b'{"model":"m","messages":[],"x":"\xff"}', "UTF-8"),
+        (b'{"model":"\\ud800","messages":[]}', "not valid JSON"),
+        (b'{"model":"m","messages":[],"temperature":1e999}', "temperature"),
+        (b'{"model":"m","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
+        (b'{"model":"m","tools":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
+        (b'{"model":"m","seed":' + b"9" * 5000 + b',"messages":[]}', ""),
+    ],
+)
+def test_bodies_that_are_no_requests(raw: bytes, expected: str) -> None:
+    with pytest.raises(TandemError) as caught:
+        chat_ask(parse(raw, ChatBody))
+        raise AssertionError("taken")
+    assert caught.value.kind is INVALID
+    assert expected in caught.value.message

@@ -1,0 +1,85 @@
+"""The HTTP server inside somebody else's loop: ports, and how responses under way end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from tandem.core.config import GatewayConfig
+from tandem.gateway.app import create_app
+from tandem.gateway.ports import ServedModel
+from tandem.gateway.server import HttpServer
+from tandem.gateway.text import TextModel
+
+Front = Any  # the fixtures' class lives in conftest
+
+
+def test_a_taken_port_is_told_at_once(front: Front) -> None:
+    with pytest.raises(OSError, match="in use"):
+        HttpServer(None, "127.0.0.1", front.port)
+
+
+def test_stopping_a_server_that_never_started_frees_its_port() -> None:
+    server = HttpServer(None, "127.0.0.1", 0)
+    asyncio.run(server.stop())
+    again = HttpServer(None, "127.0.0.1", server.port)
+    assert again.port == server.port
+    asyncio.run(again.stop())
+
+
+def test_an_ipv6_address() -> None:
+    try:
+        server = HttpServer(None, "::1", 0)
+    except OSError as error:
+        pytest.skip(f"this machine has no IPv6: {error}")
+    assert server.port > 0
+    asyncio.run(server.stop())
+
+
+@pytest.mark.parametrize("grace", ["enough", "too short"])
+def test_stopping_lets_streams_end_or_tells_them(
+    make_text: Callable[..., TextModel],
+    front: Front,
+    caplog: pytest.LogCaptureFixture,
+    grace: str,
+) -> None:
+    dispatch = front.dispatch
+    gate = asyncio.Event()
+    tokens = front.stream("The capital", gate, " of", front.finished())
+    served = [ServedModel(name="tiny", max_model_len=512, text=make_text(), created=0)]
+    dispatch.served = served
+    ask = {"model": "tiny", "stream": True, "messages": [{"role": "user", "content": "x"}]}
+
+    async def scenario() -> list[str]:
+        server = HttpServer(create_app(dispatch, GatewayConfig()), "127.0.0.1", 0, graceful_s=1.0)
+        await server.start()
+        url = f"http://127.0.0.1:{server.port}/v1/chat/completions"
+        async with (
+            httpx.AsyncClient(trust_env=False, timeout=20) as client,
+            client.stream("POST", url, json=ask) as response,
+        ):
+            lines = response.aiter_lines()
+            seen = [await anext(lines)]
+            stopping = asyncio.create_task(server.stop())
+            await asyncio.sleep(0)
+            if grace == "enough":
+                gate.set()
+            seen += [line async for line in lines if line]
+        await stopping
+        return seen
+
+    with caplog.at_level(logging.WARNING):
+        lines = asyncio.run(scenario())
+    assert tokens.num_closes == 1
+    assert "assistant" in lines[0]
+    if grace == "enough":
+        assert lines[-1] == "data: [DONE]"
+        assert caplog.messages == []
+    else:
+        assert "shutting down" in lines[-1]
+        assert all("Exception" not in message for message in caplog.messages)

@@ -1,0 +1,79 @@
+"""The router's choices over small views; never a running worker."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.core.load import Load
+from tandem.routing.placement import NoPlacement, Placement
+from tandem.routing.router import place
+from tandem.routing.view import ClusterView, Pool, WorkerView
+
+
+def ref(name: str) -> WorkerRef:
+    return WorkerRef(WorkerId(name), Incarnation(1), f"{name}:1")
+
+
+def worker(name: str, pool: Pool, *, queued: int = 0, running: int = 0, build: str = "f", **load: bool) -> WorkerView:
+    return WorkerView(ref(name), pool, "m", build, Load(num_queued_tokens=queued, num_running=running, **load))
+
+
+def view(*workers: WorkerView, linked: str = "", unlinked: str = "") -> ClusterView:
+    def pairs(text: str) -> frozenset[tuple[WorkerRef, WorkerRef]]:
+        return frozenset((ref(a), ref(b)) for a, b in (pair.split("-") for pair in text.split()))
+
+    return ClusterView(workers, pairs(linked), pairs(unlinked))
+
+
+def chosen(outcome: Placement | NoPlacement) -> str:
+    if isinstance(outcome, Placement):
+        return f"{outcome.prefill.id}-{outcome.decode.id} {outcome.path}"
+    return f"none: {outcome.reason}, may pass: {outcome.may_pass}"
+
+
+P1, P2 = worker("p1", "prefill"), worker("p2", "prefill")
+D1, D2 = worker("d1", "decode"), worker("d2", "decode")
+M1, M2 = worker("m1", "mixed"), worker("m2", "mixed")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "policy", "expected"),
+    [
+        (view(), "prefer", "none: no live worker serves the model, may pass: False"),
+        (view(P1, D1, linked="p1-d1"), "prefer", "p1-d1 remote"),
+        (view(P1, D1, linked="p1-d1"), "off", "d1-d1 local"),
+        (view(P1, D1), "prefer", "none: no link between the workers, may pass: True"),
+        (view(P1, D1, unlinked="p1-d1"), "prefer", "d1-d1 fallback;reason=no_link_between_the_workers"),
+        (view(P1, D1, unlinked="p1-d1"), "strict", "none: no link between the workers, may pass: False"),
+        (view(D1), "prefer", "d1-d1 fallback;reason=no_prefill_worker"),
+        (view(P1), "prefer", "p1-p1 fallback;reason=no_decode_worker"),
+        (view(D1), "strict", "none: no prefill worker, may pass: False"),
+        (view(M1, M2, linked="m1-m2"), "prefer", "m1-m1 local"),
+        (view(M1, M2, linked="m1-m2"), "strict", "m1-m2 remote"),
+        (view(P1, M1, linked="p1-m1"), "prefer", "p1-m1 remote"),
+        (view(worker("p1", "prefill", build="g"), D1), "prefer",
+         "d1-d1 fallback;reason=no_worker_of_the_same_model_build"),
+        (view(worker("p1", "prefill", draining=True), D1), "prefer", "d1-d1 fallback;reason=no_prefill_worker"),
+        (view(worker("p1", "prefill", queued=9), P2, D1, linked="p1-d1 p2-d1"), "prefer", "p2-d1 remote"),
+        (view(P1, worker("d1", "decode", running=3), D2, linked="p1-d1 p1-d2"), "prefer", "p1-d2 remote"),
+        (view(P2, P1, D2, D1, linked="p1-d1 p1-d2 p2-d1 p2-d2"), "prefer", "p1-d1 remote"),
+        (view(P1, P2, D1, linked="p2-d1"), "prefer", "p2-d1 remote"),
+    ],
+)  # fmt: skip
+def test_placement(cluster: ClusterView, policy: str, expected: str) -> None:
+    assert chosen(place(cluster, "m", policy)) == expected  # type: ignore[arg-type]
+
+
+def test_an_excluded_worker_is_waited_for_rather_than_split_given_up() -> None:
+    outcome = place(view(P1, D1, linked="p1-d1"), "m", "prefer", frozenset({ref("d1")}))
+    assert isinstance(outcome, NoPlacement)
+
+
+def test_unreported_work_counts_as_queued() -> None:
+    busy = WorkerView(ref("m1"), "mixed", "m", "f", Load(), num_unreported_tokens=100)
+    assert chosen(place(view(busy, M2), "m", "off")) == "m2-m2 local"
+
+
+def test_another_model_is_not_served() -> None:
+    assert isinstance(place(view(M1), "other", "off"), NoPlacement)

@@ -1,0 +1,192 @@
+"""Plans become results slice by slice; a slice that cannot be computed fails alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tandem.core.config import Bytes, EngineConfig
+from tandem.core.errors import TandemError
+from tandem.core.ids import BlockId, SeqId
+from tandem.core.request import SamplingParams
+from tandem.runtime.executor import TorchExecutor
+from tandem.runtime.load import load_executor
+from tandem.runtime.model_config import read_model_config
+from tandem.sched.plan import Sampling, Slice, SliceResult, StepPlan
+
+_GREEDY = Sampling(SamplingParams(max_tokens=8, temperature=0), 0, 0)
+_PROMPT = (5, 6, 7, 8, 9, 10, 11)
+
+
+def _executor(directory: Path, **engine: int) -> TorchExecutor:
+    settings = EngineConfig(**({"block_size": 4, "kv_cache_memory": Bytes(1 << 16)} | engine))  # type: ignore[arg-type]
+    return load_executor(directory, read_model_config(directory), "float32", settings)
+
+
+@pytest.fixture
+def executor(model_dir: Path) -> TorchExecutor:
+    return _executor(model_dir)
+
+
+def _slice(seq: int, tokens: tuple[int, ...] = _PROMPT, start: int = 0, base: int = 0) -> Slice:
+    """A slice whose blocks begin at `base` of the pool, four tokens each."""
+    blocks = tuple(BlockId(base + i) for i in range(-(-(start + len(tokens)) // 4)))
+    return Slice(SeqId(seq), start, len(tokens), tokens, blocks, _GREEDY)
+
+
+def _chained(seq: int, start: int, base: int = 0) -> Slice:
+    return replace(_slice(seq, (0,), start, base), tokens=(), chained=True)
+
+
+def _run(executor: TorchExecutor, number: int, *slices: Slice) -> tuple[SliceResult, ...]:
+    result = executor.execute(StepPlan(number, slices))
+    assert result.number == number
+    assert [r.seq for r in result.slices] == [s.seq for s in slices]
+    return result.slices
+
+
+def _token(result: SliceResult) -> int:
+    assert result.error is None, result.error
+    (token,) = result.tokens
+    return token.id
+
+
+def test_pool_fits_its_memory(executor: TorchExecutor) -> None:
+    region = executor.cache.region
+    assert executor.layout.block_bytes == 2 * 2 * 2 * 4 * 8 * 4
+    assert executor.num_blocks == (1 << 16) // executor.layout.block_bytes
+    assert (region.num_blocks, region.block_bytes) == (executor.num_blocks, executor.layout.block_bytes)
+    assert (region.head_start, region.head_stop) == (0, 2)
+    assert region.address % 4096 == 0
+
+
+def test_unsampled_slices_yield_no_token(executor: TorchExecutor) -> None:
+    chunk = replace(_slice(1, _PROMPT[:4]), sampling=None)
+    (result,) = _run(executor, 1, chunk)
+    assert result == SliceResult(SeqId(1))
+    (rest,) = _run(executor, 2, _slice(1, _PROMPT[4:], 4))
+    (whole,) = _run(executor, 3, _slice(2, base=8))
+    assert _token(rest) == _token(whole)
+
+
+def test_chained_slice_takes_the_last_token(executor: TorchExecutor) -> None:
+    first = _token(_run(executor, 1, _slice(1))[0])
+    chained = _token(_run(executor, 2, _chained(1, 7))[0])
+    told = _token(_run(executor, 3, _slice(2, (*_PROMPT, first), base=8))[0])
+    assert chained == told
+
+
+def test_chained_over_a_plan_that_does_not_name_the_sequence(executor: TorchExecutor) -> None:
+    first = _token(_run(executor, 1, _slice(1))[0])
+    _run(executor, 2, _slice(2, base=8))
+    chained = _token(_run(executor, 3, _chained(1, 7))[0])
+    assert chained == _token(_run(executor, 4, _slice(3, (*_PROMPT, first), base=16))[0])
+
+
+def test_tokens_of_sequences_that_are_gone_are_forgotten(executor: TorchExecutor) -> None:
+    _run(executor, 1, _slice(1))
+    for number in (2, 3, 4):
+        _run(executor, number, _slice(2, base=8))
+    (result,) = _run(executor, 5, _chained(1, 7))
+    assert result.error is not None and "no token" in result.error
+
+
+def test_a_failed_slice_breaks_its_chain(executor: TorchExecutor) -> None:
+    _run(executor, 1, _slice(1))
+    (bad,) = _run(executor, 2, replace(_chained(1, 7), blocks=()))
+    assert bad.error is not None
+    (after,) = _run(executor, 3, _chained(1, 7))
+    assert after.error is not None
+
+
+_SPOILED = {
+    "block outside": lambda s: replace(s, blocks=(BlockId(0), BlockId(10_000))),
+    "negative block": lambda s: replace(s, blocks=(BlockId(0), BlockId(-1))),
+    "too few blocks": lambda s: replace(s, blocks=s.blocks[:1]),
+    "token outside": lambda s: replace(s, tokens=(*_PROMPT[:-1], 50)),
+    "negative token": lambda s: replace(s, tokens=(*_PROMPT[:-1], -1)),
+    "count mismatch": lambda s: replace(s, num_tokens=3),
+    "nothing to do": lambda s: replace(s, num_tokens=0, tokens=()),
+    "beyond the model": lambda s: replace(s, start=126, blocks=tuple(BlockId(i) for i in range(40))),
+    "foreign digest": lambda s: replace(s, digest_blocks=(BlockId(20),)),
+    "never sampled": lambda s: replace(s, tokens=(), num_tokens=1, chained=True),
+}
+
+
+@pytest.mark.parametrize("spoil", _SPOILED.values(), ids=_SPOILED.keys())
+def test_bad_slice_fails_alone(executor: TorchExecutor, spoil: object) -> None:
+    good = _slice(2, base=8)
+    alone = _token(_run(executor, 1, good)[0])
+    bad, fine = _run(executor, 2, spoil(_slice(1)), good)  # type: ignore[operator]
+    assert bad.error and not bad.tokens and not bad.digests
+    assert _token(fine) == alone
+
+
+def test_empty_plan(executor: TorchExecutor) -> None:
+    assert _run(executor, 1) == ()
+
+
+def test_failure_inside_the_step_is_pinned_to_its_slice(
+    executor: TorchExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = _slice(2, base=8)
+    alone = _token(_run(executor, 1, good)[0])
+    forward = executor._decoder.forward
+
+    def failing(tokens: torch.Tensor, *rest: object) -> torch.Tensor:
+        if 13 in tokens.tolist():
+            raise RuntimeError("no memory")
+        return forward(tokens, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(executor._decoder, "forward", failing)
+    bad, fine = _run(executor, 2, _slice(1, (13, 13)), good)
+    assert bad.error == "RuntimeError: no memory"
+    assert _token(fine) == alone
+
+
+def test_infinite_logits_fail_their_slice_only(executor: TorchExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = executor._decoder.logits
+
+    def broken(hidden: torch.Tensor) -> torch.Tensor:
+        rows = logits(hidden).clone()
+        rows[0, 7] = float("nan")
+        return rows
+
+    monkeypatch.setattr(executor._decoder, "logits", broken)
+    bad, fine = _run(executor, 1, _slice(1), _slice(2, base=8))
+    assert bad.error is not None and "finite" in bad.error
+    assert fine.error is None
+
+
+def test_garbage_of_an_earlier_owner_does_not_leak(executor: TorchExecutor) -> None:
+    clean = _token(_run(executor, 1, _slice(1))[0])
+    executor.cache._pool.fill_(float("nan"))
+    first = _token(_run(executor, 2, _slice(1))[0])
+    second = _run(executor, 3, _chained(1, 7), _slice(2, (3,), base=8))
+    assert first == clean
+    assert all(result.error is None for result in second)
+
+
+def test_digests_follow_the_blocks_and_their_place(executor: TorchExecutor) -> None:
+    piece = replace(_slice(1), digest_blocks=(BlockId(0),))
+    (first,) = _run(executor, 1, piece)
+    (digest,) = first.digests
+    assert digest.block == 0
+    assert digest.heads == executor.cache.digest([BlockId(0)], [0])[0]
+    assert all(0 <= word < 1 << 64 for word in digest.heads) and len(set(digest.heads)) == 2
+    moved = replace(_slice(2, base=8), digest_blocks=(BlockId(9), BlockId(8)))
+    (second,) = _run(executor, 2, moved)
+    assert [d.block for d in second.digests] == [9, 8]
+    assert second.digests[1].heads == digest.heads, "same tokens, same place in the prompt"
+
+
+def test_settings_that_cannot_be_are_refused(model_dir: Path) -> None:
+    with pytest.raises(TandemError, match="kv_cache_memory"):
+        _executor(model_dir, kv_cache_memory=100)
+    with pytest.raises(TandemError, match="max_model_len=129"):
+        _executor(model_dir, max_model_len=129)
+    assert _executor(model_dir, max_model_len=64).max_model_len == 64
+    assert _executor(model_dir).max_model_len == 128

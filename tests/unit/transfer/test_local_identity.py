@@ -1,0 +1,112 @@
+"""A pid and an address prove nothing: the local transport reads only the life that it shook hands with."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
+from tandem.engine.ports import BlockCopy, PeerError, TransportPeer
+from tandem.kv.layout import KVGroup, KVLayout
+from tandem.transfer.local import LocalTransport
+from tandem.transfer.memory import ProcessMemory, Span
+from tandem.transfer.orders import ReadOrder
+from tandem.transfer.pool import MemoryPool, agent_name
+from tandem.transfer.process import start_ticks, this_process
+from tandem.transfer.reading import split
+
+LAYOUT = KVLayout(16, (KVGroup(1, 1, 8, "float32"),))
+HOST, PID, TICKS, ADDRESS, NONCE = range(5)
+
+
+def open_local(name: str) -> tuple[LocalTransport, np.ndarray]:
+    memory = np.zeros((4000, LAYOUT.block_bytes), np.uint8)
+    pool = MemoryPool(memory.ctypes.data, len(memory), LAYOUT, keepalive=memory)
+    return LocalTransport(pool, agent_name(WorkerId(name), Incarnation(1))), memory
+
+
+@pytest.fixture
+def giver() -> Iterator[tuple[LocalTransport, np.ndarray, TransportPeer]]:
+    transport, memory = open_local("giver")
+    memory[:] = np.arange(memory.size, dtype=np.uint32).astype(np.uint8).reshape(memory.shape)
+    memory[:, 0] = np.arange(len(memory)) % 251
+    yield transport, memory, transport.describe(WorkerRef(WorkerId("giver"), Incarnation(1), "127.0.0.1:1"))
+    transport.close()
+
+
+def forged(peer: TransportPeer, field: int, value: object) -> TransportPeer:
+    fields = json.loads(peer.metadata)
+    fields[field] = value
+    return replace(peer, metadata=json.dumps(fields).encode())
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        (HOST, "another/boot", "not on this host"),
+        (TICKS, 1, "is gone"),
+        (PID, 2**22 + 1, "is gone"),
+        (NONCE, "00" * 16, "another life"),
+        (NONCE, "00", "no local transport"),
+        (ADDRESS, 64, "is gone"),
+        (PID, 0, "no local transport"),
+    ],
+)
+def test_another_life_is_refused(giver, field: int, value: object, message: str) -> None:
+    taker, _ = open_local("taker")
+    with pytest.raises(PeerError, match=message):
+        taker.connect(forged(giver[2], field, value))
+
+
+def test_a_life_that_ends_between_connect_and_read_is_noticed(giver) -> None:
+    transport, _, peer = giver
+    taker, _ = open_local("taker")
+    taker.connect(peer)
+    transport.close()
+    with pytest.raises(PeerError, match="another life"):
+        taker.post_read(peer, [BlockCopy(BlockId(1), BlockId(1))])
+
+
+def test_more_pieces_than_one_system_call_takes(giver) -> None:
+    _, content, peer = giver
+    taker, memory = open_local("taker")
+    taker.connect(peer)
+    remote = np.random.default_rng(0).permutation(len(content))
+    copies = [BlockCopy(BlockId(int(r)), BlockId(i)) for i, r in enumerate(remote)]
+    taker.poll(taker.post_read(peer, copies))
+    assert np.array_equal(memory, content[remote])
+
+
+def test_memory_of_a_device_is_not_for_the_local_transport() -> None:
+    with pytest.raises(TandemError) as error:
+        LocalTransport(MemoryPool(4096, 1, LAYOUT, "cuda:0"), "x.1")
+    assert error.value.kind is ErrorKind.UNSUPPORTED
+
+
+def test_an_unmapped_source_is_an_error_and_not_a_crash() -> None:
+    target = np.zeros(16, np.uint8)
+    with pytest.raises(OSError, match="Bad address"):
+        ProcessMemory().read(os.getpid(), [Span(64, target.ctypes.data, 16)])
+
+
+def test_the_start_of_a_process_is_its_own() -> None:
+    me = this_process()
+    assert me == this_process()
+    assert start_ticks(1) <= me.start_ticks
+    with pytest.raises(ProcessLookupError):
+        start_ticks(2**22 + 1)
+
+
+@pytest.mark.parametrize("num_blocks", [0, 1, 2, 3, 7, 64])
+@pytest.mark.parametrize("max_blocks", [0, 1, 3, 100])
+def test_parts_cover_an_order_once_within_the_cap(giver, num_blocks: int, max_blocks: int) -> None:
+    copies = tuple(BlockCopy(BlockId(i), BlockId(i)) for i in range(num_blocks))
+    parts = list(split(ReadOrder(1, giver[2], copies, tuple(range(num_blocks))), max_blocks * LAYOUT.block_bytes))
+    assert [i for part in parts for i in range(part.start, part.stop)] == list(range(num_blocks))
+    assert all(1 <= part.stop - part.start <= max(1, max_blocks) for part in parts)

@@ -1,0 +1,321 @@
+"""Round trips of everything that crosses the wire, and what malformed messages come to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import Cancelled, Failed, Finished, FinishReason, JobEvent, Pulled, SampledToken, Token
+from tandem.core.ids import BlockId, GatewayId, HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
+from tandem.core.load import Books, Load
+from tandem.core.request import Generate, Prefill, Request, Resume, SamplingParams
+from tandem.engine.ports import TransportPeer
+from tandem.kv.handoff import Announcement, BlockDigest, HandoffKey
+from tandem.kv.layout import KVGroup, KVLayout, KVRegion
+from tandem.wire import convert, convert_kv
+from tandem.wire.gen import kv_pb2, worker_pb2
+
+U31, U32, U64 = st.integers(0, 2**31 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
+NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
+TOKENS = st.lists(U32, max_size=8).map(tuple)
+SECONDS = st.floats(0, 1e6)
+
+workers = st.builds(
+    WorkerRef, NAMES.map(WorkerId), st.integers(1, 2**64 - 1).map(Incarnation), NAMES.map(lambda n: f"{n}:1")
+)
+samplings = st.builds(
+    SamplingParams,
+    max_tokens=st.integers(1, 2**31 - 1),
+    temperature=st.floats(0, 2),
+    top_p=st.floats(0, 1, exclude_min=True),
+    top_k=U31,
+    min_p=st.floats(0, 1),
+    seed=U64,
+    stop_token_ids=st.frozensets(U32, max_size=4),
+    logprobs=st.none() | st.integers(0, 20),
+)
+requests = st.builds(
+    Request,
+    id=NAMES.map(RequestId),
+    model=NAMES,
+    prompt_tokens=st.lists(U32, min_size=1, max_size=8).map(tuple),
+    sampling=samplings,
+    priority=st.integers(-(2**31), 2**31 - 1),
+    cache_salt=st.text(max_size=4),
+)
+common: dict[str, Any] = {"request": requests, "attempt": U32, "choice": U32, "output_tokens": TOKENS}
+jobs = (
+    st.builds(Generate, **common)
+    | st.builds(Prefill, **common, handoff=NAMES.map(HandoffId))
+    | st.builds(Resume, **common, handoff=NAMES.map(HandoffId), source=workers)
+)
+submissions = st.builds(convert.Submission, NAMES.map(GatewayId), st.integers(1, 2**64 - 1).map(Incarnation), jobs)
+keys = st.builds(JobKey, NAMES.map(RequestId), U32, U32)
+sampled = st.builds(
+    SampledToken,
+    U32,
+    st.none() | st.floats(allow_nan=False),
+    st.lists(st.tuples(U32, st.floats(allow_nan=False)), max_size=3).map(tuple),
+)
+finished = st.builds(Finished, keys, st.none() | st.sampled_from(FinishReason), U32, U32)
+failed = st.builds(Failed, keys, st.sampled_from(ErrorKind), st.text(max_size=20))
+pulled = st.builds(Pulled, keys, U32, U64, U32, U64, SECONDS, SECONDS, SECONDS)
+tokens = st.builds(Token, keys, st.integers(0, 2**30), sampled)
+handoff_keys = st.builds(HandoffKey, NAMES.map(HandoffId), U32)
+counts = {"bool": st.booleans(), "int": U32}
+loads = st.builds(Load, **{f.name: counts[str(f.type)] for f in fields(Load)})
+books = st.builds(Books, **{f.name: counts[str(f.type)] for f in fields(Books)})
+
+
+@st.composite
+def announcements(draw: st.DrawFn) -> Announcement:
+    num_heads = draw(st.integers(0, 3))
+    offered = st.builds(BlockDigest, U64.map(BlockId), st.lists(U64, min_size=num_heads, max_size=num_heads).map(tuple))
+    blocks = tuple(draw(st.lists(offered, max_size=4)))
+    return Announcement(draw(handoff_keys), draw(U32), blocks, draw(U32), draw(st.none() | sampled))
+
+
+@st.composite
+def peers(draw: st.DrawFn) -> TransportPeer:
+    heads, layers, head_dim = draw(st.integers(1, 8)), draw(st.integers(1, 4)), draw(st.integers(1, 128))
+    group = KVGroup(layers, heads, head_dim, draw(st.sampled_from(["float32", "bfloat16"])))
+    layout = KVLayout(draw(st.sampled_from([8, 16])), (group,))
+    cut = draw(st.integers(1, heads))
+    region = KVRegion(
+        draw(st.integers(0, 2**48)),
+        draw(st.integers(1, 2**20)),
+        cut * group.head_bytes(layout.block_size),
+        0,
+        cut,
+        draw(st.sampled_from(["cpu", "cuda:1"])),
+    )
+    return TransportPeer(draw(workers), draw(NAMES), draw(st.binary(max_size=8)), layout, (region,))
+
+
+def sent(message: Any) -> Any:
+    """The message as it arrives."""
+    return type(message).FromString(message.SerializeToString())
+
+
+@given(submissions)
+def test_submissions_round_trip(submission: convert.Submission) -> None:
+    assert convert.decode_submission(sent(convert.encode_submission(submission))) == submission
+
+
+@given(st.lists(tokens | finished | failed | pulled | keys.map(Cancelled), max_size=8), loads)
+def test_updates_carry_every_event_and_the_load(events: Sequence[JobEvent], load: Load) -> None:
+    message = sent(convert.encode_update(events, load))
+    got = convert.decode_update(message)
+    for kind in (Token, Pulled, (Finished, Failed, Cancelled)):
+        want_of = [e for e in events if isinstance(e, kind)]
+        got_of = [e for e in got if isinstance(e, kind)]
+        assert sorted(map(repr, got_of)) == sorted(map(repr, want_of))
+    assert convert.decode_load(message.load) == load
+
+
+@given(keys, st.integers(0, 2**30), st.lists(sampled, min_size=1, max_size=6))
+def test_consecutive_tokens_share_a_run(key: JobKey, first: int, drawn: list[SampledToken]) -> None:
+    events = [Token(key, first + i, token) for i, token in enumerate(drawn)]
+    message = sent(convert.encode_update(events))
+    assert len(message.runs) == 1
+    assert not message.HasField("load")
+    assert convert.decode_update(message) == tuple(events)
+
+
+def test_a_gap_begins_a_run_and_keeps_the_order() -> None:
+    key, other = JobKey(RequestId("r"), 1), JobKey(RequestId("q"), 1)
+    events = [Token(k, i, SampledToken(i)) for k, i in ((key, 4), (other, 0), (key, 5), (key, 7), (key, 8))]
+    message = convert.encode_update(events)
+    assert [(run.key.request, run.first_index, len(run.tokens)) for run in message.runs] == [
+        ("r", 4, 2),
+        ("q", 0, 1),
+        ("r", 7, 2),
+    ]
+    assert [t.index for t in convert.decode_update(message) if t.key == key and isinstance(t, Token)] == [4, 5, 7, 8]
+
+
+@given(peers())
+def test_peers_round_trip(peer: TransportPeer) -> None:
+    assert convert_kv.decode_peer(sent(convert_kv.encode_peer(peer))) == peer
+
+
+@given(announcements())
+def test_announcements_round_trip(announcement: Announcement) -> None:
+    assert convert_kv.decode_announcement(sent(convert_kv.encode_announcement(announcement))) == announcement
+
+
+@given(books)
+def test_books_round_trip(value: Books) -> None:
+    assert convert.decode_books(sent(convert.encode_books(value))) == value
+
+
+@pytest.mark.parametrize("kind", ErrorKind)
+def test_refusals_round_trip(kind: ErrorKind) -> None:
+    error = convert.decode_refusal(sent(convert.encode_refusal(kind, "because")))
+    assert (error.kind, error.message) == (kind, "because")
+
+
+def test_an_error_of_a_newer_version_stays_an_error() -> None:
+    message = worker_pb2.JobEnd(key=convert.encode_key(JobKey(RequestId("r"), 1)))
+    message.failed.kind = "melted"
+    (end,) = convert.decode_update(worker_pb2.WatchUpdate(ends=[message]))
+    assert isinstance(end, Failed)
+    assert end.kind is ErrorKind.INTERNAL
+
+
+@pytest.mark.parametrize("kind", ["Load", "Books"])
+def test_our_fields_and_the_protocols_have_the_same_names(kind: str) -> None:
+    ours = [f.name for f in fields({"Load": Load, "Books": Books}[kind])]
+    assert sorted(ours) == sorted(field.name for field in getattr(worker_pb2, kind).DESCRIPTOR.fields)
+
+
+# ---- malformed
+
+
+def a_submission() -> worker_pb2.SubmitRequest:
+    request = Request(
+        id=RequestId("r"), model="m", prompt_tokens=(1, 2), sampling=SamplingParams(max_tokens=4, logprobs=2)
+    )
+    source = WorkerRef(WorkerId("w"), Incarnation(7), "host:1")
+    job = Resume(request=request, attempt=1, handoff=HandoffId("h"), source=source)
+    return convert.encode_submission(convert.Submission(GatewayId("g"), Incarnation(9), job))
+
+
+@pytest.mark.parametrize(
+    ("field", "told"),
+    [
+        ("gateway", "names no gateway"),
+        ("incarnation", "names no incarnation"),
+        ("key", "no request"),
+        ("prompt_tokens", "at least one token"),
+        ("sampling", "max_tokens"),
+        ("resume", "no job"),
+    ],
+)
+def test_a_submission_that_lacks_something_is_refused(field: str, told: str) -> None:
+    message = a_submission()
+    message.ClearField(field)
+    with pytest.raises(TandemError, match=told) as caught:
+        convert.decode_submission(message)
+    assert caught.value.kind is ErrorKind.INVALID_REQUEST
+
+
+@pytest.mark.parametrize("field", ["id", "incarnation", "address"])
+def test_a_resume_whose_source_lacks_something_is_refused(field: str) -> None:
+    message = a_submission()
+    message.resume.source.ClearField(field)
+    with pytest.raises(TandemError, match="a worker has an id"):
+        convert.decode_submission(message)
+
+
+def test_a_hand_off_without_a_name_is_refused() -> None:
+    message = a_submission()
+    message.prefill.handoff = ""
+    message.prefill.SetInParent()
+    with pytest.raises(TandemError, match="no hand-off id"):
+        convert.decode_submission(message)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"prompt_tokens": (-1,)}, {"prompt_tokens": (2**32,)}, {"model": "\ud800"}, {"priority": 2**31}]
+)
+def test_what_does_not_fit_the_wire_is_refused_before_it_is_sent(changes: dict[str, Any]) -> None:
+    arguments: dict[str, Any] = {"model": "m", "prompt_tokens": (1,), **changes}
+    request = Request(id=RequestId("r"), sampling=SamplingParams(max_tokens=1), **arguments)
+    with pytest.raises(TandemError, match="cannot be sent") as caught:
+        convert.encode_submission(
+            convert.Submission(GatewayId("g"), Incarnation(1), Generate(request=request, attempt=1))
+        )
+    assert caught.value.kind is ErrorKind.INVALID_REQUEST
+
+
+def test_ends_and_tokens_that_say_too_little_are_refused() -> None:
+    key = convert.encode_key(JobKey(RequestId("r"), 1))
+    no_end = worker_pb2.WatchUpdate(ends=[worker_pb2.JobEnd(key=key)])
+    odd_reason = worker_pb2.WatchUpdate(
+        ends=[worker_pb2.JobEnd(key=key, finished=worker_pb2.JobFinished(reason="bored"))]
+    )
+    no_key = worker_pb2.WatchUpdate(runs=[worker_pb2.TokenRun()])
+    half = worker_pb2.TokenRun(key=key, tokens=[kv_pb2.SampledToken(id=1, top_ids=[1, 2], top_logprobs=[0.5])])
+    for message in (no_end, odd_reason, no_key, worker_pb2.WatchUpdate(runs=[half])):
+        with pytest.raises(TandemError, match="malformed message"):
+            convert.decode_update(message)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("agent", ""),
+        ("layout.block_size", 0),
+        ("layout.groups.0.dtype", "int3"),
+        ("layout.groups.0.head_dim", 0),
+        ("regions.0.head_stop", 0),
+        ("regions.0.head_stop", 9),
+        ("regions.0.head_stop", 1),
+        ("regions.0.num_blocks", 0),
+        ("regions.0.block_bytes", 17),
+        ("regions.0.device", ""),
+        ("regions.0.address", 2**64 - 1),
+        ("worker.id", ""),
+    ],
+)
+def test_a_peer_whose_memory_cannot_be_as_it_says_is_refused(path: str, value: object) -> None:
+    group = KVGroup(layers=2, heads=2, head_dim=4, dtype="float32")
+    layout = KVLayout(8, (group,))
+    region = KVRegion(4096, 3, layout.block_bytes, 0, 2)
+    peer = TransportPeer(WorkerRef(WorkerId("w"), Incarnation(1), "h:1"), "a", b"m", layout, (region,))
+    message = convert_kv.encode_peer(peer)
+    assert convert_kv.decode_peer(message) == peer
+    *parents, leaf = path.split(".")
+    holder: Any = message
+    for name in parents:
+        holder = holder[int(name)] if name.isdigit() else getattr(holder, name)
+    setattr(holder, leaf, value)
+    with pytest.raises(TandemError, match="malformed message"):
+        convert_kv.decode_peer(message)
+
+
+@pytest.mark.parametrize("missing", ["layout", "regions", "worker"])
+def test_a_peer_that_lacks_something_is_refused(missing: str) -> None:
+    group = KVGroup(layers=1, heads=1, head_dim=1, dtype="float32")
+    layout = KVLayout(8, (group,))
+    region = KVRegion(0, 1, layout.block_bytes, 0, 1)
+    peer = TransportPeer(WorkerRef(WorkerId("w"), Incarnation(1), "h:1"), "a", b"", layout, (region,))
+    message = convert_kv.encode_peer(peer)
+    message.ClearField(missing)
+    with pytest.raises(TandemError, match="malformed message"):
+        convert_kv.decode_peer(message)
+
+
+def test_an_announcement_with_uneven_digests_is_refused() -> None:
+    message = kv_pb2.Announcement(key=kv_pb2.HandoffKey(handoff="h", attempt=1))
+    message.blocks.add(block=1, digests=[1, 2])
+    message.blocks.add(block=2, digests=[1])
+    with pytest.raises(TandemError, match="different numbers of digests"):
+        convert_kv.decode_announcement(message)
+
+
+@given(st.binary(max_size=64))
+def test_garbage_is_a_typed_error_or_a_lawful_value(garbage: bytes) -> None:
+    decoders: list[tuple[Any, Any]] = [
+        (worker_pb2.SubmitRequest, convert.decode_submission),
+        (worker_pb2.WatchUpdate, convert.decode_update),
+        (kv_pb2.TransportPeer, convert_kv.decode_peer),
+        (kv_pb2.Announcement, convert_kv.decode_announcement),
+    ]
+    for message_type, decode in decoders:
+        try:
+            message = message_type.FromString(garbage)
+        except DecodeError:
+            continue
+        try:
+            decode(message)
+        except TandemError as error:
+            assert error.kind is ErrorKind.INVALID_REQUEST
