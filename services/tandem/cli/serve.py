@@ -1,4 +1,4 @@
-"""`tandem serve`: Redis, Ray with the worker pools, and a gateway on this machine; owns their start and their end."""
+"""Owns the start and the end of all that `tandem serve` runs on this machine; never serves a request itself."""
 
 from __future__ import annotations
 

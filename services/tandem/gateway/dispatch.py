@@ -1,6 +1,7 @@
-"""Runs the lives of all requests of this gateway: carries out their commands at workers, and feeds back what happens.
+"""Runs the lives of all requests of this gateway at its workers; never decides anything about one.
 
-It decides nothing about a request; that is `flow.lifecycle`, and where it goes is `routing.router`.
+What happens to a request is `flow.lifecycle`, where it goes is `routing.router`; here their commands are carried out
+and what comes back is fed to them.
 """
 
 from __future__ import annotations

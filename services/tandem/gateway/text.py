@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
+from tandem.core.bundle import TokenizerBundle
 from tandem.core.clock import wall_ns
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.chat_template import ChatTemplate
@@ -18,30 +18,6 @@ from tandem.gateway.vocabulary import TokenText, Vocabulary
 
 _UNSERVED_DEFAULTS = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "num_beams": 1, "typical_p": 1.0}
 """Sampling settings of generation configs that no sampler here implements, with the values that switch them off."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizerBundle:
-    """The files of a model that its text needs, as a worker hands them out.
-
-    `special_tokens_json`: `eos_token_ids` and `bos_token_id`; every special token by its name in transformers
-    (`bos_token`, ...); and `add_bos_token` / `add_eos_token`, which are absent or null unless the model's own
-    tokenizer configuration sets them, for then the post-processor of tokenizer.json has the word.
-    """
-
-    tokenizer_json: bytes
-    chat_template: str = ""
-    generation_config_json: str = ""
-    special_tokens_json: str = ""
-
-    def digest(self) -> str:
-        """BLAKE2b over the four parts, each behind its length in 8 bytes, hexadecimal; workers compute the same."""
-        state = blake2b()
-        texts = (self.chat_template, self.generation_config_json, self.special_tokens_json)
-        for part in (self.tokenizer_json, *(text.encode() for text in texts)):
-            state.update(len(part).to_bytes(8, "little"))
-            state.update(part)
-        return state.hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +74,7 @@ class TextModel:
         now_ns: Callable[[], int] = wall_ns,
     ) -> None:
         """Raises INTERNAL for a bundle that cannot be read. `digest` is the bundle's name, if it has one already."""
-        self.digest = digest or bundle.digest()
+        self.digest = digest or bundle.digest
         self._tokenizer = _tokenizer(bundle.tokenizer_json)
         config = _json_object(bundle.generation_config_json, "generation config")
         self._special_tokens = _json_object(bundle.special_tokens_json, "special tokens")

@@ -6,8 +6,9 @@ import asyncio
 import logging
 from typing import Literal
 
+from tandem.core.bundle import TokenizerBundle
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.text import TextModel, TokenizerBundle
+from tandem.gateway.text import TextModel
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ class TextModels:
             return self._loaded[digest]
 
     def _read(self, digest: str, bundle: TokenizerBundle) -> TextModel:
-        if bundle.digest() != digest:
+        if bundle.digest != digest:
             raise TandemError(ErrorKind.INTERNAL, f"the tokenizer bundle is not the announced one ({digest})")
         model = TextModel(bundle, digest=digest, generation_config=self._generation_config)
         if model.unserved_defaults:

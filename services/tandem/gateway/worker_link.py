@@ -22,12 +22,19 @@ from tandem.core.ids import GatewayId, JobKey, WorkerRef
 from tandem.core.load import Load
 from tandem.core.request import Job
 from tandem.gateway.ports import ServedModel
-from tandem.gateway.text import TokenizerBundle
 from tandem.gateway.text_models import TextModels
 from tandem.kv.handoff import HandoffKey
 from tandem.routing.view import Pool, WorkerView
 from tandem.wire.channels import open_channel
-from tandem.wire.convert import Submission, decode_load, decode_refusal, decode_update, encode_key, encode_submission
+from tandem.wire.convert import (
+    Submission,
+    decode_bundle,
+    decode_load,
+    decode_refusal,
+    decode_update,
+    encode_key,
+    encode_submission,
+)
 from tandem.wire.convert_kv import decode_worker, encode_handoff_key
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.gen.worker_pb2_grpc import WorkerStub
@@ -164,7 +171,7 @@ class WorkerLink:
         if decode_worker(reply.worker) != self.ref:
             raise TandemError(ErrorKind.WORKER_LOST, "another worker answers at its address")
         if self.model is None:
-            text = await self._texts.load(reply.bundle_digest, _bundle(reply.bundle))
+            text = await self._texts.load(reply.bundle_digest, decode_bundle(reply.bundle))
             self.model = ServedModel(reply.model, reply.max_model_len, text, wall_ns() // 10**9)
         _pool(reply.pool)
         self._described = reply
@@ -186,15 +193,6 @@ class WorkerLink:
 
     def _pool_name(self) -> str:
         return self._described.pool if self._described is not None else "?"
-
-
-def _bundle(message: pb.TokenizerBundle) -> TokenizerBundle:
-    return TokenizerBundle(
-        tokenizer_json=message.tokenizer_json,
-        chat_template=message.chat_template,
-        generation_config_json=message.generation_config_json,
-        special_tokens_json=message.special_tokens_json,
-    )
 
 
 def _pool(name: str) -> Pool:

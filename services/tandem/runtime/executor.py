@@ -92,11 +92,11 @@ class TorchExecutor:
             return f"position {piece.stop - 1} is beyond the model's {self.max_model_len} tokens"
         if len(piece.blocks) < self.layout.num_blocks_for(piece.stop):
             return f"{len(piece.blocks)} blocks cannot hold {piece.stop} tokens"
-        if not all(0 <= block < self.num_blocks for block in piece.blocks):
+        if min(piece.blocks) < 0 or max(piece.blocks) >= self.num_blocks:
             return f"a block is outside the pool of {self.num_blocks}"
-        if not set(piece.digest_blocks) <= set(piece.blocks):
+        if piece.digest_blocks and not set(piece.digest_blocks) <= set(piece.blocks):
             return "a block to be digested is not among the slice's blocks"
-        if not all(0 <= token < self._decoder.config.vocab_size for token in tokens):
+        if min(tokens) < 0 or max(tokens) >= self._decoder.config.vocab_size:
             return "a token id is outside the vocabulary"
         return _Work(piece, tokens)
 

@@ -12,8 +12,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from tandem.core.bundle import TokenizerBundle
 from tandem.kv.layout import KVLayout, ModelFingerprint
-from tandem.runtime.bundle import TokenizerBundle
 from tandem.runtime.model_config import DecoderConfig
 from tandem.runtime.weights import weight_files
 

@@ -70,10 +70,14 @@ def convert(source: Path, target: Path, progress: Progress) -> None:
         reader = GGUFReader(source)
     except (ValueError, OSError, IndexError) as error:
         raise unsupported(f"{source} is not a readable GGUF file: {error}") from None
-    metadata = {name: _contents(field) for name, field in reader.fields.items()}
-    config = model_config(metadata, {tensor.name: tensor for tensor in reader.tensors})
+    metadata = {name: field.contents() for name, field in reader.fields.items()}
+    try:
+        config = model_config(metadata, {tensor.name: tensor for tensor in reader.tensors})
+        files = tokenizer_files(metadata)
+    except KeyError as error:
+        raise unsupported(f"{source} lacks the key {error}") from None
     parse_model_config(config)
-    for name, text in tokenizer_files(metadata).items():
+    for name, text in files.items():
         (target / name).write_text(text, encoding="utf-8")
     generation = {name: config[name] for name in ("bos_token_id", "eos_token_id") if config[name] is not None}
     _write_json(target / "config.json", config)
@@ -193,10 +197,6 @@ def _rename(name: str) -> tuple[str, str]:
 def _shortest(value: float) -> float:
     """The decimal number that somebody wrote before the file rounded it to 32 bits."""
     return float(str(np.float32(value)))
-
-
-def _contents(field: Any) -> Any:
-    return field.contents()
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

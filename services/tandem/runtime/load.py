@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from tandem.core.bundle import TokenizerBundle
 from tandem.core.config import EngineConfig, ModelConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.kv.layout import KVGroup, KVLayout, ModelFingerprint
-from tandem.runtime.bundle import TokenizerBundle, read_bundle
+from tandem.runtime.bundle import read_bundle
 from tandem.runtime.cache import KVCache
 from tandem.runtime.catalog import cache_root, locate
 from tandem.runtime.device import require_cpu, set_threads, torch_dtype

@@ -205,12 +205,7 @@ def parse_model_config(raw: Json) -> DecoderConfig:
         raise unsupported(f"hidden_act={raw['hidden_act']!r}")
     length = _size(raw, "max_position_embeddings")
     rope = _rope(raw, length)
-    bias = bool(raw.get("attention_bias"))
-    has_bias_field = model_type in ("llama", "qwen3")
-    if bias and not has_bias_field:
-        raise unsupported(f"attention_bias in a {model_type} model")
-    if raw.get("mlp_bias") and model_type != "llama":
-        raise unsupported(f"mlp_bias in a {model_type} model")
+    attention_bias, mlp_bias = _biases(raw, model_type)
     return DecoderConfig(
         model_type=model_type,
         vocab_size=_size(raw, "vocab_size"),
@@ -224,9 +219,9 @@ def parse_model_config(raw: Json) -> DecoderConfig:
         rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
         rope=rope,
         tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        qkv_bias=bias or model_type == "qwen2",
-        output_bias=bias,
-        mlp_bias=bool(raw.get("mlp_bias")),
+        qkv_bias=attention_bias or model_type == "qwen2",
+        output_bias=attention_bias,
+        mlp_bias=mlp_bias,
         qk_norm=model_type == "qwen3",
         eos_token_ids=token_ids(raw.get("eos_token_id")),
         bos_token_id=raw.get("bos_token_id"),
@@ -252,6 +247,16 @@ def _model_type(raw: Json) -> str:
     if architectures != [_ARCHITECTURES[model_type]]:
         raise unsupported(f"architectures={architectures!r}")
     return str(model_type)
+
+
+def _biases(raw: Json, model_type: str) -> tuple[bool, bool]:
+    """Of all attention projections, and of the MLP's; Qwen2's own on query, key and value are no field."""
+    attention, mlp = bool(raw.get("attention_bias")), bool(raw.get("mlp_bias"))
+    if attention and model_type not in ("llama", "qwen3"):
+        raise unsupported(f"attention_bias in a {model_type} model")
+    if mlp and model_type != "llama":
+        raise unsupported(f"mlp_bias in a {model_type} model")
+    return attention, mlp
 
 
 def _refuse_unknown(raw: Json) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import assert_never
 
+from tandem.core.bundle import TokenizerBundle
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, Finished, FinishReason, JobEvent, Pulled, TerminalEvent, Token
 from tandem.core.ids import GatewayId, HandoffId, Incarnation, JobKey, RequestId
@@ -289,3 +290,14 @@ def encode_books(books: Books) -> pb.Books:
 
 def decode_books(message: pb.Books) -> Books:
     return Books(**{field.name: getattr(message, field.name) for field in fields(Books)})
+
+
+# ---- what gateways tokenize with
+
+
+def encode_bundle(bundle: TokenizerBundle) -> pb.TokenizerBundle:
+    return pb.TokenizerBundle(**{field.name: getattr(bundle, field.name) for field in fields(TokenizerBundle)})
+
+
+def decode_bundle(message: pb.TokenizerBundle) -> TokenizerBundle:
+    return TokenizerBundle(**{field.name: getattr(message, field.name) for field in fields(TokenizerBundle)})

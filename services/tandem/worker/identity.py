@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tandem.core.bundle import TokenizerBundle
 from tandem.core.ids import WorkerRef
 from tandem.engine.ports import TransportPeer
-from tandem.runtime.bundle import TokenizerBundle
+from tandem.wire.convert import encode_bundle
 from tandem.wire.convert_kv import encode_peer, encode_worker
 from tandem.wire.gen import worker_pb2
 
@@ -38,12 +39,5 @@ class Identity:
             transport_kind=self.transport_kind,
         )
         if with_bundle:
-            reply.bundle.CopyFrom(
-                worker_pb2.TokenizerBundle(
-                    tokenizer_json=self.bundle.tokenizer_json,
-                    chat_template=self.bundle.chat_template,
-                    generation_config_json=self.bundle.generation_config_json,
-                    special_tokens_json=self.bundle.special_tokens_json,
-                )
-            )
+            reply.bundle.CopyFrom(encode_bundle(self.bundle))
         return reply

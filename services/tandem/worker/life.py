@@ -104,6 +104,11 @@ class Worker:
         """None, or why this worker should be replaced."""
         return self._failure or self._driver.stalled() or self._probe.error
 
+    @property
+    def num_gateways(self) -> int:
+        """Gateways that have a stream, or had one not long ago."""
+        return len(self._gateways)
+
     async def failed(self) -> str:
         """Wait until the engine or the transfer thread is of no use any more; returns why."""
         await self._has_failed.wait()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tandem.core.bundle import TokenizerBundle
 from tandem.core.config import Config
 from tandem.engine.ports import Executor
-from tandem.runtime.bundle import TokenizerBundle
 from tandem.runtime.load import load_model
 from tandem.transfer.carrier import Digest
 from tandem.transfer.pool import MemoryPool

@@ -14,6 +14,7 @@ import pytest
 import uvloop
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from tandem.core.bundle import TokenizerBundle
 from tandem.core.config import Bytes, GatewayConfig
 from tandem.core.events import Finished, FinishReason, SampledToken, Token
 from tandem.core.ids import JobKey
@@ -21,7 +22,7 @@ from tandem.core.request import Request
 from tandem.gateway.app import create_app
 from tandem.gateway.ports import ServedModel
 from tandem.gateway.server import HttpServer
-from tandem.gateway.text import TextModel, TokenizerBundle
+from tandem.gateway.text import TextModel
 
 SPECIAL = ["<s>", "<|im_end|>", "<|im_start|>"]
 CORPUS = [

@@ -42,7 +42,7 @@ def test_a_chat(front: Front, client: openai.OpenAI) -> None:
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (num_prompt, num_output)
     assert answer.usage.total_tokens == num_prompt + num_output
     assert answer.usage.prompt_tokens_details.cached_tokens == 4
-    assert tokens.num_closes == 1
+    assert tokens.closed.wait(20) and tokens.num_closes == 1
 
 
 @pytest.mark.parametrize("include_usage", [False, True])
@@ -64,7 +64,7 @@ def test_a_streamed_chat(front: Front, client: openai.OpenAI, include_usage: boo
     assert (usage is not None and usage.completion_tokens == len(front.ids(TEXT)) + 1) == include_usage
     assert all(chunk.usage is None for chunk in chunks[:-1])
     assert chunks[-1].model_extra == {"tandem": {"path": "fallback;reason=kv_lost"}}
-    assert tokens.num_closes == 1
+    assert tokens.closed.wait(20) and tokens.num_closes == 1
 
 
 def test_a_chat_with_logprobs(front: Front, client: openai.OpenAI) -> None:

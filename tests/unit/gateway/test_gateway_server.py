@@ -75,7 +75,7 @@ def test_stopping_lets_streams_end_or_tells_them(
 
     with caplog.at_level(logging.WARNING):
         lines = asyncio.run(scenario())
-    assert tokens.num_closes == 1
+    assert tokens.closed.wait(20) and tokens.num_closes == 1
     assert "assistant" in lines[0]
     if grace == "enough":
         assert lines[-1] == "data: [DONE]"

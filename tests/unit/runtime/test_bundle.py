@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models
 
+from tandem.core.bundle import TokenizerBundle
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.runtime.bundle import TokenizerBundle, read_bundle
+from tandem.runtime.bundle import read_bundle
 from tandem.runtime.model_config import parse_model_config
 from tests.unit.runtime.conftest import CONFIG
 

@@ -51,7 +51,8 @@ def _permuted(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
 
 def _write(path: Path, edit: Edit = lambda w: None, *, pre: str = "smollm", tied: bool = False) -> Path:
     writer = GGUFWriter(path, "llama")
-    writer.add_block_count(2)
+    if "blockless" not in path.name:
+        writer.add_block_count(2)
     writer.add_context_length(128)
     writer.add_embedding_length(32)
     writer.add_feed_forward_length(48)
@@ -186,6 +187,8 @@ def test_what_is_not_implemented_is_refused_by_name(tmp_path: Path, edit: Edit, 
 def test_unknown_pre_tokenizer_and_broken_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TandemError, match="'poro'"):
         _convert(_write(tmp_path / "m.gguf", pre="poro"))
+    with pytest.raises(TandemError, match="num_hidden_layers"):
+        _convert(_write(tmp_path / "blockless.gguf"))
     (tmp_path / "broken.gguf").write_bytes(b"GGUF nonsense")
     with pytest.raises(TandemError, match="not a readable GGUF"):
         _convert(tmp_path / "broken.gguf")

@@ -1,0 +1,194 @@
+"""A scripted gateway: submits jobs to workers and writes down what their Watch streams say; never mends anything."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from types import TracebackType
+
+import grpc.aio
+
+from tandem.core.events import JobEvent, Pulled, TerminalEvent, Token
+from tandem.core.ids import GatewayId, HandoffId, JobKey, RequestId, WorkerRef
+from tandem.core.load import Books
+from tandem.core.request import Generate, Job, Prefill, Request, Resume, SamplingParams
+from tandem.kv.handoff import HandoffKey
+from tandem.wire.channels import open_channel
+from tandem.wire.convert import (
+    Submission,
+    decode_books,
+    decode_refusal,
+    decode_update,
+    encode_key,
+    encode_submission,
+)
+from tandem.wire.convert_kv import encode_handoff_key
+from tandem.wire.gen import worker_pb2 as pb
+from tandem.wire.gen.worker_pb2_grpc import WorkerStub
+
+PATIENCE_S = 30.0
+"""After this a test has failed."""
+
+_numbers = itertools.count(1)
+
+
+def new_request(model: str, prompt: Sequence[int], max_tokens: int) -> Request:
+    return Request(
+        id=RequestId(f"r{next(_numbers)}"),
+        model=model,
+        prompt_tokens=tuple(prompt),
+        sampling=SamplingParams(max_tokens=max_tokens, temperature=0.0),
+    )
+
+
+class Client:
+    """One worker as one gateway sees it. `events[key]` is all that was received of a job, in order."""
+
+    def __init__(self, worker: WorkerRef, gateway: str = "g") -> None:
+        self.worker = worker
+        self.gateway = GatewayId(gateway)
+        self.events: dict[JobKey, list[JobEvent]] = {}
+        self.updates: list[pb.WatchUpdate] = []
+        self.stream_error: Exception | None = None
+        self._channel = open_channel(worker.address)
+        self.stub = WorkerStub(self._channel)
+        self._changed = asyncio.Condition()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Client:
+        await self.watch()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.unwatch()
+        await self._channel.close(None)
+
+    async def watch(self, positions: dict[JobKey, int] | None = None) -> None:
+        """Open the stream and wait for its first message. Whether a listed job has ended is asked again."""
+        await self.unwatch()
+        for key in positions or {}:
+            self.events[key] = [event for event in self.events.get(key, []) if isinstance(event, Token)]
+        listed = [pb.WatchPosition(key=encode_key(k), next_index=i) for k, i in (positions or {}).items()]
+        num_before = len(self.updates)
+        self.stream_error = None
+        self._task = asyncio.create_task(self._read(pb.WatchRequest(gateway=self.gateway, positions=listed)))
+        await self.until(lambda: len(self.updates) > num_before or self.stream_error is not None)
+
+    async def unwatch(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def _read(self, request: pb.WatchRequest) -> None:
+        try:
+            async for update in self.stub.Watch(request):
+                async with self._changed:
+                    self.updates.append(update)
+                    for event in decode_update(update):
+                        self.events.setdefault(event.key, []).append(event)
+                    self._changed.notify_all()
+        except grpc.aio.AioRpcError as error:
+            self.stream_error = error
+        else:
+            self.stream_error = EOFError("the worker ended the stream")
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def until(self, condition: object) -> None:
+        """Wait for a condition on what was received."""
+        assert callable(condition)
+        async with asyncio.timeout(PATIENCE_S), self._changed:
+            await self._changed.wait_for(condition)
+
+    # ---- jobs
+
+    async def submit(self, job: Job) -> None:
+        """Raises TandemError when the worker refuses."""
+        submission = Submission(self.gateway, self.worker.incarnation, job)
+        reply = await self.stub.Submit(encode_submission(submission), timeout=PATIENCE_S)
+        if reply.HasField("refusal"):
+            raise decode_refusal(reply.refusal)
+
+    async def generate(self, request: Request, attempt: int = 1, output: Sequence[int] = ()) -> JobKey:
+        job = Generate(request=request, attempt=attempt, output_tokens=tuple(output))
+        await self.submit(job)
+        return job.key
+
+    async def cancel(self, *keys: JobKey) -> None:
+        await self.stub.Cancel(pb.CancelRequest(keys=[encode_key(key) for key in keys]), timeout=PATIENCE_S)
+
+    async def release(self, key: HandoffKey) -> None:
+        await self.stub.Release(pb.ReleaseRequest(key=encode_handoff_key(key)), timeout=PATIENCE_S)
+
+    # ---- what came
+
+    def tokens(self, key: JobKey) -> list[int]:
+        """Token ids, after a check that their indices follow each other without a gap or a repeat."""
+        tokens = [event for event in self.events.get(key, []) if isinstance(event, Token)]
+        first = tokens[0].index if tokens else 0
+        assert [token.index for token in tokens] == list(range(first, first + len(tokens)))
+        return [token.token.id for token in tokens]
+
+    def pulled(self, key: JobKey) -> Pulled | None:
+        return next((event for event in self.events.get(key, []) if isinstance(event, Pulled)), None)
+
+    def ends(self, key: JobKey) -> list[TerminalEvent]:
+        return [event for event in self.events.get(key, []) if not isinstance(event, Token | Pulled)]
+
+    async def end_of(self, key: JobKey) -> TerminalEvent:
+        await self.until(lambda: self.ends(key) or self.stream_error is not None)
+        ends = self.ends(key)
+        assert ends, f"the stream broke before {key} ended: {self.stream_error!r}"
+        assert len(ends) == 1, f"{key} ended more than once: {ends}"
+        return ends[0]
+
+    async def num_tokens(self, key: JobKey, at_least: int) -> None:
+        await self.until(lambda: len(self.tokens(key)) >= at_least or self.ends(key))
+        assert len(self.tokens(key)) >= at_least, f"{key} ended early: {self.ends(key)}"
+
+    # ---- the worker
+
+    async def books(self) -> Books:
+        """The worker's books, asked for again while a step keeps it from counting."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                reply = await self.stub.Describe(pb.DescribeRequest(), timeout=PATIENCE_S)
+                if reply.HasField("books"):
+                    return decode_books(reply.books)
+
+    async def settled(self) -> Books:
+        """Wait until the books are back to zero; returns the last ones."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                books = await self.books()
+                held = (
+                    books.num_table_blocks,
+                    books.num_leased_blocks,
+                    books.num_reading_blocks,
+                    books.num_sequences,
+                    books.num_leases,
+                    books.num_pulls,
+                )
+                if not any(held):
+                    assert books.num_free_blocks == books.num_blocks
+                    return books
+                await asyncio.sleep(0.02)
+
+
+async def hand_over(
+    giver: Client, taker: Client, request: Request, attempt: int = 1, output: Sequence[int] = ()
+) -> tuple[JobKey, HandoffKey]:
+    """Resume at the taker, then prefill at the giver, as the design orders it."""
+    handoff = HandoffId(f"h-{request.id}")
+    known = tuple(output)
+    resume = Resume(
+        request=request, attempt=attempt, output_tokens=known, handoff=handoff, source=giver.worker
+    )
+    prefill = Prefill(request=request, attempt=attempt, output_tokens=known, handoff=handoff)
+    await taker.submit(resume)
+    await giver.submit(prefill)
+    return resume.key, HandoffKey(handoff, attempt)

@@ -1,0 +1,114 @@
+"""Random jobs whose prompts share prefixes, and a witness of what each may report; never submits one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import strategies as st
+
+from tandem.core.events import FinishReason
+from tandem.core.ids import HandoffId, Incarnation, RequestId, WorkerId, WorkerRef
+from tandem.core.request import Generate, Job, Prefill, Request, Resume, SamplingParams
+from tests.property.model import STOP_TOKEN, VOCABULARY, expected_output
+
+ELSEWHERE = WorkerRef(WorkerId("elsewhere"), Incarnation(1), "elsewhere:1")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a job is made of. Equal `branch`es share `shared` tokens, and so blocks."""
+
+    kind: type[Generate] | type[Prefill] | type[Resume]
+    length: int
+    shared: int
+    branch: int
+    max_tokens: int
+    num_output: int
+    priority: int
+    may_stop: bool
+    salt: str
+
+
+def shapes(max_length: int, max_tokens: int) -> st.SearchStrategy[Shape]:
+    return st.builds(
+        Shape,
+        kind=st.sampled_from([Generate, Generate, Prefill, Resume]),
+        length=st.integers(1, max_length),
+        shared=st.integers(0, max_length),
+        branch=st.integers(0, 2),
+        max_tokens=st.integers(1, max_tokens),
+        num_output=st.sampled_from([0, 0, 0, 1, 2]),
+        priority=st.sampled_from([0, 0, 0, 1, -1]),
+        may_stop=st.booleans(),
+        salt=st.sampled_from(["", "", "", "tenant"]),
+    )
+
+
+def prompt_of(shape: Shape) -> tuple[int, ...]:
+    shared = min(shape.shared, shape.length)
+    return (0,) * shared + (1 + shape.branch,) * (shape.length - shared)
+
+
+def request_of(shape: Shape, name: str) -> Request:
+    return Request(
+        id=RequestId(name),
+        model="model",
+        prompt_tokens=prompt_of(shape),
+        priority=shape.priority,
+        cache_salt=shape.salt,
+        sampling=SamplingParams(
+            max_tokens=shape.max_tokens,
+            seed=shape.branch,
+            stop_token_ids=frozenset(range(STOP_TOKEN) if shape.may_stop else ()),
+        ),
+    )
+
+
+def job_of(shape: Shape, name: str, attempt: int = 1) -> Job:
+    request = request_of(shape, name)
+    output = tuple(VOCABULARY + i for i in range(min(shape.num_output, shape.max_tokens - 1)))
+    common = {"request": request, "attempt": attempt, "output_tokens": output}
+    if shape.kind is Generate:
+        return Generate(**common)  # type: ignore[arg-type]
+    if shape.kind is Prefill:
+        return Prefill(handoff=HandoffId(name), **common)  # type: ignore[arg-type]
+    return Resume(handoff=HandoffId(name), source=ELSEWHERE, **common)  # type: ignore[arg-type]
+
+
+@dataclass(eq=False)
+class Witness:
+    """Checks what a job reports against the only outcome it can have."""
+
+    job: Job
+    output: list[int] = field(default_factory=list)
+    end: str | None = None
+
+    def __post_init__(self) -> None:
+        self.expected, self.reason = expected_output(self.job)
+        self.output = list(self.job.output_tokens)
+
+    def token(self, index: int, token: int) -> None:
+        assert self.end is None, f"{self.job.key}: token {index} after its end ({self.end})"
+        assert index == len(self.output), f"{self.job.key}: token {index} after {len(self.output)}"
+        assert index < len(self.expected), f"{self.job.key}: token {index} after the last"
+        assert token == self.expected[index], f"{self.job.key}: token {index} is {token}, not {self.expected[index]}"
+        self.output.append(token)
+
+    def finished(self, reason: FinishReason | None) -> None:
+        if reason is None:
+            assert isinstance(self.job, Prefill), f"{self.job.key} handed over, but is no prefill"
+            assert len(self.output) == len(self.job.output_tokens) + 1 < len(self.expected) + 1
+            assert tuple(self.output) != self.expected, f"{self.job.key}: nothing was left to hand over"
+        else:
+            assert tuple(self.output) == self.expected and reason is self.reason, f"{self.job.key}: a wrong end"
+        self._end("finished")
+
+    def failed(self) -> None:
+        self._end("failed")
+
+    def cancelled(self) -> None:
+        self._end("cancelled")
+
+    def _end(self, how: str) -> None:
+        assert self.end is None, f"{self.job.key} {how}, but had {self.end} already"
+        self.end = how

@@ -1,0 +1,134 @@
+"""A model of a model: KV cells that name the whole prefix they stand for, so any wrong cell is noticed; never fast.
+
+The token after a prefix is a function of the prefix and the seed. A cell holds its position, its token and a number
+that stands for all tokens up to it, so that reading a stale, foreign, unwritten or misplaced cell breaks the chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from tandem.core.events import FinishReason, SampledToken
+from tandem.core.ids import BlockId, SeqId
+from tandem.core.request import Job, SamplingParams
+from tandem.kv.handoff import BlockDigest
+from tandem.sched.plan import Slice, SliceResult, StepPlan, StepResult
+
+VOCABULARY = 40
+STOP_TOKEN = 7
+_MASK = (1 << 61) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """KV of one token. `chain` stands for all tokens up to and including this one."""
+
+    position: int
+    token: int
+    chain: int
+
+
+def chain(before: int, position: int, token: int) -> int:
+    return hash((before, position, token, 0x51)) & _MASK
+
+
+def chain_of(tokens: Sequence[int]) -> int:
+    value = 0
+    for position, token in enumerate(tokens):
+        value = chain(value, position, token)
+    return value
+
+
+def draw(prefix: int, sampling: SamplingParams, choice: int, index: int) -> int:
+    """The token that follows a prefix. `index` takes part, so that a wrong one is noticed."""
+    return hash((prefix, sampling.seed, choice, index, 0x77)) % VOCABULARY
+
+
+def expected_output(job: Job) -> tuple[tuple[int, ...], FinishReason]:
+    """All output tokens of a job's choice, those of earlier attempts included, and why it ends."""
+    sampling = job.request.sampling
+    tokens = [*job.request.prompt_tokens, *job.output_tokens]
+    value = chain_of(tokens)
+    output = list(job.output_tokens)
+    while True:
+        token = draw(value, sampling, job.choice, len(output))
+        value = chain(value, len(tokens), token)
+        tokens.append(token)
+        output.append(token)
+        if token in sampling.stop_token_ids:
+            return tuple(output), FinishReason.STOP
+        if len(output) >= sampling.max_tokens:
+            return tuple(output), FinishReason.LENGTH
+
+
+class KVStore:
+    """`cells[block][slot]`; None is memory that was never written."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.cells: list[list[Cell | None]] = [[None] * block_size for _ in range(num_blocks)]
+
+    def read(self, blocks: Sequence[BlockId], stop: int) -> int:
+        """Check positions `[0, stop)` and return the chain of the last."""
+        value = 0
+        for position in range(stop):
+            cell = self.cells[blocks[position // self.block_size]][position % self.block_size]
+            assert cell is not None, f"position {position} of {list(blocks)} was never written"
+            assert cell.position == position, f"position {position} of {list(blocks)} holds {cell}"
+            value = chain(value, position, cell.token)
+            assert cell.chain == value, f"position {position} of {list(blocks)} belongs to another prefix: {cell}"
+        return value
+
+    def write(self, blocks: Sequence[BlockId], start: int, tokens: Sequence[int]) -> int:
+        """Append to a prefix that is complete up to `start`; returns the chain of the last token."""
+        value = self.read(blocks, start)
+        for position, token in enumerate(tokens, start):
+            value = chain(value, position, token)
+            cell = Cell(position, token, value)
+            self.cells[blocks[position // self.block_size]][position % self.block_size] = cell
+        return value
+
+    def spoil(self, blocks: Sequence[BlockId], start: int, stop: int) -> None:
+        """What a failed step may leave behind."""
+        for position in range(start, stop):
+            self.cells[blocks[position // self.block_size]][position % self.block_size] = None
+
+    def digest(self, block: BlockId) -> tuple[int, ...]:
+        return (hash(tuple((c.position, c.token, c.chain) if c else 0 for c in self.cells[block])) & _MASK,)
+
+
+class ModelExecutor:
+    """Runs plans in order on a `KVStore`, checking every slice that it is given."""
+
+    def __init__(self, store: KVStore) -> None:
+        self.store = store
+        self._last_number = -1
+        self._drawn: dict[SeqId, int] = {}
+
+    def execute(self, plan: StepPlan, failing: Collection[SeqId] = ()) -> StepResult:
+        """`failing` sequences report an error and leave their slots spoilt."""
+        assert plan.number > self._last_number, f"{plan} comes after plan {self._last_number}"
+        self._last_number = plan.number
+        seqs = [s.seq for s in plan.slices]
+        assert len(set(seqs)) == len(seqs), f"{plan} names a sequence twice"
+        return StepResult(plan.number, tuple(self._run(piece, piece.seq in failing) for piece in plan.slices))
+
+    def _run(self, piece: Slice, fails: bool) -> SliceResult:
+        size = self.store.block_size
+        assert len(set(piece.blocks)) == len(piece.blocks) == -(-piece.stop // size), f"{piece}: blocks"
+        if fails or (piece.chained and piece.seq not in self._drawn):
+            # A slice whose input was never drawn cannot be computed either.
+            self.store.spoil(piece.blocks, piece.start, piece.stop)
+            self._drawn.pop(piece.seq, None)
+            return SliceResult(piece.seq, error="injected")
+        tokens = (self._drawn[piece.seq],) if piece.chained else piece.tokens
+        assert len(tokens) == piece.num_tokens > 0, f"{piece}: tokens"
+        value = self.store.write(piece.blocks, piece.start, tokens)
+        drawn: tuple[SampledToken, ...] = ()
+        if piece.sampling is not None:
+            token = draw(value, piece.sampling.params, piece.sampling.choice, piece.sampling.index)
+            self._drawn[piece.seq] = token
+            drawn = (SampledToken(token),)
+        digests = tuple(BlockDigest(b, self.store.digest(b)) for b in piece.digest_blocks)
+        return SliceResult(piece.seq, drawn, digests)

@@ -1,0 +1,346 @@
+"""The scheduler under random jobs, steps, faults and arrivals of KV, with an executor that checks what it is given."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import SampledToken
+from tandem.core.ids import BlockId, JobKey, SeqId
+from tandem.core.request import Prefill, Resume
+from tandem.kv.pool import BlockPool, Holder
+from tandem.sched.outcome import Planned, Progress, PullGrant
+from tandem.sched.plan import Slice, StepPlan
+from tandem.sched.policy import SchedulerLimits
+from tandem.sched.scheduler import Scheduler
+from tandem.sched.sequence import Sequence, Status
+from tests.property.effort import effort
+from tests.property.jobs import Shape, Witness, job_of, shapes
+from tests.property.model import KVStore, ModelExecutor
+
+MAX_PROMPT, MAX_OUTPUT = 14, 8
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    depth = 1
+
+    @initialize(
+        num_blocks=st.integers(3, 14),
+        block_size=st.sampled_from([2, 3, 4]),
+        budget=st.integers(1, 12),
+        max_num_seqs=st.integers(1, 5),
+        chunked=st.booleans(),
+        caching=st.sampled_from([True, True, False]),
+        digests=st.booleans(),
+    )
+    def start(
+        self,
+        num_blocks: int,
+        block_size: int,
+        budget: int,
+        max_num_seqs: int,
+        chunked: bool,
+        caching: bool,
+        digests: bool,
+    ) -> None:
+        self.limits = SchedulerLimits(
+            # The configuration demands as much: a step has room for every running sequence.
+            max_num_batched_tokens=max(budget, max_num_seqs),
+            max_num_seqs=max_num_seqs,
+            max_model_len=MAX_PROMPT + MAX_OUTPUT - 2,
+            enable_chunked_prefill=chunked,
+            digest_handoffs=digests,
+        )
+        self.block_size = block_size
+        self.pool = BlockPool(num_blocks, block_size, enable_prefix_caching=caching)
+        self.scheduler = Scheduler(self.pool, self.limits, "model")
+        self.store = KVStore(num_blocks, block_size)
+        self.executor = ModelExecutor(self.store)
+        self.plans: list[StepPlan] = []
+        self.witnesses: dict[JobKey, Witness] = {}
+        self.leases: dict[JobKey, tuple[BlockId, ...]] = {}
+        self.num_announced: dict[JobKey, int] = {}
+        self.grants: dict[JobKey, PullGrant] = {}
+        self.landing: list[tuple[BlockId, ...]] = []
+        self.has_started = True
+
+    # ---- what happens
+
+    @rule(shape=shapes(MAX_PROMPT, MAX_OUTPUT))
+    def add(self, shape: Shape) -> None:
+        job = job_of(shape, f"r{len(self.witnesses)}")
+        before = repr(self.scheduler), repr(self.pool)
+        try:
+            self.scheduler.add(job)
+        except TandemError as refusal:
+            assert refusal.kind in (ErrorKind.OVERLOADED, ErrorKind.CONTEXT_LENGTH)
+            assert (repr(self.scheduler), repr(self.pool)) == before, "a refused job left something"
+            return
+        self.witnesses[job.key] = Witness(job)
+
+    @precondition(lambda self: self.live())
+    @rule(data=st.data())
+    def add_again(self, data: st.DataObject) -> None:
+        witness = data.draw(st.sampled_from(self.live()))
+        try:
+            self.scheduler.add(witness.job)
+        except TandemError:
+            return
+        raise AssertionError("one key, two sequences")
+
+    @precondition(lambda self: self.live())
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        witness = data.draw(st.sampled_from(self.live()))
+        self.end_lease(witness.job.key)
+        self.stop(witness)
+        assert not self.scheduler.cancel(witness.job.key)
+
+    @precondition(lambda self: len(self.plans) < self.depth)
+    @rule()
+    def plan(self) -> None:
+        self.take_plan()
+
+    @precondition(lambda self: self.plans)
+    @rule(data=st.data(), fails=st.sampled_from([False] * 7 + [True]))
+    def commit(self, data: st.DataObject, fails: bool) -> None:
+        seqs = [s.seq for s in self.plans[0].slices]
+        self.take_result({data.draw(st.sampled_from(seqs))} if fails else set())
+
+    @precondition(lambda self: self.waiting_pulls())
+    @rule(data=st.data())
+    def announce(self, data: st.DataObject) -> None:
+        self.scheduler.may_pull(data.draw(st.sampled_from(self.waiting_pulls())))
+
+    @precondition(lambda self: self.grants)
+    @rule(data=st.data(), breaks=st.sampled_from([False, False, False, True]))
+    def kv_arrives(self, data: st.DataObject, breaks: bool) -> None:
+        key = data.draw(st.sampled_from(sorted(self.grants)))
+        if breaks:
+            self.break_off(key)
+        else:
+            self.arrive(key)
+
+    @precondition(lambda self: self.landing)
+    @rule()
+    def abandoned_read_ends(self) -> None:
+        blocks = self.landing.pop(0)
+        # It has written to the last moment, and what it wrote is of no use.
+        self.store.spoil(blocks, 0, len(blocks) * self.block_size)
+        self.pool.drop(blocks, Holder.READ)
+
+    @precondition(lambda self: self.ended_leases())
+    @rule(data=st.data())
+    def taker_is_done(self, data: st.DataObject) -> None:
+        self.end_lease(data.draw(st.sampled_from(self.ended_leases())))
+
+    # ---- what must hold
+
+    @invariant()
+    def books_balance(self) -> None:
+        if not hasattr(self, "has_started"):
+            return
+        self.scheduler.check()
+        leased = [b for blocks in self.leases.values() for b in blocks]
+        reading = [b for blocks in self.landing for b in blocks]
+        self.pool.check(self.scheduler.tables(), leased, reading)
+        self.pool.take_facts()
+
+    @invariant()
+    def open_plans_own_their_blocks(self) -> None:
+        """No block of an open plan is free, and nobody else may write what it writes."""
+        if not hasattr(self, "has_started"):
+            return
+        writers: dict[BlockId, SeqId] = {}
+        for plan in self.plans:
+            for piece in plan.slices:
+                for block in piece.blocks:
+                    assert self.pool._blocks[block].refs > 0, f"block {block} of {plan} is free"
+                for block in piece.blocks[piece.start // self.block_size :]:
+                    assert writers.setdefault(block, piece.seq) == piece.seq, f"block {block} has two writers"
+                    assert self.pool._blocks[block].tables == 1, f"block {block} is written and shared"
+        for grant in self.grants.values():
+            assert not writers.keys() & set(grant.blocks[grant.num_hit_blocks :])
+
+    @invariant()
+    def offered_prefills_run_on(self) -> None:
+        if not hasattr(self, "has_started"):
+            return
+        for key in self.leases:
+            seq = self.scheduler._by_key.get(key)
+            assert seq is None or seq.status is Status.RUNNING, f"{seq!r} has a lease, but was preempted"
+
+    def teardown(self) -> None:
+        """Nothing new comes and nothing fails: then everything ends, and within a bound that is computed here.
+
+        The oldest sequence that runs gets a token's KV in every step in which it is planned. It is not planned only
+        while a younger one with an open plan holds its block: at most until that one needs a block itself, so for
+        `block_size` tokens, `depth` steps each. A sequence may be recomputed once it is the oldest, and then runs to
+        its end. So each takes at most twice its length, and the wait between.
+        """
+        if not hasattr(self, "has_started"):
+            return
+        longest = self.limits.max_model_len
+        bound = (1 + len(self.live())) * (2 * longest + self.block_size + 2) * self.depth
+        for _ in range(bound):
+            self.turn()
+            if not self.live():
+                break
+        assert not self.live(), f"after {bound} steps there are {self.live()} in {self.scheduler!r}"
+        while self.plans or self.leases or self.landing:
+            self.turn()
+        assert not self.scheduler.num_sequences and self.scheduler.occupancy().num_queued_tokens == 0
+        assert self.pool.num_free == self.pool.num_blocks, repr(self.pool)
+
+    # ---- how
+
+    def turn(self) -> None:
+        """One step in which every outside party does its part."""
+        while self.landing:
+            self.abandoned_read_ends()
+        for key in self.ended_leases():
+            self.end_lease(key)
+        for key in self.waiting_pulls():
+            self.scheduler.may_pull(key)
+        for key in list(self.grants):
+            self.arrive(key)
+        while len(self.plans) < self.depth and self.take_plan():
+            pass
+        if self.plans:
+            self.take_result(set())
+        self.books_balance()
+        self.open_plans_own_their_blocks()
+
+    def live(self) -> list[Witness]:
+        return [w for w in self.witnesses.values() if w.end is None]
+
+    def waiting_pulls(self) -> list[JobKey]:
+        return [s.key for s in self.scheduler._waiting if isinstance(s.job, Resume) and not s.may_start]
+
+    def ended_leases(self) -> list[JobKey]:
+        return [key for key in self.leases if self.witnesses[key].end is not None]
+
+    def take_plan(self) -> bool:
+        ready = [s for s in self.scheduler._running if s.is_drawing and s.num_remaining == 1]
+        free = self.pool.num_free
+        planned = self.scheduler.plan()
+        for offer in planned.offers:
+            assert offer.key not in self.leases
+            self.leases[offer.key] = offer.blocks
+            self.num_announced[offer.key] = 0
+        for grant in planned.pulls:
+            self.grants[grant.key] = grant
+            known = self.witnesses[grant.key].job.num_known_tokens
+            assert grant.num_known_blocks == -(-known // self.block_size) <= len(grant.blocks)
+            assert grant.num_hit_blocks * self.block_size < known, "the last token's block is always read"
+            self.store.read(grant.blocks, grant.num_hit_blocks * self.block_size)
+        if planned.step is not None:
+            self.plans.append(planned.step)
+            self.check_plan(planned.step)
+            self.check_decodes_first(planned, ready, free)
+        return planned.step is not None
+
+    def check_plan(self, plan: StepPlan) -> None:
+        limits = self.limits
+        assert 0 < len(plan.slices) <= limits.max_num_seqs
+        assert len({s.seq for s in plan.slices}) == len(plan.slices)
+        over = plan.num_tokens - limits.max_num_batched_tokens
+        if limits.enable_chunked_prefill:
+            assert over <= 0, f"{plan} exceeds the budget"
+            return
+        largest = max(s.num_tokens for s in plan.slices)
+        assert over < largest, f"{plan}: more than one prompt exceeds the budget"
+        for piece in plan.slices:
+            seq = self.scheduler._by_id[piece.seq]
+            assert piece.num_tokens == 1 or piece.stop == len(seq.tokens), f"{plan} cuts a prompt in pieces"
+
+    def check_decodes_first(self, planned: Planned, ready: list[Sequence], free: int) -> None:
+        """Where there is room for all, every decode is in the plan, ahead of all prompts."""
+        assert planned.step is not None
+        if free < len(ready):
+            return
+        names = [s.seq for s in planned.step.slices][: len(ready)]
+        assert names == [s.id for s in ready], f"{planned.step} lacks decodes of {ready}"
+
+    def take_result(self, failing: set[SeqId]) -> None:
+        plan = self.plans.pop(0)
+        # Failing once is failing for good: later slices of the sequence build on what is spoilt.
+        self.check_digests(plan)
+        for progress in self.scheduler.commit(self.executor.execute(plan, failing)):
+            self.record(progress)
+
+    def check_digests(self, plan: StepPlan) -> None:
+        for piece in plan.slices:
+            if not piece.digest_blocks:
+                continue
+            assert self.limits.digest_handoffs
+            assert set(piece.digest_blocks) <= set(piece.blocks[: self.num_complete(piece)])
+
+    def num_complete(self, piece: Slice) -> int:
+        seq = self.scheduler._by_id[piece.seq]
+        return len(piece.blocks) if piece.stop == len(seq.tokens) else piece.stop // self.block_size
+
+    def record(self, progress: Progress) -> None:
+        witness = self.witnesses[progress.key]
+        for i, token in enumerate(progress.tokens):
+            witness.token(progress.first_index + i, token.id)
+        if isinstance(progress.job, Prefill) and progress.error is None:
+            self.check_offer(progress)
+        if progress.error is not None:
+            witness.failed()
+        elif progress.handed_over:
+            witness.finished(None)
+        elif progress.finish is not None:
+            witness.finished(progress.finish)
+
+    def check_offer(self, progress: Progress) -> None:
+        """What may be announced now is computed, and digested in order, each block once."""
+        blocks = self.leases[progress.key]
+        size = self.block_size
+        num = len(blocks) if progress.handed_over else progress.num_computed // size
+        assert self.num_announced[progress.key] <= num
+        if self.limits.digest_handoffs and progress.finish is None:
+            fresh = blocks[self.num_announced[progress.key] : num]
+            assert tuple(d.block for d in progress.digests) == fresh
+            assert all(d.heads == self.store.digest(d.block) for d in progress.digests)
+        self.num_announced[progress.key] = num
+        self.store.read(blocks, progress.num_computed if progress.handed_over else num * size)
+
+    def arrive(self, key: JobKey) -> None:
+        grant, witness = self.grants.pop(key), self.witnesses[key]
+        start = grant.num_hit_blocks * self.block_size
+        known = [*witness.job.request.prompt_tokens, *witness.job.output_tokens]
+        self.store.write(grant.blocks, start, known[start:])
+        first = witness.expected[len(witness.job.output_tokens)]
+        self.record(self.scheduler.kv_arrived(key, SampledToken(first)))
+
+    def break_off(self, key: JobKey) -> None:
+        """A pull is given up while a read is under way."""
+        grant = self.grants[key]
+        blocks = grant.blocks[grant.num_hit_blocks : grant.num_known_blocks]
+        self.pool.retain(blocks, Holder.READ)
+        self.landing.append(blocks)
+        self.stop(self.witnesses[key])
+
+    def stop(self, witness: Witness) -> None:
+        self.grants.pop(witness.job.key, None)
+        assert self.scheduler.cancel(witness.job.key)
+        witness.cancelled()
+
+    def end_lease(self, key: JobKey) -> None:
+        blocks = self.leases.pop(key, None)
+        if blocks is not None:
+            self.pool.drop(blocks, Holder.LEASE)
+
+
+class DeepSchedulerMachine(SchedulerMachine):
+    """The next step is planned while one runs."""
+
+    depth = 2
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = effort(160, 60)
+TestDeepScheduler = DeepSchedulerMachine.TestCase
+TestDeepScheduler.settings = effort(160, 60)

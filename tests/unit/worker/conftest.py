@@ -1,0 +1,140 @@
+"""In-process workers with fake models over real gRPC and the local transport; never a process of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from tandem.core.config import Config, EngineConfig, HandoffConfig, WorkerConfig
+from tandem.engine.ports import BlockCopy, ReadState, TransportPeer
+from tandem.transfer.local import LocalTransport
+from tandem.transfer.pool import MemoryPool
+from tandem.worker.life import Worker
+from tandem.worker.program import start_worker
+from tests.e2e.client import Client
+from tests.unit.worker.fake_model import FakeExecutor, fake_model
+
+
+class HeldTransport(LocalTransport):
+    """Posts a read only while `gate` is open; until then its handle is pending."""
+
+    def __init__(self, pool: MemoryPool, agent: str) -> None:
+        super().__init__(pool, agent)
+        self.gate = threading.Event()
+        self.gate.set()
+        self._held: dict[int, tuple[TransportPeer, Sequence[BlockCopy]]] = {}
+        self._real: dict[int, int] = {}
+        self._next = 10**6
+
+    def post_read(self, peer: TransportPeer, copies: Sequence[BlockCopy]) -> int:
+        if self.gate.is_set():
+            return super().post_read(peer, copies)
+        self._next += 1
+        self._held[self._next] = (peer, copies)
+        return self._next
+
+    def poll(self, handle: int) -> ReadState:
+        if handle not in self._held:
+            return super().poll(handle)
+        if not self.gate.is_set():
+            return ReadState.PENDING
+        peer, copies = self._held.pop(handle)
+        return super().poll(super().post_read(peer, copies))
+
+
+@dataclass(slots=True)
+class Node:
+    """A worker, its executor and transport, and a gateway's view of it."""
+
+    worker: Worker
+    executor: FakeExecutor
+    transport: HeldTransport
+    client: Client
+    extra: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    async def other_gateway(self, name: str) -> Client:
+        return await self.extra.enter_async_context(Client(self.worker.me, name))
+
+
+class Nodes:
+    """Starts workers; the fixture stops them and looks for what they left behind."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+
+    async def start(
+        self,
+        *,
+        num_blocks: int = 512,
+        fingerprint: str = "f00d",
+        engine: EngineConfig | None = None,
+        handoff: HandoffConfig | None = None,
+        worker: WorkerConfig | None = None,
+    ) -> Node:
+        model, executor = fake_model(num_blocks, fingerprint)
+        transports: list[HeldTransport] = []
+
+        def open_transport(kind: str, pool: MemoryPool, agent: str) -> HeldTransport:
+            transports.append(HeldTransport(pool, agent))
+            return transports[-1]
+
+        name = f"w{len(self.nodes)}"
+        config = Config(
+            engine=engine or EngineConfig(block_size=4, max_num_batched_tokens=8, max_num_seqs=8),
+            handoff=replace(handoff or HandoffConfig(), transport="local"),
+            worker=replace(worker or WorkerConfig(), id=name),
+        )
+        started = await start_worker(config, model, open_transport=open_transport)
+        client = await Client(started.me).__aenter__()
+        node = Node(started, executor, transports[0], client)
+        self.nodes.append(node)
+        return node
+
+    async def stop(self) -> None:
+        for node in self.nodes:
+            await node.client.__aexit__(None, None, None)
+            await node.extra.aclose()
+            await node.worker.stop()
+
+
+@pytest.fixture
+async def nodes() -> AsyncIterator[Nodes]:
+    """After the test no thread and no task of a worker is left."""
+    started = Nodes()
+    yield started
+    await started.stop()
+    names = [thread.name for thread in threading.enumerate() if thread.name.startswith("tandem-")]
+    assert not names, f"threads left: {names}"
+    mine = asyncio.current_task()
+    left = [task for task in asyncio.all_tasks() if task is not mine and not task.done()]
+    ours = [task for task in left if "tandem" in repr(task.get_coro()) and "worker" in repr(task.get_coro())]
+    assert not ours, f"tasks left: {ours}"
+
+
+def pace(executor: FakeExecutor, step_s: float = 0.01) -> None:
+    """Make steps slow enough that a long job is still running when a test looks at it."""
+    executor.before_step = lambda plan: time.sleep(step_s)
+
+
+class Gate:
+    """Holds an executor in its steps until opened."""
+
+    def __init__(self, executor: FakeExecutor, only: Callable[[object], bool] = lambda plan: True) -> None:
+        self._opened = threading.Event()
+        self.entered = threading.Event()
+        self._only = only
+        executor.before_step = self._wait
+
+    def _wait(self, plan: object) -> None:
+        if self._only(plan):
+            self.entered.set()
+            assert self._opened.wait(30), "nobody opened the gate"
+
+    def open(self) -> None:
+        self._opened.set()

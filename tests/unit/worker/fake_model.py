@@ -1,0 +1,96 @@
+"""A model whose KV is made of token ids and positions, so its tokens show every block that was wrong; never slow."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tandem.core.bundle import TokenizerBundle
+from tandem.core.events import SampledToken
+from tandem.core.ids import BlockId
+from tandem.kv.handoff import BlockDigest
+from tandem.kv.layout import KVGroup, KVLayout
+from tandem.sched.plan import Slice, SliceResult, StepPlan, StepResult
+from tandem.transfer.pool import MemoryPool
+from tandem.worker.model import WorkerModel
+
+BLOCK_SIZE = 4
+VOCAB = 1000
+MODEL = "fake"
+_PLANES = 2
+
+
+def next_token(tokens: Sequence[int]) -> int:
+    """What this model says after `tokens`; depends on all of them."""
+    digest = hashlib.blake2b(np.asarray(tokens, np.int64).tobytes(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % VOCAB
+
+
+def continuation(prompt: Sequence[int], num: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(num):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+class FakeExecutor:
+    """`pool[block]` holds, per slot, the token id and the position. `before_step` is called on the engine's thread."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.pool = np.zeros((num_blocks, _PLANES, BLOCK_SIZE), np.int64)
+        self.before_step: Callable[[StepPlan], None] = lambda plan: None
+        self._last: dict[int, int] = {}
+
+    @property
+    def layout(self) -> KVLayout:
+        return KVLayout(BLOCK_SIZE, (KVGroup(layers=1, heads=1, head_dim=1, dtype="float64"),))
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.pool)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.before_step(plan)
+        return StepResult(plan.number, tuple(self._run(piece) for piece in plan.slices))
+
+    def digest(self, blocks: Sequence[BlockId], logical: Sequence[int]) -> list[tuple[int, ...]]:
+        return [(self._digest(block, index),) for block, index in zip(blocks, logical, strict=True)]
+
+    def _digest(self, block: int, logical: int) -> int:
+        content = self.pool[block].tobytes() + logical.to_bytes(8, "little")
+        return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
+
+    def _run(self, piece: Slice) -> SliceResult:
+        tokens = (self._last[piece.seq],) if piece.chained else piece.tokens
+        for position, token in enumerate(tokens, piece.start):
+            block, slot = piece.blocks[position // BLOCK_SIZE], position % BLOCK_SIZE
+            self.pool[block, :, slot] = (token, position)
+        held = self.pool[list(piece.blocks)].transpose(1, 0, 2).reshape(_PLANES, -1)[:, : piece.stop]
+        if not np.array_equal(held[1], np.arange(piece.stop)):
+            return SliceResult(piece.seq, error="the KV of another position")
+        drawn: tuple[SampledToken, ...] = ()
+        if piece.sampling is not None:
+            num_top = piece.sampling.params.logprobs or 0
+            top = tuple((token, -1.0) for token in range(num_top))
+            drawn = (SampledToken(next_token(held[0].tolist()), -1.0 if num_top else None, top),)
+            self._last[piece.seq] = drawn[0].id
+        index_of = {block: i for i, block in enumerate(piece.blocks)}
+        digests = tuple(BlockDigest(b, (self._digest(b, index_of[b]),)) for b in piece.digest_blocks)
+        return SliceResult(piece.seq, drawn, digests)
+
+
+def fake_model(num_blocks: int = 64, fingerprint: str = "f00d") -> tuple[WorkerModel, FakeExecutor]:
+    executor = FakeExecutor(num_blocks)
+    address = executor.pool.ctypes.data
+    model = WorkerModel(
+        name=MODEL,
+        executor=executor,
+        pool=MemoryPool(address, num_blocks, executor.layout, keepalive=executor.pool),
+        digest=executor.digest,
+        fingerprint=fingerprint,
+        max_model_len=1000,
+        bundle=TokenizerBundle(b"{}", "", "{}", "{}"),
+    )
+    return model, executor

@@ -1,0 +1,309 @@
+"""Jobs on one worker, over real gRPC: submitted, streamed, cancelled, refused, watched again."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import grpc.aio
+import pytest
+
+from tandem.core.config import EngineConfig, WorkerConfig
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import Cancelled, Failed, Finished, FinishReason
+from tandem.core.ids import Incarnation, JobKey, RequestId
+from tandem.core.request import Generate
+from tandem.wire.gen import worker_pb2 as pb
+from tests.e2e.client import Client, new_request
+from tests.unit.worker.conftest import Gate, Nodes, pace
+from tests.unit.worker.fake_model import MODEL, continuation
+
+PROMPT = list(range(1, 20))
+
+
+async def test_a_job_runs_to_its_end_and_leaves_nothing(nodes: Nodes) -> None:
+    node = await nodes.start()
+    key = await node.client.generate(new_request(MODEL, PROMPT, 9))
+    end = await node.client.end_of(key)
+    assert end == Finished(key, FinishReason.LENGTH, 9, 0)
+    assert node.client.tokens(key) == continuation(PROMPT, 9)
+    await node.client.settled()
+
+
+async def test_many_jobs_of_two_gateways_stay_apart(nodes: Nodes) -> None:
+    node = await nodes.start()
+    clients = [node.client, await node.other_gateway("g2")]
+    keys = []
+    for i in range(12):
+        client, prompt = clients[i % 2], [i, *PROMPT]
+        keys.append((client, prompt, await client.generate(new_request(MODEL, prompt, 5))))
+    for client, prompt, key in keys:
+        await client.end_of(key)
+        assert client.tokens(key) == continuation(prompt, 5)
+    assert not set(clients[0].events) & set(clients[1].events)
+    await node.client.settled()
+
+
+async def test_a_later_attempt_goes_on_from_the_output_so_far(nodes: Nodes) -> None:
+    node = await nodes.start()
+    output = continuation(PROMPT, 3)
+    key = await node.client.generate(new_request(MODEL, PROMPT, 8), attempt=2, output=output)
+    end = await node.client.end_of(key)
+    assert isinstance(end, Finished) and end.num_output_tokens == 8
+    assert output + node.client.tokens(key) == continuation(PROMPT, 8)
+
+
+async def test_submit_is_idempotent(nodes: Nodes) -> None:
+    node = await nodes.start()
+    job = Generate(request=new_request(MODEL, PROMPT, 4), attempt=1)
+    await asyncio.gather(*(node.client.submit(job) for _ in range(3)))
+    await node.client.end_of(job.key)
+    await node.client.submit(job)
+    assert node.client.tokens(job.key) == continuation(PROMPT, 4)
+    await node.client.settled()
+
+
+async def test_a_newer_attempt_ends_the_older(nodes: Nodes) -> None:
+    node = await nodes.start()
+    pace(node.executor)
+    request = new_request(MODEL, PROMPT, 900)
+    old = await node.client.generate(request)
+    await node.client.num_tokens(old, 1)
+    shorter = replace(request, sampling=replace(request.sampling, max_tokens=4))
+    new = await node.client.generate(shorter, attempt=2)
+    assert await node.client.end_of(old) == Cancelled(old)
+    assert isinstance(await node.client.end_of(new), Finished)
+    assert node.client.tokens(new) == continuation(PROMPT, 4)
+    await node.client.settled()
+
+
+async def test_an_older_attempt_is_refused(nodes: Nodes) -> None:
+    node = await nodes.start()
+    pace(node.executor)
+    request = new_request(MODEL, PROMPT, 900)
+    await node.client.generate(request, attempt=2)
+    with pytest.raises(TandemError) as refused:
+        await node.client.generate(request, attempt=1)
+    assert refused.value.kind is ErrorKind.CANCELLED
+
+
+async def test_cancel_ends_running_and_waiting_jobs(nodes: Nodes) -> None:
+    node = await nodes.start(engine=EngineConfig(block_size=4, max_num_batched_tokens=8, max_num_seqs=1))
+    running = await node.client.generate(new_request(MODEL, PROMPT, 900))
+    waiting = await node.client.generate(new_request(MODEL, PROMPT, 900))
+    await node.client.num_tokens(running, 2)
+    await node.client.cancel(running, waiting)
+    assert await node.client.end_of(running) == Cancelled(running)
+    assert await node.client.end_of(waiting) == Cancelled(waiting)
+    assert node.client.tokens(waiting) == []
+    await node.client.settled()
+
+
+async def test_a_cancel_before_the_submit_refuses_it(nodes: Nodes) -> None:
+    node = await nodes.start()
+    request = new_request(MODEL, PROMPT, 4)
+    await node.client.cancel(JobKey(request.id, 1))
+    with pytest.raises(TandemError) as refused:
+        await node.client.generate(request)
+    assert refused.value.kind is ErrorKind.CANCELLED
+    await node.client.settled()
+
+
+async def test_refusals_say_why_and_keep_nothing(nodes: Nodes) -> None:
+    node = await nodes.start()
+    cases = [
+        (new_request(MODEL, PROMPT, 2000), ErrorKind.CONTEXT_LENGTH),
+        (new_request("other", PROMPT, 4), ErrorKind.MODEL_NOT_FOUND),
+    ]
+    for request, kind in cases:
+        with pytest.raises(TandemError) as refused:
+            await node.client.generate(request)
+        assert refused.value.kind is kind
+    bad = pb.SubmitRequest(gateway="g", incarnation=node.worker.me.incarnation, key=pb.JobKey(request="x"))
+    reply = await node.client.stub.Submit(bad)
+    assert reply.refusal.kind == ErrorKind.INVALID_REQUEST.value
+    assert reply.load.num_blocks == 512
+    await node.client.watch({JobKey(RequestId("x"), 0): 0})
+    assert isinstance(await node.client.end_of(JobKey(RequestId("x"), 0)), Failed)
+    await node.client.settled()
+
+
+async def test_another_incarnation_is_not_meant(nodes: Nodes) -> None:
+    node = await nodes.start()
+    node.client.worker = type(node.client.worker)(
+        node.worker.me.id, Incarnation(node.worker.me.incarnation - 1), node.worker.me.address
+    )
+    with pytest.raises(TandemError) as refused:
+        await node.client.generate(new_request(MODEL, PROMPT, 4))
+    assert refused.value.kind is ErrorKind.WORKER_LOST
+
+
+async def test_watch_again_resends_without_a_gap_or_a_repeat(nodes: Nodes) -> None:
+    node = await nodes.start()
+    client = node.client
+    pace(node.executor, 0.001)
+    key = await client.generate(new_request(MODEL, PROMPT, 200))
+    for _ in range(5):
+        have = len(client.tokens(key))
+        await client.watch({key: have})
+        await client.num_tokens(key, min(have + 3, 200))
+    await client.end_of(key)
+    assert client.tokens(key) == continuation(PROMPT, 200)
+    # The end is told again too, and so are tokens that were lost on the way.
+    client.events.clear()
+    await client.watch({key: 150})
+    await client.end_of(key)
+    assert client.tokens(key) == continuation(PROMPT, 200)[150:]
+    await client.settled()
+
+
+async def test_a_position_ahead_of_this_worker_is_waited_for(nodes: Nodes) -> None:
+    node = await nodes.start()
+    gate = Gate(node.executor)
+    key = await node.client.generate(new_request(MODEL, PROMPT, 6))
+    watching = asyncio.create_task(node.client.watch({key: 2}))
+    gate.open()
+    await watching
+    await node.client.end_of(key)
+    assert node.client.tokens(key) == continuation(PROMPT, 6)[2:]
+
+
+async def test_jobs_that_a_watch_does_not_list_are_cancelled(nodes: Nodes) -> None:
+    node = await nodes.start()
+    kept = await node.client.generate(new_request(MODEL, PROMPT, 300))
+    dropped = await node.client.generate(new_request(MODEL, PROMPT, 900))
+    unknown = JobKey(RequestId("nobody"), 1)
+    await node.client.num_tokens(dropped, 1)
+    await node.client.watch({kept: len(node.client.tokens(kept)), unknown: 0})
+    assert await node.client.end_of(dropped) == Cancelled(dropped)
+    failed = await node.client.end_of(unknown)
+    assert isinstance(failed, Failed) and failed.kind is ErrorKind.WORKER_LOST
+    await node.client.end_of(kept)
+    assert node.client.tokens(kept) == continuation(PROMPT, 300)
+    await node.client.settled()
+
+
+async def test_a_second_stream_of_a_gateway_ends_the_first(nodes: Nodes) -> None:
+    node = await nodes.start()
+    second = Client(node.worker.me)
+    key = await node.client.generate(new_request(MODEL, PROMPT, 40))
+    await second.watch({key: 0})
+    await node.client.until(lambda: node.client.stream_error is not None)
+    await second.end_of(key)
+    assert second.tokens(key) == continuation(PROMPT, 40)
+    await second.__aexit__(None, None, None)
+
+
+@pytest.mark.parametrize("watched", [True, False], ids=["stream broke", "stream never opened"])
+async def test_jobs_of_a_gateway_that_is_gone_are_cancelled_after_the_grace(nodes: Nodes, watched: bool) -> None:
+    node = await nodes.start(worker=WorkerConfig(gateway_grace_s=0.3))
+    lost = Client(node.worker.me, "lost")
+    if watched:
+        await lost.watch()
+    # Its 950 steps take much longer than the grace.
+    pace(node.executor)
+    await lost.generate(new_request(MODEL, PROMPT, 950))
+    assert (await node.client.books()).num_sequences == 1
+    await lost.unwatch()
+    await node.client.settled()
+    await lost.__aexit__(None, None, None)
+
+
+async def test_every_message_carries_the_load_and_one_comes_without_news(nodes: Nodes) -> None:
+    node = await nodes.start()
+    num = len(node.client.updates)
+    await node.client.until(lambda: len(node.client.updates) > num)
+    assert node.client.updates[-1].load.num_free_blocks == 512
+
+
+async def test_a_gateway_that_does_not_read_loses_its_stream(nodes: Nodes) -> None:
+    node = await nodes.start(num_blocks=2000, worker=WorkerConfig(gateway_grace_s=0.3))
+    silent = await node.other_gateway("silent")
+    await silent.unwatch()
+    call = silent.stub.Watch(pb.WatchRequest(gateway="silent"))
+    await call.read()
+    # Enough to fill the windows of the connection: 20 log probabilities with each token.
+    sampling = replace(new_request(MODEL, PROMPT, 950).sampling, logprobs=20)
+    for _ in range(8):
+        await silent.generate(replace(new_request(MODEL, PROMPT, 950), sampling=sampling))
+    await node.client.settled()
+    async with asyncio.timeout(10):
+        while node.worker.num_gateways > 1:
+            await asyncio.sleep(0.05)
+        # What was under way still comes, and then the stream is over; it would go on for ever otherwise.
+        while await call.read() is not grpc.aio.EOF:
+            pass
+
+
+async def test_a_step_that_raises_fails_its_jobs_and_no_others(nodes: Nodes) -> None:
+    node = await nodes.start()
+
+    def explode(plan: object) -> None:
+        raise ZeroDivisionError("planted")
+
+    node.executor.before_step = explode
+    key = await node.client.generate(new_request(MODEL, PROMPT, 4))
+    failed = await node.client.end_of(key)
+    assert isinstance(failed, Failed) and failed.kind is ErrorKind.INTERNAL and "planted" in failed.message
+    node.executor.before_step = lambda plan: None
+    key = await node.client.generate(new_request(MODEL, PROMPT, 4))
+    assert isinstance(await node.client.end_of(key), Finished)
+    assert node.worker.healthy() is None
+    await node.client.settled()
+
+
+async def test_an_engine_that_fails_ends_the_worker_and_every_job(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = await nodes.start()
+    gate = Gate(node.executor)
+    keys = [await node.client.generate(new_request(MODEL, PROMPT, 4))]
+    await asyncio.to_thread(gate.entered.wait)
+
+    def explode(*args: object) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr("tandem.engine.engine.Engine.finish", explode)
+    gate.open()
+    assert "planted" in await asyncio.wait_for(node.worker.failed(), 10)
+    for key in keys:
+        failed = await node.client.end_of(key)
+        assert isinstance(failed, Failed) and failed.kind is ErrorKind.INTERNAL
+    assert "planted" in (node.worker.healthy() or "")
+    with pytest.raises(TandemError):
+        await node.client.generate(new_request(MODEL, PROMPT, 4))
+
+
+async def test_drain_refuses_new_work_and_waits_for_the_old(nodes: Nodes) -> None:
+    node = await nodes.start()
+    pace(node.executor)
+    key = await node.client.generate(new_request(MODEL, PROMPT, 50))
+    draining = asyncio.ensure_future(node.client.stub.Drain(pb.DrainRequest(timeout_ms=20_000)))
+    await node.client.until(lambda: node.client.updates[-1].load.draining)
+    assert not draining.done() and not node.client.ends(key)
+    with pytest.raises(TandemError) as refused:
+        await node.client.generate(new_request(MODEL, PROMPT, 4))
+    assert refused.value.kind is ErrorKind.DRAINING
+    assert (await draining).num_left == 0
+    assert isinstance(await node.client.end_of(key), Finished)
+    assert node.client.tokens(key) == continuation(PROMPT, 50)
+
+
+async def test_drain_gives_up_at_its_timeout(nodes: Nodes) -> None:
+    node = await nodes.start()
+    pace(node.executor)
+    await node.client.generate(new_request(MODEL, PROMPT, 900))
+    reply = await node.client.stub.Drain(pb.DrainRequest(timeout_ms=50))
+    assert reply.num_left == 1
+
+
+async def test_stop_fails_what_is_running_and_ends_the_streams(nodes: Nodes) -> None:
+    node = await nodes.start()
+    pace(node.executor)
+    key = await node.client.generate(new_request(MODEL, PROMPT, 900))
+    await node.client.num_tokens(key, 2)
+    await node.worker.stop()
+    failed = await node.client.end_of(key)
+    assert isinstance(failed, Failed) and failed.kind is ErrorKind.WORKER_LOST
+    await node.client.until(lambda: node.client.stream_error is not None)
+    assert isinstance(node.client.stream_error, EOFError)
