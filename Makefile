@@ -37,4 +37,4 @@ proto: setup ## generate services/tandem/wire/gen from proto/
 	$(BIN)/python .ci/generate_proto.py
 
 bench: setup ## measure prefill, transfer and what of it is hidden
-	@$(BIN)/tandem bench $(ARGS)
+	@$(BIN)/python -m loadtest.handoff $(ARGS)

@@ -10,8 +10,10 @@ from hypothesis import HealthCheck, settings
 
 from tandem.stores.embedded import EmbeddedServer
 
-# Before torch is imported: tests share few cores, and their results do not depend on the number of threads.
+# Before torch is imported: tests share few cores, so a thread that waits must not spin, and their results do not depend
+# on the number of threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # No deadline, because a shared machine stalls; the same examples in every run, because a red test must stay red.
 settings.register_profile("tandem", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

@@ -185,9 +185,7 @@ async def hand_over(
     """Resume at the taker, then prefill at the giver, as the design orders it."""
     handoff = HandoffId(f"h-{request.id}")
     known = tuple(output)
-    resume = Resume(
-        request=request, attempt=attempt, output_tokens=known, handoff=handoff, source=giver.worker
-    )
+    resume = Resume(request=request, attempt=attempt, output_tokens=known, handoff=handoff, source=giver.worker)
     prefill = Prefill(request=request, attempt=attempt, output_tokens=known, handoff=handoff)
     await taker.submit(resume)
     await giver.submit(prefill)

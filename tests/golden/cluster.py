@@ -73,7 +73,7 @@ class Node:
         self.executor: Executor = executor
         limits = SchedulerLimits(
             max_num_batched_tokens=knobs.chunk or 64,
-            max_num_seqs=16,
+            max_num_seqs=64,
             max_model_len=executor.max_model_len,
             enable_chunked_prefill=knobs.chunk is not None,
         )

@@ -101,6 +101,11 @@ class Reference:
         logits: torch.Tensor = self.model(torch.tensor([list(tokens)])).logits
         return logits[0]
 
+    @torch.inference_mode()
+    def last_logits(self, tokens: Sequence[int], count: int) -> torch.Tensor:
+        """Teacher-forced logits `[count, vocab]` of the last `count` positions."""
+        return self.model(torch.tensor([list(tokens)]), logits_to_keep=count).logits[0]
+
     def executor(self, *, block_size: int = 16, num_blocks: int = 64) -> TorchExecutor:
         """Ours, of the same directory and dtype."""
         config = read_model_config(self.directory)
@@ -174,6 +179,21 @@ def check_equal(
     assert best - second < NEAR_TIE, f"output {parted}: {got[parted]} for {expected[parted]}, margin {best - second}"
     assert delta < NEAR_TIE, f"teacher-forced logits differ by {delta}"
     return NearTie(parted, best - second, delta)
+
+
+def check_greedy(reference: Reference, prompt: Sequence[int], got: Sequence[int]) -> list[NearTie]:
+    """Assert that each token of `got` is transformers' greedy choice after the tokens before it, near-ties excepted.
+
+    That is the same as equality with its `generate`, at the price of one forward pass. `delta` of a tie is left 0.
+    """
+    logits = reference.last_logits([*prompt, *got[:-1]], len(got))
+    ties: list[NearTie] = []
+    for index, (row, token) in enumerate(zip(logits, got, strict=True)):
+        margin = float(row.max() - row[token])
+        assert margin < NEAR_TIE, f"output {index}: {token} for {int(row.argmax())}, which is better by {margin}"
+        if int(row.argmax()) != token:
+            ties.append(NearTie(index, margin, 0.0))
+    return ties
 
 
 def teacher_forced(executor: TorchExecutor, tokens: Sequence[int]) -> torch.Tensor:

@@ -10,7 +10,7 @@ _LICENSE = (Path(__file__).parents[2] / "LICENSE").read_text()
 
 SHORT = (
     "The capital of France is",
-    "Hello, my name",
+    "Hello, my",
     "1, 1, 2, 3, 5, 8, 13, 21,",
     "Erkläre in zwei Sätzen, warum der Himmel blau ist.\n",
     "La inteligencia artificial es",

@@ -105,22 +105,22 @@ class ModelExecutor:
         self.store = store
         self._last_number = -1
         self._drawn: dict[SeqId, int] = {}
+        self._failed: set[SeqId] = set()
 
     def execute(self, plan: StepPlan, failing: Collection[SeqId] = ()) -> StepResult:
-        """`failing` sequences report an error and leave their slots spoilt."""
+        """`failing` sequences report an error and leave their slots spoilt, in this plan and in all that follow."""
+        self._failed.update(failing)
         assert plan.number > self._last_number, f"{plan} comes after plan {self._last_number}"
         self._last_number = plan.number
         seqs = [s.seq for s in plan.slices]
         assert len(set(seqs)) == len(seqs), f"{plan} names a sequence twice"
-        return StepResult(plan.number, tuple(self._run(piece, piece.seq in failing) for piece in plan.slices))
+        return StepResult(plan.number, tuple(self._run(piece) for piece in plan.slices))
 
-    def _run(self, piece: Slice, fails: bool) -> SliceResult:
+    def _run(self, piece: Slice) -> SliceResult:
         size = self.store.block_size
         assert len(set(piece.blocks)) == len(piece.blocks) == -(-piece.stop // size), f"{piece}: blocks"
-        if fails or (piece.chained and piece.seq not in self._drawn):
-            # A slice whose input was never drawn cannot be computed either.
+        if piece.seq in self._failed:
             self.store.spoil(piece.blocks, piece.start, piece.stop)
-            self._drawn.pop(piece.seq, None)
             return SliceResult(piece.seq, error="injected")
         tokens = (self._drawn[piece.seq],) if piece.chained else piece.tokens
         assert len(tokens) == piece.num_tokens > 0, f"{piece}: tokens"

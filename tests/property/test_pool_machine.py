@@ -116,6 +116,22 @@ class PoolMachine(RuleBasedStateMachine):
         self.held.append(hold)
         return hold
 
+    @rule(target=holds, owner=owners)
+    def hand_over(self, owner: Owner) -> Hold:
+        """A prefill ends, and only its lease is left."""
+        hold = Hold(owner.table.ids(), Holder.LEASE)
+        self.pool.retain(hold.blocks, Holder.LEASE)
+        self.held.append(hold)
+        self.pool.release(owner.table)
+        return hold
+
+    @rule(num=st.integers(1, 4))
+    def churn(self, num: int) -> None:
+        """Somebody takes the oldest blocks and lets them go at once."""
+        owner = Owner([])
+        if self.grow(owner, num):
+            self.pool.release(owner.table)
+
     @rule(hold=consumes(holds))
     def drop(self, hold: Hold) -> None:
         self.pool.drop(hold.blocks, hold.holder)
@@ -151,4 +167,4 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = effort(150, 60)
+TestPool.settings = effort(250, 70)

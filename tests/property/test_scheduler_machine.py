@@ -19,15 +19,15 @@ from tests.property.effort import effort
 from tests.property.jobs import Shape, Witness, job_of, shapes
 from tests.property.model import KVStore, ModelExecutor
 
-MAX_PROMPT, MAX_OUTPUT = 14, 8
+MAX_PROMPT, MAX_OUTPUT = 12, 10
 
 
 class SchedulerMachine(RuleBasedStateMachine):
     depth = 1
 
     @initialize(
-        num_blocks=st.integers(3, 14),
-        block_size=st.sampled_from([2, 3, 4]),
+        num_blocks=st.integers(3, 12),
+        block_size=st.sampled_from([1, 2, 3, 4]),
         budget=st.integers(1, 12),
         max_num_seqs=st.integers(1, 5),
         chunked=st.booleans(),
@@ -224,7 +224,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def take_plan(self) -> bool:
         ready = [s for s in self.scheduler._running if s.is_drawing and s.num_remaining == 1]
         free = self.pool.num_free
+        before = [(s, s.num_open_plans) for s in self.scheduler._running]
         planned = self.scheduler.plan()
+        self.check_victims(before)
         for offer in planned.offers:
             assert offer.key not in self.leases
             self.leases[offer.key] = offer.blocks
@@ -241,10 +243,22 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.check_decodes_first(planned, ready, free)
         return planned.step is not None
 
+    def check_victims(self, before: list[tuple[Sequence, int]]) -> None:
+        """Whoever is preempted is the youngest that may be."""
+        victims = [s for s, _ in before if s.status is Status.WAITING]
+        spared = [s for s, num_open in before if s.status is Status.RUNNING and not num_open]
+        for victim in victims:
+            assert not isinstance(victim.job, Prefill)
+            younger = [s for s in spared if s.order > victim.order and not isinstance(s.job, Prefill)]
+            assert not younger, f"{victim!r} gave way, not {younger}"
+
     def check_plan(self, plan: StepPlan) -> None:
         limits = self.limits
         assert 0 < len(plan.slices) <= limits.max_num_seqs
         assert len({s.seq for s in plan.slices}) == len(plan.slices)
+        for piece in plan.slices:
+            seq = self.scheduler._by_id[piece.seq]
+            assert not (isinstance(seq.job, Prefill) and piece.chained), f"{plan}: a prefill decodes"
         over = plan.num_tokens - limits.max_num_batched_tokens
         if limits.enable_chunked_prefill:
             assert over <= 0, f"{plan} exceeds the budget"
@@ -265,7 +279,6 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def take_result(self, failing: set[SeqId]) -> None:
         plan = self.plans.pop(0)
-        # Failing once is failing for good: later slices of the sequence build on what is spoilt.
         self.check_digests(plan)
         for progress in self.scheduler.commit(self.executor.execute(plan, failing)):
             self.record(progress)
@@ -341,6 +354,6 @@ class DeepSchedulerMachine(SchedulerMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = effort(160, 60)
+TestScheduler.settings = effort(350, 70)
 TestDeepScheduler = DeepSchedulerMachine.TestCase
-TestDeepScheduler.settings = effort(160, 60)
+TestDeepScheduler.settings = effort(350, 70)

@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 
@@ -54,14 +53,14 @@ def _read_line() -> str | None:
 
 
 def _answer(client: httpx.Client, model: str, messages: list[dict[str, str]], max_tokens: int) -> None:
-    """Stream one answer and append it; a failed one takes its question back."""
+    """Stream one answer and append it; where nothing came, the question is taken back."""
     body = {"model": model, "messages": messages, "stream": True, "max_tokens": max_tokens}
     parts: list[str] = []
     try:
         with client.stream("POST", "/v1/chat/completions", json=body) as response:
             if response.status_code != 200:
                 response.read()
-                raise TandemError(ErrorKind.INTERNAL, _error_message(response.json()))
+                raise TandemError(ErrorKind.INTERNAL, _error_message(response.text))
             for part in _deltas(response):
                 parts.append(part)
                 print(part, end="", flush=True)  # noqa: T201
@@ -70,10 +69,10 @@ def _answer(client: httpx.Client, model: str, messages: list[dict[str, str]], ma
         print(" [stopped]")  # noqa: T201
     except (TandemError, httpx.HTTPError) as error:
         print(f"\n[failed: {error}]", file=sys.stderr)  # noqa: T201
-        if not parts:
-            messages.pop()
-            return
-    messages.append({"role": "assistant", "content": "".join(parts)})
+    if parts:
+        messages.append({"role": "assistant", "content": "".join(parts)})
+    else:
+        messages.pop()
 
 
 def _deltas(response: httpx.Response) -> Iterator[str]:
@@ -83,10 +82,14 @@ def _deltas(response: httpx.Response) -> Iterator[str]:
             continue
         event = json.loads(line.removeprefix("data: "))
         if "error" in event:
-            raise TandemError(ErrorKind.INTERNAL, _error_message(event))
+            raise TandemError(ErrorKind.INTERNAL, str(event["error"]["message"]))
         for choice in event["choices"]:
             yield choice["delta"].get("content") or ""
 
 
-def _error_message(body: Any) -> str:
-    return str(body.get("error", {}).get("message", body)) if isinstance(body, dict) else str(body)
+def _error_message(body: str) -> str:
+    """The message of an error body; the body itself where something in between wrote it."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body

@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import Resolved, Setting, flags_of, from_environment, resolve, settings
 
-# Programs by command: what they do, and the function to call with the resolved settings and the parsed arguments.
-# They are imported on use: the gateway must start without torch, and `tandem config` without anything.
+
+class _Program(NamedTuple):
+    """`target` is `module:function`, called with the resolved settings and the parsed arguments."""
+
+    doc: str
+    target: str
+    extra: str
+
+
+# Imported on use: the gateway must start without torch, and `tandem config` without anything.
 _PROGRAMS = {
-    "serve": ("start workers and a gateway on this machine", "tandem.cli.serve:run"),
-    "gateway": ("run one gateway; workers are found in Redis", "tandem.cli.programs:run_gateway"),
-    "worker": ("run one worker", "tandem.cli.programs:run_worker"),
-    "chat": ("talk to a running gateway", "tandem.cli.chat:run"),
-    "config": ("print the resolved settings and where each came from", "tandem.cli.show:run"),
+    "serve": _Program("start workers and a gateway on this machine", "tandem.cli.serve:run", "gateway,worker"),
+    "gateway": _Program("run one gateway; workers are found in Redis", "tandem.cli.programs:run_gateway", "gateway"),
+    "worker": _Program("run one worker", "tandem.cli.programs:run_worker", "worker"),
+    "chat": _Program("talk to a running gateway", "tandem.cli.chat:run", "gateway"),
+    "config": _Program("print the resolved settings and where each came from", "tandem.cli.show:run", ""),
 }
 
 
@@ -32,18 +41,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         resolved = resolve(_layers(args))
-        return _program(args.command)(resolved, args)
+        return _run(args.command, resolved, args)
     except TandemError as error:
         print(f"tandem {args.command}: {error.message}", file=sys.stderr)  # noqa: T201 - the command's own words
         return 2 if error.kind is ErrorKind.INVALID_REQUEST else 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tandem", description="LLM serving with prefill and decode apart.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     flags = flags_of()
-    for name, (doc, _) in _PROGRAMS.items():
-        command = commands.add_parser(name, help=doc, description=doc)
+    for name, program in _PROGRAMS.items():
+        command = commands.add_parser(name, help=program.doc, description=program.doc)
         command.add_argument("--config", metavar="FILE", help="YAML file with settings; flags and environment win")
         if name == "chat":
             command.add_argument("--url", help="where the gateway listens (default: --host and --port)")
@@ -82,14 +93,13 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return value
 
 
-def _program(command: str) -> Callable[[Resolved, argparse.Namespace], int]:
-    module, _, name = _PROGRAMS[command][1].partition(":")
+def _run(command: str, resolved: Resolved, args: argparse.Namespace) -> int:
+    module, _, name = _PROGRAMS[command].target.partition(":")
     try:
         program: Callable[[Resolved, argparse.Namespace], int] = getattr(import_module(module), name)
+        return program(resolved, args)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("tandem"):
             raise
-        extra = "gateway" if command == "gateway" else "gateway,worker"
-        message = f"{error.name} is not installed: pip install 'tandem[{extra}]'"
+        message = f"{error.name} is not installed: pip install 'tandem[{_PROGRAMS[command].extra}]'"
         raise TandemError(ErrorKind.UNSUPPORTED, message) from error
-    return program

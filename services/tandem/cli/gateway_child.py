@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from tandem.core.config import Config, value_of
 from tandem.core.settings import settings
 
 _PR_SET_PDEATHSIG = 1
+GATEWAY = (sys.executable, "-m", "tandem.cli", "gateway")
 POLL_S = 0.1
 STOP_S = 30.0
 
@@ -24,16 +26,16 @@ STOP_S = 30.0
 class GatewayChild:
     """A process of its own: without torch, and one that dies with this one. It is told all settings by environment."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, command: Sequence[str] = GATEWAY) -> None:
         environment = dict(os.environ)
         environment.update({leaf.env: str(value_of(config, leaf.key)) for leaf in settings()})
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tandem.cli", "gateway"],
+            command,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C in the terminal is for the parent, which ends its parts in order
-            preexec_fn=_die_with_parent,
+            preexec_fn=_die_with(os.getpid()),
         )
         self.url = ""
 
@@ -46,22 +48,24 @@ class GatewayChild:
         self.url = json.loads(line)["url"]
         return True
 
-    def wait_until_ready(self, stop: threading.Event, timeout_s: float) -> str | None:
-        """None once `/ready` says so; else what is missing when the time is over, it ended or `stop` was set."""
+    def wait_until_ready(self, timeout_s: float) -> str | None:
+        """None once `/ready` says so; else what is missing when the time is over or the process ended."""
         problem = "it does not answer"
         for _ in range(int(timeout_s / POLL_S)):
-            if stop.wait(POLL_S):
-                return "interrupted"
-            if self.exit_code() is not None:
+            if self._ends_within(POLL_S):
                 return f"it ended with code {self.exit_code()}"
             try:
-                with urllib.request.urlopen(f"{self.url}/ready", timeout=5):
-                    return None
+                self._get("/ready")
+                return None
             except urllib.error.HTTPError as error:
                 problem = error.read().decode(errors="replace")
             except OSError as error:
                 problem = str(error)
-        return problem
+        return f"after {timeout_s:g} s {problem}"
+
+    def model(self) -> str:
+        """The name that clients use."""
+        return str(json.loads(self._get("/v1/models"))["data"][0]["id"])
 
     def exit_code(self) -> int | None:
         return self._process.poll()
@@ -82,7 +86,27 @@ class GatewayChild:
         assert self._process.stdout is not None
         self._process.stdout.close()
 
+    def _ends_within(self, wait_s: float) -> bool:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(wait_s)
+        return self.exit_code() is not None
 
-def _die_with_parent() -> None:
+    def _get(self, path: str) -> bytes:
+        with _DIRECT.open(f"{self.url}{path}", timeout=5) as response:
+            return bytes(response.read())
+
+
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""A proxy that the environment names for the outside is not for our own gateway."""
+
+
+def _die_with(parent: int) -> Callable[[], None]:
     """Runs in the child. The signal is tied to the parent's main thread, which lives as long as the parent."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    prctl = ctypes.CDLL(None).prctl
+
+    def arm() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return arm

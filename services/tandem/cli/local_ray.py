@@ -2,46 +2,81 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# What Ray does by itself, but said by us: then it does not warn about it.
+os.environ.setdefault("RAY_AUTH_MODE", "token")
+# When we are killed, Ray's agents try for this long, a minute by default, to tell it to a server that is gone too.
+os.environ.setdefault("RAY_gcs_server_request_timeout_seconds", "20")
 
 import ray
 from ray import serve
 
 from tandem.core.config import Config
+from tandem.core.errors import ErrorKind, TandemError
 from tandem.worker.deployment import pool_application
 
 OBJECT_STORE_BYTES = 100 << 20
 """Ray's smallest sensible one: no tensor ever goes through it."""
 
 
-@contextmanager
-def local_ray(num_workers: int) -> Iterator[None]:
-    """Start Ray and Serve without their dashboard and proxies; end both on the way out."""
-    # One CPU per worker, which is a slot and not a core; the other one is for Serve's own actors.
-    ray.init(
-        num_cpus=num_workers + 1,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=OBJECT_STORE_BYTES,
-        logging_level="WARNING",
-    )
-    try:
-        serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
-        yield
-    finally:
-        serve.shutdown()
-        ray.shutdown()
+class LocalRay:
+    """`logs` is the directory with one file per worker."""
 
+    def __init__(self, logs: Path) -> None:
+        self.logs = logs
+        self._apps: list[str] = []
 
-def deploy(config: Config, pools: dict[str, int]) -> None:
-    """Run all pools; returns when every worker is healthy. Raises RuntimeError when one cannot start."""
-    serve.run_many(
-        [
+    def deploy(self, config: Config, pools: dict[str, int]) -> None:
+        """Run all pools; returns when every worker is healthy. Raises TandemError when one cannot start."""
+        targets = [
             serve.RunTarget(target=pool_application(config, pool, size), name=f"tandem-{pool}", route_prefix=None)
             for pool, size in pools.items()
         ]
-    )
+        self._apps = [target.name for target in targets]
+        try:
+            serve.run_many(targets)
+        except RuntimeError as error:
+            message = f"the workers did not start: {_reasons() or error}\nlogs: {self.logs}"
+            raise TandemError(ErrorKind.INTERNAL, message) from error
+
+    def drain(self) -> None:
+        """End the workers in order. Not by `serve.shutdown`: it prints the end of Serve's controller as a failure."""
+        for app in self._apps:
+            serve.delete(app)
+
+
+def _reasons() -> str:
+    """Why deployments failed: the last line of each one's message, which ends with the traceback of a worker."""
+    apps = serve.status().applications.values()
+    messages = [deployment.message for app in apps for deployment in app.deployments.values()]
+    last_lines = [message.strip().splitlines()[-1] for message in messages if "Traceback" in message]
+    return "; ".join(dict.fromkeys(line.removeprefix("tandem.core.errors.TandemError: ") for line in last_lines))
+
+
+@contextmanager
+def local_ray(num_workers: int) -> Iterator[LocalRay]:
+    """Start Ray and Serve without their dashboard and proxies; end both on the way out, after a drain of the workers
+    unless an exception leads there."""
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    try:
+        # One CPU per worker, which is a slot and not a core; the other one is for Serve's own actors.
+        context = ray.init(
+            address="local",
+            num_cpus=num_workers + 1,
+            include_dashboard=False,
+            log_to_driver=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            logging_level="WARNING",
+        )
+        local = LocalRay(Path(context.address_info["session_dir"]) / "logs" / "serve")
+        serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
+        yield local
+        local.drain()
+    finally:
+        ray.shutdown()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 from importlib import import_module
 
+from tandem.cli.free_port import require_free_port
 from tandem.cli.logs import set_up_logging
 from tandem.core.settings import Resolved
 
 
 def run_gateway(resolved: Resolved, _args: argparse.Namespace) -> int:
+    require_free_port(resolved.config.gateway)
     set_up_logging()
     return int(import_module("tandem.gateway.main").run(resolved.config))
 

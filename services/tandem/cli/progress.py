@@ -1,4 +1,4 @@
-"""Tells a waiting person what is being started and how long it took; never what a log line says."""
+"""Tells a waiting person what is being started and since when; never what a log line says."""
 
 from __future__ import annotations
 
@@ -8,23 +8,12 @@ from tandem.core.clock import Clock
 
 
 class Progress:
-    """One line per stage on standard error."""
+    """One whole line per stage on standard error, so that log lines of others stand between them and not inside."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._began = self._stage_began = clock.now()
-        self._stage = ""
+        self._began = clock.now()
 
     def step(self, stage: str, doing: str) -> None:
-        self._finish()
-        self._stage, self._stage_began = stage, self._clock.now()
-        print(f"  {stage:<8} {doing} ...", end="", file=sys.stderr, flush=True)  # noqa: T201
-
-    def done(self) -> None:
-        self._finish()
-        print(f"  ready after {self._clock.now() - self._began:.1f} s", file=sys.stderr, flush=True)  # noqa: T201
-
-    def _finish(self) -> None:
-        if self._stage:
-            print(f" {self._clock.now() - self._stage_began:.1f} s", file=sys.stderr, flush=True)  # noqa: T201
-            self._stage = ""
+        elapsed = self._clock.now() - self._began
+        print(f"  {elapsed:5.1f} s  {stage:<8} {doing}", file=sys.stderr, flush=True)  # noqa: T201

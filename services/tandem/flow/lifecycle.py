@@ -116,13 +116,12 @@ class RequestLife:
         """A worker did not take it, or cannot be reached: back to the queue. Anything else ends the request."""
         if key != self.key or self.phase not in (Phase.BOOKING, Phase.STARTING):
             return []
-        if isinstance(self._open.pop(worker, None), Prefill):
+        # Who could not be reached may have the job all the same: it is cancelled there with the rest.
+        if error.kind is not ErrorKind.WORKER_LOST and isinstance(self._open.pop(worker, None), Prefill):
             self._giver = None
         if error.kind not in ELSEWHERE:
             return self._end(error)
-        undo = self._cancel_open()
-        self._move(Step.NO_ROOM)
-        return [*undo, Place(frozenset({worker}))]
+        return self._place_again(worker)
 
     # ---- what workers report
 
@@ -145,10 +144,13 @@ class RequestLife:
                 return self._take_cancel(worker)
 
     def worker_lost(self, worker: WorkerRef, reason: str) -> list[Command]:
-        """A worker is gone. A prefill worker that has handed everything over is not missed."""
-        if worker not in self._open:
+        """A worker is gone. A prefill worker that has handed everything over is not missed; before all workers have
+        taken their jobs, nothing is lost but the place."""
+        job = self._open.pop(worker, None)
+        if job is None or (isinstance(job, Prefill) and self.pulled is not None):
             return []
-        del self._open[worker]
+        if self.phase in (Phase.BOOKING, Phase.STARTING):
+            return self._place_again(worker)
         return self._end(TandemError(ErrorKind.WORKER_LOST, f"worker {worker.id} was lost: {reason}"))
 
     # ---- what ends it from this side
@@ -196,6 +198,14 @@ class RequestLife:
         if finished is None or self._next_index < finished.num_output_tokens:
             return []
         return self._end(Finished(finished.key, finished.reason, finished.num_output_tokens, self._num_cached))
+
+    def _place_again(self, without: WorkerRef) -> list[Command]:
+        """Back to the queue. Tokens that the client has stay its own: the next attempt draws the same ones."""
+        undo = self._cancel_open()
+        self.pulled = self._finished = None
+        self._early.clear()
+        self._move(Step.NO_ROOM)
+        return [*undo, Place(frozenset({without}))]
 
     def _end(self, outcome: Finished | TandemError) -> list[Command]:
         if self.phase is Phase.ENDED:

@@ -27,6 +27,7 @@ from tandem.routing.router import place
 
 TICK_S = 0.05
 REFUSAL_BACKOFF_S = 0.1
+PROBE_TIMEOUT_S = 30.0
 
 
 class Dispatcher:
@@ -112,10 +113,13 @@ class Dispatcher:
         active.pinned = placement
         self._place(active)
         try:
-            async for _ in active:
-                pass
-        except TandemError:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                async for _ in active:
+                    pass
+        except (TandemError, TimeoutError):
             return False
+        finally:
+            await active.aclose()
         return active.life.pulled is not None
 
     def place_queued(self) -> None:
@@ -140,11 +144,14 @@ class Dispatcher:
     def _place(self, active: ActiveRequest) -> None:
         now = self._clock.now()
         outcome: Placement | NoPlacement
-        if active.pinned is not None:
-            outcome = active.pinned
-        else:
+        excluded = active.excluded(now)
+        if active.pinned is None:
             view, policy = self._fleet.view(), self._config.disaggregation
-            outcome = place(view, active.life.request.model, policy, active.excluded(now))
+            outcome = place(view, active.life.request.model, policy, excluded)
+        elif excluded & {active.pinned.prefill, active.pinned.decode}:
+            outcome = NoPlacement("a worker of the pair refused a moment ago", may_pass=True)
+        else:
+            outcome = active.pinned
         if isinstance(outcome, Placement):
             self._carry_out(active, active.life.placed(outcome))
         else:

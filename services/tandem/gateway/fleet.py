@@ -136,6 +136,8 @@ class Fleet:
         while True:
             try:
                 await self._meet(await self._discover())
+                if not reachable:
+                    log.info("workers can be listed again")
                 reachable = True
             except TandemError as error:
                 if reachable:
@@ -181,7 +183,7 @@ class Fleet:
     def _probe_pairs(self) -> None:
         """Move a test block between each prefill and decode worker that are new to each other."""
         now = self._clock.now()
-        views = self.view().workers
+        views = [v for v in self.view().workers if not v.load.draining]
         for giver in (v for v in views if v.prefills):
             for taker in (v for v in views if v.decodes and v.ref != giver.ref):
                 pair = (giver.ref, taker.ref)

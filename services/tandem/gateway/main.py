@@ -15,13 +15,14 @@ import uvloop
 
 from tandem.core.clock import SystemClock
 from tandem.core.config import Config
+from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import GatewayId, WorkerRef
 from tandem.gateway.app import create_app
 from tandem.gateway.dispatch import Dispatcher
 from tandem.gateway.fleet import Fleet
 from tandem.gateway.server import HttpServer
 from tandem.gateway.text_models import TextModels
-from tandem.stores.registry import WorkerRegistry
+from tandem.stores.registry import RegistryUnavailable, WorkerRegistry
 
 log = logging.getLogger(__name__)
 DRAIN_S = 20.0
@@ -65,7 +66,10 @@ class Gateway:
         await self._registry.close()
 
     async def _discover(self) -> Sequence[WorkerRef]:
-        return [record.worker for record in await self._registry.list()]
+        try:
+            return [record.worker for record in await self._registry.list()]
+        except RegistryUnavailable as error:
+            raise TandemError(ErrorKind.NO_WORKER, f"the registry does not answer: {error}") from error
 
 
 async def _run(config: Config) -> None:
@@ -75,7 +79,8 @@ async def _run(config: Config) -> None:
     for name in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(name, stop.set)
     await gateway.start()
-    url = f"http://{config.gateway.host}:{gateway.port}"
+    host = f"[{config.gateway.host}]" if ":" in config.gateway.host else config.gateway.host
+    url = f"http://{host}:{gateway.port}"
     print(json.dumps({"ready": True, "url": url}), flush=True)  # noqa: T201 - for whoever started us
     await stop.wait()
     await gateway.stop()

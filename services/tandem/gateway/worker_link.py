@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from typing import get_args
 
 import grpc
@@ -43,6 +44,7 @@ log = logging.getLogger(__name__)
 CALL_TIMEOUT_S = 10.0
 RECONNECT_S = 2.0
 RETRY_S = 0.25
+FLUSH_S = 1.0
 
 Report = Callable[[WorkerRef, Sequence[JobEvent]], None]
 
@@ -80,11 +82,14 @@ class WorkerLink:
         self._task = asyncio.create_task(self._run(reported, lost, positions, changed), name=f"watch-{self.ref.id}")
 
     async def close(self) -> None:
-        tasks = [*self._calls, *([self._task] if self._task is not None else [])]
+        """What was sent last gets `FLUSH_S` to arrive; a worker that is gone must hold nobody up."""
         if self._task is not None:
             self._task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=FLUSH_S)
         await self._channel.close(None)
+        await asyncio.gather(*self._calls, return_exceptions=True)
 
     def view(self) -> WorkerView | None:
         """None while the worker is not live or not described yet."""
@@ -143,13 +148,14 @@ class WorkerLink:
             reason = "the stream ended"
             try:
                 await self._describe()
-                async for update in self._watch(positions(self.ref)):
-                    if not self.is_live:
-                        self.is_live, self.is_gone = True, False
-                        log.info("worker %s (%s) is live", self.ref, self._pool_name())
-                    self._load = decode_load(update.load)
-                    reported(self.ref, decode_update(update))
-                    changed()
+                async with aclosing(self._watch(positions(self.ref))) as updates:
+                    async for update in updates:
+                        if not self.is_live:
+                            self.is_live, self.is_gone = True, False
+                            log.info("worker %s (%s) is live", self.ref, self._pool_name())
+                        self._load = decode_load(update.load)
+                        reported(self.ref, decode_update(update))
+                        changed()
             except grpc.aio.AioRpcError as error:
                 reason = _reason(error)
             except TandemError as error:
@@ -165,9 +171,9 @@ class WorkerLink:
 
     async def _describe(self) -> None:
         """Make sure that the worker at this address is the life we mean, and learn what it serves."""
-        reply = await self._stub.Describe(
-            pb.DescribeRequest(with_bundle=self.model is None), timeout=self._config.worker_silence_s
-        )
+        # The first answer is large, and nothing runs on that worker yet; later ones decide whether it is lost.
+        timeout_s = self._config.worker_silence_s if self.model is None else RECONNECT_S
+        reply = await self._stub.Describe(pb.DescribeRequest(with_bundle=self.model is None), timeout=timeout_s)
         if decode_worker(reply.worker) != self.ref:
             raise TandemError(ErrorKind.WORKER_LOST, "another worker answers at its address")
         if self.model is None:
@@ -176,7 +182,7 @@ class WorkerLink:
         _pool(reply.pool)
         self._described = reply
 
-    async def _watch(self, positions: list[tuple[JobKey, int]]) -> AsyncIterator[pb.WatchUpdate]:
+    async def _watch(self, positions: list[tuple[JobKey, int]]) -> AsyncGenerator[pb.WatchUpdate]:
         """Updates until the stream ends. Raises TimeoutError when the worker falls silent."""
         waited_for = [pb.WatchPosition(key=encode_key(key), next_index=index) for key, index in positions]
         stream = self._stub.Watch(pb.WatchRequest(gateway=self._gateway, positions=waited_for))

@@ -6,14 +6,17 @@ Ray Serve owns a worker's life. Everything else is `worker.program.Worker`, whic
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
 from tandem.core.config import Config
-from tandem.worker.model import load_worker_model
-from tandem.worker.program import start_worker
+from tandem.worker.main import prepare_process
+
+if TYPE_CHECKING:
+    from tandem.worker.life import Worker
 
 STOP_MARGIN_S = 10.0
 """How much longer than `drain_s` Serve waits before it kills a replica."""
@@ -26,18 +29,35 @@ class WorkerReplica:
     Serve replaces it."""
 
     async def __init__(self, config: Config) -> None:  # type: ignore[misc]
+        self._worker: Worker | None = None
+        prepare_process()
+        _log_with_serve()
+        # Only now: importing the model's libraries reads the environment.
+        from tandem.worker.model import load_worker_model
+        from tandem.worker.program import start_worker
+
         self._drain_s = config.worker.drain_s
         self._worker = await start_worker(config, await asyncio.to_thread(load_worker_model, config))
 
     async def check_health(self) -> None:
-        problem = self._worker.healthy()
+        problem = "it has not started" if self._worker is None else self._worker.healthy()
         if problem is not None:
             raise RuntimeError(problem)
 
     async def __del__(self) -> None:
         """Serve awaits this when it stops a replica in order, for at most `drain_s` and a margin."""
-        await self._worker.drain(self._drain_s)
-        await self._worker.stop()
+        if self._worker is not None:
+            await self._worker.drain(self._drain_s)
+            await self._worker.stop()
+
+
+def _log_with_serve() -> None:
+    """Into Serve's own file of this replica, whose name says which pool it is of; past the buffer in front of it,
+    because the last lines before a crash are the ones that matter."""
+    serves = logging.getLogger("ray.serve").handlers
+    ours = logging.getLogger("tandem")
+    ours.handlers = [getattr(handler, "target", None) or handler for handler in serves]
+    ours.propagate = False
 
 
 def pool_application(config: Config, pool: str, num_replicas: int) -> Any:

@@ -4,8 +4,7 @@ about a lease."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable
 
 import grpc
 import grpc.aio
@@ -17,6 +16,7 @@ from tandem.engine.engine import Engine
 from tandem.wire.convert_kv import decode_handoff_key, decode_worker, encode_announcement, encode_handoff_key
 from tandem.wire.gen import kv_pb2
 from tandem.worker.driver import EngineDriver
+from tandem.worker.status import status_of
 from tandem.worker.takers import Takers, TakerStream, Told
 
 _Context = grpc.aio.ServicerContext[kv_pb2.FollowRequest, kv_pb2.FollowUpdate]
@@ -42,7 +42,7 @@ class FollowService:
         try:
             stream = self._takers.attach(decode_worker(first.taker))
         except TandemError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+            await context.abort(status_of(error), error.message)
         listening = asyncio.create_task(self._listen(first, requests, stream), name=f"follow of {stream.taker}")
         try:
             await self._speak(stream, context)
@@ -51,7 +51,7 @@ class FollowService:
             (outcome,) = await asyncio.gather(listening, return_exceptions=True)
             self._takers.detach(stream)
         if isinstance(outcome, TandemError):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, outcome.message)
+            await context.abort(status_of(outcome), outcome.message)
 
     async def _listen(
         self, first: kv_pb2.FollowRequest, requests: AsyncIterator[kv_pb2.FollowRequest], stream: TakerStream
@@ -98,7 +98,7 @@ class FollowService:
         )
 
 
-def _command(message: kv_pb2.FollowRequest, taker: WorkerRef) -> Any:
+def _command(message: kv_pb2.FollowRequest, taker: WorkerRef) -> Callable[[Engine, float], tuple[None, list[Effect]]]:
     """Raises TandemError when the message is malformed; then nothing of it is done."""
     follow = [decode_handoff_key(key) for key in message.follow]
     renew = [decode_handoff_key(key) for key in message.renew]

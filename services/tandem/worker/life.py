@@ -93,6 +93,8 @@ class Worker:
         if error is not None:
             raise TandemError(ErrorKind.UNSUPPORTED, error, param="handoff.transport")
         self._driver.start()
+        # The engine's first snapshot is here with its answer: nobody is told of a worker without blocks.
+        await asyncio.wrap_future(self._driver.call(lambda engine, now: (None, [])))
         await self._server.start()
         self._spawn(self._sweep(), "sweep")
         self._spawn(self._probe.run(), "probe")

@@ -151,7 +151,7 @@ class Link:
             self._is_lost = False
             await asyncio.wait_for(asyncio.wrap_future(self._context.connect(peer)), ANSWER_S)
             self._was_connected = True
-            call: _Call = stub.Follow()  # type: ignore[call-arg]
+            call: _Call = stub.Follow()  # type: ignore[call-arg]  # the stubs know only calls with an iterator
             try:
                 await self._converse(call)
             finally:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from tandem.core.ids import WorkerRef
 from tandem.kv.handoff import HandoffKey
 from tandem.worker.link import Link, LinkContext
+
+_log = logging.getLogger(__name__)
 
 
 class Links:
@@ -65,5 +68,9 @@ class Links:
     async def _run(self, link: Link) -> None:
         try:
             await link.run()
+        except Exception as defect:
+            _log.exception("%r failed", link)
+            source, reason = link.source, f"{type(defect).__name__}: {defect}"
+            self._context.post(lambda engine, now: engine.source_lost(source, reason, now))
         finally:
             del self._links[link.source], self._tasks[link.source]

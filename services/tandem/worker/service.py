@@ -34,6 +34,7 @@ from tandem.worker.follow import FollowService
 from tandem.worker.gateways import Gateways
 from tandem.worker.gateways import Watch as WatchStream
 from tandem.worker.identity import Identity
+from tandem.worker.status import status_of
 
 HEARTBEAT_S = 1.0
 """The longest time without a message on a Watch stream."""
@@ -87,7 +88,7 @@ class WorkerService(WorkerServicer):
         try:
             keys = [decode_key(key) for key in request.keys]
         except TandemError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+            await context.abort(status_of(error), error.message)
         await self._run(lambda engine, now: (None, _cancel(engine, keys, now)), context)
         return worker_pb2.CancelReply()
 
@@ -99,7 +100,7 @@ class WorkerService(WorkerServicer):
         try:
             key = decode_handoff_key(request.key)
         except TandemError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+            await context.abort(status_of(error), error.message)
         await self._run(lambda engine, now: (None, engine.release(key, now)), context)
         return worker_pb2.ReleaseReply()
 
@@ -113,7 +114,7 @@ class WorkerService(WorkerServicer):
         try:
             positions = {decode_key(position.key): position.next_index for position in request.positions}
         except TandemError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+            await context.abort(status_of(error), error.message)
         if not request.gateway:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a watch names no gateway")
         watch, unwanted = self._gateways.attach(GatewayId(request.gateway), positions, self._clock.now())
@@ -215,7 +216,7 @@ class WorkerService(WorkerServicer):
         try:
             await asyncio.wrap_future(self._driver.call(command))
         except TandemError as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
+            await context.abort(status_of(error), error.message)
 
     async def _tell(
         self, watch: WatchStream, context: grpc.aio.ServicerContext[worker_pb2.WatchRequest, worker_pb2.WatchUpdate]

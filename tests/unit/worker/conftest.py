@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from tandem.core.config import Config, EngineConfig, HandoffConfig, WorkerConfig
+from tandem.core.config import Config, EngineConfig, HandoffConfig, RedisConfig, WorkerConfig
 from tandem.engine.ports import BlockCopy, ReadState, TransportPeer
 from tandem.transfer.local import LocalTransport
 from tandem.transfer.pool import MemoryPool
@@ -76,6 +76,7 @@ class Nodes:
         engine: EngineConfig | None = None,
         handoff: HandoffConfig | None = None,
         worker: WorkerConfig | None = None,
+        redis: RedisConfig | None = None,
     ) -> Node:
         model, executor = fake_model(num_blocks, fingerprint)
         transports: list[HeldTransport] = []
@@ -89,6 +90,7 @@ class Nodes:
             engine=engine or EngineConfig(block_size=4, max_num_batched_tokens=8, max_num_seqs=8),
             handoff=replace(handoff or HandoffConfig(), transport="local"),
             worker=replace(worker or WorkerConfig(), id=name),
+            redis=redis or RedisConfig(),
         )
         started = await start_worker(config, model, open_transport=open_transport)
         client = await Client(started.me).__aenter__()

@@ -14,6 +14,7 @@ from tandem.core.events import Cancelled, Failed, Finished, FinishReason
 from tandem.core.ids import Incarnation, JobKey, RequestId
 from tandem.core.request import Generate
 from tandem.wire.gen import worker_pb2 as pb
+from tandem.wire.gen.worker_pb2_grpc import WorkerStub
 from tests.e2e.client import Client, new_request
 from tests.unit.worker.conftest import Gate, Nodes, pace
 from tests.unit.worker.fake_model import MODEL, continuation
@@ -217,22 +218,24 @@ async def test_every_message_carries_the_load_and_one_comes_without_news(nodes: 
 
 
 async def test_a_gateway_that_does_not_read_loses_its_stream(nodes: Nodes) -> None:
-    node = await nodes.start(num_blocks=2000, worker=WorkerConfig(gateway_grace_s=0.3))
-    silent = await node.other_gateway("silent")
-    await silent.unwatch()
-    call = silent.stub.Watch(pb.WatchRequest(gateway="silent"))
-    await call.read()
-    # Enough to fill the windows of the connection: 20 log probabilities with each token.
-    sampling = replace(new_request(MODEL, PROMPT, 950).sampling, logprobs=20)
-    for _ in range(8):
-        await silent.generate(replace(new_request(MODEL, PROMPT, 950), sampling=sampling))
+    node = await nodes.start(worker=WorkerConfig(gateway_grace_s=0.3))
+    # Windows of 64 KiB, which two jobs with 20 log probabilities per token fill.
+    options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65536)]
+    async with grpc.aio.insecure_channel(node.worker.me.address, options=options) as channel:
+        call = WorkerStub(channel).Watch(pb.WatchRequest(gateway="g2"))
+        await anext(aiter(call))
+        silent = Client(node.worker.me, "g2")
+        for _ in range(2):
+            request = new_request(MODEL, PROMPT, 900)
+            await silent.generate(replace(request, sampling=replace(request.sampling, logprobs=20)))
+        async with asyncio.timeout(10):
+            while node.worker.num_gateways > 1:
+                await asyncio.sleep(0.05)
+            # What was under way still comes, and then the stream is over; it would go on for ever otherwise.
+            async for _ in call:
+                pass
+        await silent.__aexit__(None, None, None)
     await node.client.settled()
-    async with asyncio.timeout(10):
-        while node.worker.num_gateways > 1:
-            await asyncio.sleep(0.05)
-        # What was under way still comes, and then the stream is over; it would go on for ever otherwise.
-        while await call.read() is not grpc.aio.EOF:
-            pass
 
 
 async def test_a_step_that_raises_fails_its_jobs_and_no_others(nodes: Nodes) -> None:

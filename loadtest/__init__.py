@@ -1,0 +1,1 @@
+"""Measures a running Tandem from outside; never a part of what serves."""

@@ -1,0 +1,149 @@
+"""Worker processes that a measurement starts, talks to and ends; never measures anything itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import grpc.aio
+import msgspec
+
+from tandem.core.clock import Clock
+from tandem.core.events import Cancelled, Failed, JobEvent
+from tandem.core.ids import GatewayId, Incarnation, JobKey, WorkerId, WorkerRef
+from tandem.core.request import Job
+from tandem.wire.channels import open_channel
+from tandem.wire.convert import Submission, decode_refusal, decode_update, encode_submission
+from tandem.wire.gen import worker_pb2 as pb
+from tandem.wire.gen.worker_pb2_grpc import WorkerStub
+
+START_S = 600.0
+"""The first start may fetch and convert the model."""
+STOP_S = 30.0
+REPLY_S = 30.0
+PROGRESS_S = 300.0
+"""Without an event of a job for this long, a measurement is given up."""
+LOG_TAIL = 1500
+
+_GATEWAY = GatewayId("loadtest")
+
+Stamped = tuple[float, JobEvent]
+
+
+class MeasurementError(Exception):
+    """What was to be measured did not happen; says why."""
+
+
+@contextlib.asynccontextmanager
+async def running_worker(pool: str, flags: Sequence[str], log: Path) -> AsyncIterator[WorkerRef]:
+    """A `tandem worker` process without Redis. What it logs goes to the file `log`."""
+    with log.open("wb") as errors:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tandem.cli", "worker", "--pool", pool, *flags),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=errors,
+        )
+    try:
+        yield await _first_words(process, log)
+    finally:
+        await _end(process)
+
+
+async def _first_words(process: asyncio.subprocess.Process, log: Path) -> WorkerRef:
+    assert process.stdout is not None
+    async with asyncio.timeout(START_S):
+        line = await process.stdout.readline()
+    if not line:
+        raise MeasurementError(f"a worker did not start:\n{_tail(log)}")
+    said = msgspec.json.decode(line)
+    return WorkerRef(WorkerId(said["worker"]), Incarnation(said["incarnation"]), said["address"])
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-LOG_TAIL:]
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), STOP_S)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+class WorkerClient:
+    """One worker as a gateway sees it; every event is kept with the time at which it came."""
+
+    def __init__(self, worker: WorkerRef, clock: Clock) -> None:
+        self.worker = worker
+        self.model = ""
+        self._clock = clock
+        self._events: dict[JobKey, list[Stamped]] = {}
+        self._channel = open_channel(worker.address)
+        self._stub = WorkerStub(self._channel)
+        self._changed = asyncio.Condition()
+        self._is_watching = self._is_broken = False
+        self._watch: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> WorkerClient:
+        self._watch = asyncio.create_task(self._read())
+        async with asyncio.timeout(REPLY_S), self._changed:
+            await self._changed.wait_for(lambda: self._is_watching or self._is_broken)
+        self.model = (await self._stub.Describe(pb.DescribeRequest(), timeout=REPLY_S)).model
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._watch is not None
+        self._watch.cancel()
+        await asyncio.gather(self._watch, return_exceptions=True)
+        await self._channel.close(None)
+
+    async def submit(self, job: Job) -> None:
+        """Raises TandemError when the worker refuses."""
+        submission = Submission(_GATEWAY, self.worker.incarnation, job)
+        reply = await self._stub.Submit(encode_submission(submission), timeout=REPLY_S)
+        if reply.HasField("refusal"):
+            raise decode_refusal(reply.refusal)
+
+    async def first(self, key: JobKey, wanted: Callable[[JobEvent], bool]) -> Stamped:
+        """Wait for the first event of a job that is wanted. Raises MeasurementError when none can come any more."""
+        async with asyncio.timeout(PROGRESS_S), self._changed:
+            await self._changed.wait_for(lambda: self._find(key, wanted) or self._is_over(key))
+        found = self._find(key, wanted)
+        if found is None:
+            told = [event for _, event in self._events.get(key, []) if isinstance(event, Failed | Cancelled)]
+            raise MeasurementError(f"{key} ended at {self.worker}: {told or 'the stream broke'}")
+        return found
+
+    def _find(self, key: JobKey, wanted: Callable[[JobEvent], bool]) -> Stamped | None:
+        return next((stamped for stamped in self._events.get(key, []) if wanted(stamped[1])), None)
+
+    def _is_over(self, key: JobKey) -> bool:
+        return self._is_broken or self._find(key, lambda event: isinstance(event, Failed | Cancelled)) is not None
+
+    async def _read(self) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError):  # `first` says so to whoever waits
+            async for update in self._stub.Watch(pb.WatchRequest(gateway=_GATEWAY)):
+                await self._take_in(update)
+        self._is_broken = True
+        await self._wake()
+
+    async def _take_in(self, update: pb.WatchUpdate) -> None:
+        now = self._clock.now()
+        for event in decode_update(update):
+            self._events.setdefault(event.key, []).append((now, event))
+        self._is_watching = True
+        await self._wake()
+
+    async def _wake(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()

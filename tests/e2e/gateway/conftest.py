@@ -1,0 +1,77 @@
+"""A cluster of real processes around a tiny model that all calm tests share; those that break things start their
+own. Never in-process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.gateway.http import Answer, Post, completion
+from tests.e2e.gateway.processes import Cluster, Gateway, Worker, cluster, until
+from tests.e2e.gateway.tiny_model import make_model
+
+NUM_SEQS = 8
+SETTINGS = (
+    *("--served-model-name", "tiny", "--kv-transport", "local", "--kv-cache-memory", "32MiB"),
+    # Small steps: a long prompt is in the middle of its prefill for a second.
+    *("--max-num-batched-tokens", "64", "--max-num-seqs", str(NUM_SEQS)),
+    *("--worker-silence-s", "3", "--lease-s", "3", "--gateway-grace-s", "3", "--drain-s", "10"),
+)
+
+
+@dataclass(slots=True)
+class Pair:
+    """A prefill and a decode worker behind two gateways: one that splits requests and one that never does."""
+
+    cluster: Cluster
+    prefill: Worker
+    decode: Worker
+    gateway: Gateway
+    whole: Gateway
+
+    def wait_idle(self) -> None:
+        """No block, lease, pull or sequence is held anywhere."""
+        for worker in (self.prefill, self.decode):
+            until(worker.is_idle, f"an idle {worker.name}: {worker.books()}")
+
+    def ask(self, length: int, salt: int, max_tokens: int = 8) -> Answer:
+        with Post(self.gateway.url, completion(length, salt, max_tokens)) as post:
+            return post.finish()
+
+    def wait_serving(self) -> None:
+        """A request takes both workers."""
+        self.gateway.wait_serving()
+        until(lambda: self.ask(4, 0).path == "remote", "a request that is split")
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("tiny"))
+
+
+def start_pair(running: Cluster) -> Pair:
+    prefill, decode = running.worker("p", "prefill"), running.worker("d", "decode")
+    gateway, whole = running.gateway("gateway"), running.gateway("whole", "--disaggregation", "off")
+    for program in running.programs:
+        program.wait_ready()
+    pair = Pair(running, prefill, decode, gateway, whole)
+    pair.wait_serving()
+    whole.wait_serving()
+    return pair
+
+
+@pytest.fixture(scope="session")
+def calm(tmp_path_factory: pytest.TempPathFactory, redis_url: str, model: Path) -> Iterator[Pair]:
+    """At the end nothing is held, no gateway has to cut anything off, all exit with 0, and no log has a complaint."""
+    directory = tmp_path_factory.mktemp("calm")
+    with cluster(directory, redis_url, model, *SETTINGS, "--namespace", "calm") as running:
+        pair = start_pair(running)
+        yield pair
+        pair.wait_idle()
+        running.stop()
+        codes = {program.name: program.exit_code for program in running.programs}
+        assert set(codes.values()) == {0}, codes
+        assert running.complaints() == []

@@ -1,0 +1,117 @@
+"""Asks a gateway by plain sockets, so that a test decides what is read and when the client leaves; never retries."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+from urllib.parse import urlsplit
+
+from tests.e2e.gateway.processes import PATIENCE_S
+
+LONG_PROMPT = 8000
+LONG_ANSWER = 8000
+_FIRST_ID, _LAST_ID = 3, 250
+
+
+def prompt(length: int, salt: int) -> list[int]:
+    """Token ids that share no prefix with those of another salt."""
+    ids = random.Random(salt)
+    return [ids.randint(_FIRST_ID, _LAST_ID) for _ in range(length)]
+
+
+def completion(length: int, salt: int, max_tokens: int, **options: Any) -> dict[str, Any]:
+    """The body of a completion over a prompt of `length` tokens."""
+    return {"model": "tiny", "prompt": prompt(length, salt), "max_tokens": max_tokens, "temperature": 0} | options
+
+
+class Post:
+    """A request that was sent. Leaving the context hangs up, whatever has been read by then."""
+
+    def __init__(self, url: str, body: dict[str, Any], *, receive_buffer: int | None = None) -> None:
+        where = urlsplit(url)
+        text = json.dumps(body).encode()
+        self._socket = socket.socket()
+        if receive_buffer is not None:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        self._socket.settimeout(PATIENCE_S)
+        self._socket.connect((where.hostname, where.port))
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: {where.netloc}\r\nconnection: close\r\n"
+        head += f"content-type: application/json\r\ncontent-length: {len(text)}\r\n\r\n"
+        self._socket.sendall(head.encode() + text)
+        self._read = b""
+
+    def __enter__(self) -> Post:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._socket.close()
+
+    def wait_events(self, count: int) -> None:
+        """Read until that many server-sent events are here."""
+        while self._read.count(b"data: ") < count:
+            assert self._receive(), f"the response ended: {self._read[-2000:]!r}"
+
+    def finish(self) -> Answer:
+        """Read to the end."""
+        while self._receive():
+            pass
+        return Answer(self._read)
+
+    def _receive(self) -> bytes:
+        more = self._socket.recv(1 << 16)
+        self._read += more
+        return more
+
+
+class Answer:
+    """A complete response."""
+
+    def __init__(self, read: bytes) -> None:
+        head, _, self._body = read.partition(b"\r\n\r\n")
+        first, *rest = head.decode().split("\r\n")
+        assert first, "the connection was closed without an answer"
+        self.status = int(first.split()[1])
+        self.headers = dict(line.lower().split(": ", 1) for line in rest)
+        if self.headers.get("transfer-encoding") == "chunked":
+            self._body = b"".join(_chunks(self._body))
+
+    @property
+    def path(self) -> str:
+        return self.headers.get("x-tandem-path", "")
+
+    def json(self) -> Any:
+        return json.loads(self._body)
+
+    def events(self) -> list[Any]:
+        """What was streamed; `[DONE]` as None."""
+        found = [part[6:] for part in self._body.decode().split("\n\n") if part.startswith("data: ")]
+        return [None if text == "[DONE]" else json.loads(text) for text in found]
+
+    def error(self) -> dict[str, Any] | None:
+        """The typed error, as a status of its own or as the last event of a stream."""
+        told: Any = self.json() if self.status != 200 or "json" in self.headers["content-type"] else None
+        if told is None:
+            told = next((event for event in self.events() if event and "error" in event), {})
+        error: dict[str, Any] | None = told.get("error")
+        return error
+
+    def text(self) -> str:
+        """All of it, streamed or not."""
+        if "json" in self.headers["content-type"]:
+            return str(self.json()["choices"][0]["text"])
+        choices = [event["choices"] for event in self.events() if event and event.get("choices")]
+        return "".join(choice[0]["text"] for choice in choices)
+
+
+def _chunks(body: bytes) -> Iterator[bytes]:
+    while body:
+        size, _, body = body.partition(b"\r\n")
+        length = int(size, 16)
+        yield body[:length]
+        body = body[length + 2 :]

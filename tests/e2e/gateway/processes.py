@@ -1,0 +1,221 @@
+"""Starts, asks and ends the programs of one small cluster; never looks inside a program."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+
+from tandem.stores.embedded import find_program
+from tandem.wire.channels import channel_options
+from tandem.wire.convert import decode_books
+from tandem.wire.gen import worker_pb2 as pb
+from tandem.wire.gen.worker_pb2_grpc import WorkerStub
+
+PATIENCE_S = 60.0
+"""After this a test has failed, on however slow a machine."""
+_PR_SET_PDEATHSIG = 1
+
+
+def until(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
+    """Ask over and over; returns the first true answer."""
+    deadline = time.monotonic() + patience_s
+    while not (answer := condition()):
+        assert time.monotonic() < deadline, f"never came: {what}"
+        time.sleep(0.005)
+    return answer
+
+
+class Program:
+    """One `tandem` process; `log` holds all that it wrote to standard error."""
+
+    def __init__(self, directory: Path, name: str, *arguments: str) -> None:
+        self.name = name
+        self.arguments = arguments
+        number = len(list(directory.glob(f"{name}-*.log")))
+        self.log_path = directory / f"{name}-{number}.log"
+        with self.log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tandem.cli", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                preexec_fn=_die_with_parent,
+            )
+        self.ready: dict[str, Any] = {}
+
+    def wait_ready(self) -> None:
+        """Read the line that says where it listens."""
+        out = self._process.stdout
+        assert out is not None
+        assert select.select([out], [], [], PATIENCE_S)[0], f"{self.name} says nothing: {self.log}"
+        line = out.readline()
+        assert line, f"{self.name} ended: {self.log}"
+        self.ready = json.loads(line)
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def complaints(self) -> list[str]:
+        """Log lines that a user would worry about."""
+        bad = ("WARNING", "ERROR", "CRITICAL", "Traceback", "Exception")
+        return [f"{self.name}: {line}" for line in self.log.splitlines() if any(word in line for word in bad)]
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._process.poll()
+
+    def wait(self) -> int:
+        return self._process.wait(PATIENCE_S)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        self.wait()
+
+    def stop(self) -> int:
+        """End it in order; kill it when that takes too long. Returns the exit code."""
+        if self.exit_code is None:
+            self.signal(signal.SIGCONT)
+            self.signal(signal.SIGTERM)
+            try:
+                self.wait()
+            except subprocess.TimeoutExpired:
+                self.kill()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        assert self.exit_code is not None
+        return self.exit_code
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Worker(Program):
+    """A worker process, asked by gRPC about itself."""
+
+    def describe(self) -> pb.DescribeReply:
+        with grpc.insecure_channel(self.ready["address"], options=channel_options()) as channel:
+            reply: pb.DescribeReply = WorkerStub(channel).Describe(pb.DescribeRequest(), timeout=PATIENCE_S)
+            return reply
+
+    def books(self) -> pb.Books:
+        """Asked for again while a step keeps it from counting."""
+        with grpc.insecure_channel(self.ready["address"], options=channel_options()) as channel:
+            stub = WorkerStub(channel)
+
+            def ask() -> pb.Books | None:
+                reply = stub.Describe(pb.DescribeRequest(), timeout=PATIENCE_S)
+                return reply.books if reply.HasField("books") else None
+
+            books: pb.Books = until(ask, f"the books of {self.name}")
+            return books
+
+    def is_idle(self) -> bool:
+        """Nothing is held by anything."""
+        books = decode_books(self.books())
+        held = books.num_table_blocks + books.num_leased_blocks + books.num_reading_blocks
+        rest = books.num_quarantined_blocks + books.num_sequences + books.num_leases + books.num_pulls
+        return held + rest == 0 and books.num_free_blocks == books.num_blocks
+
+
+class Gateway(Program):
+    """A gateway process, asked by HTTP."""
+
+    @property
+    def url(self) -> str:
+        return str(self.ready["url"])
+
+    def missing(self) -> str | None:
+        """None when it is ready, else what is missing."""
+        answer = httpx.get(f"{self.url}/ready", timeout=PATIENCE_S, trust_env=False)
+        return None if answer.status_code == 200 else str(answer.json()["reason"])
+
+    def wait_serving(self) -> None:
+        until(lambda: self.missing() is None, f"a {self.name} that serves")
+
+
+class Cluster:
+    """Programs around one Redis, all with the same settings. Leaving the context ends what still runs."""
+
+    def __init__(self, directory: Path, redis_url: str, model: Path | str, *settings: str) -> None:
+        self.programs: list[Program] = []
+        self._directory = directory
+        self._settings = ("--model", str(model), "--redis-url", redis_url, "--num-threads", "1", *settings)
+
+    def worker(self, name: str, pool: str, *settings: str) -> Worker:
+        """Starts it; `wait_ready` says when it serves."""
+        arguments = ("worker", "--worker-id", name, "--pool", pool, *self._settings, *settings)
+        return self._add(Worker(self._directory, name, *arguments))
+
+    def gateway(self, name: str, *settings: str) -> Gateway:
+        return self._add(Gateway(self._directory, name, "gateway", "--port", "0", *self._settings, *settings))
+
+    def again(self, worker: Worker) -> Worker:
+        """A new life of a worker that has ended."""
+        return self._add(Worker(self._directory, worker.name, *worker.arguments))
+
+    def complaints(self) -> list[str]:
+        return [line for program in self.programs for line in program.complaints()]
+
+    def stop(self) -> None:
+        """Gateways first: workers that go away are news to them."""
+        for kind in (Gateway, Worker):
+            for program in self.programs:
+                if isinstance(program, kind):
+                    program.stop()
+
+    def _add(self, program: Any) -> Any:
+        self.programs.append(program)
+        return program
+
+
+class Redis:
+    """A server that can be ended and started again under the same address."""
+
+    def __init__(self, directory: Path) -> None:
+        self._socket = directory / "redis.sock"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self._socket}"
+
+    def start(self) -> None:
+        command = [str(find_program()), "--port", "0", "--unixsocket", str(self._socket), "--save", ""]
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, cwd=self._socket.parent, preexec_fn=_die_with_parent
+        )
+        until(self._socket.exists, "the socket of a Redis server")
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._socket.unlink(missing_ok=True)
+            self._process = None
+
+
+@contextmanager
+def cluster(directory: Path, redis_url: str, model: Path | str, *settings: str) -> Iterator[Cluster]:
+    """An empty cluster; what is started in it ends with the context."""
+    running = Cluster(directory, redis_url, model, *settings)
+    try:
+        yield running
+    finally:
+        running.stop()

@@ -1,0 +1,68 @@
+"""A client that hangs up in any state leaves nothing behind on either worker, nor in the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.e2e.gateway.conftest import NUM_SEQS, Pair
+from tests.e2e.gateway.http import LONG_ANSWER, LONG_PROMPT, Post, completion
+from tests.e2e.gateway.processes import until
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(calm: Pair) -> Iterator[None]:
+    """Before the test nothing is held; after it, nothing any more, and the next request is served."""
+    calm.wait_idle()
+    yield
+    calm.wait_idle()
+    answer = calm.ask(20, 1)
+    assert answer.status == 200 and answer.path == "remote"
+
+
+def test_half_prefilled(calm: Pair) -> None:
+    with Post(calm.whole.url, completion(LONG_PROMPT, 10, 8)):
+        until(lambda: calm.decode.books().num_table_blocks > 0, "a prefill under way")
+    assert calm.prefill.is_idle(), "this gateway does not split"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_half_transferred(calm: Pair, *, stream: bool) -> None:
+    with Post(calm.gateway.url, completion(LONG_PROMPT, 20 + stream, 8, stream=stream)):
+        until(lambda: calm.decode.books().num_pulls > 0 and calm.decode.books().num_free_blocks < 2048, "a pull")
+        held = calm.prefill.books()
+        assert held.num_sequences == 1, f"the prefill was over too soon for this test: {held}"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_decoding(calm: Pair, *, stream: bool) -> None:
+    with Post(calm.gateway.url, completion(40, 30 + stream, LONG_ANSWER, stream=stream)) as post:
+        if stream:
+            post.wait_events(20)
+        until(lambda: calm.decode.books().num_table_blocks > 4, "decoding")
+
+
+def test_stream_that_is_not_read(calm: Pair) -> None:
+    with Post(calm.gateway.url, completion(40, 40, LONG_ANSWER, stream=True), receive_buffer=4096):
+        until(lambda: calm.decode.books().num_table_blocks > 100, "a long answer that nobody reads")
+
+
+def test_stream_that_is_not_read_until_the_worker_has_ended(calm: Pair) -> None:
+    with Post(calm.gateway.url, completion(40, 41, 1500, stream=True), receive_buffer=4096):
+        until(lambda: calm.decode.books().num_table_blocks > 20, "a long answer that nobody reads")
+        calm.wait_idle()
+
+
+def test_queued(calm: Pair) -> None:
+    with ExitStack() as stack:
+        for salt in range(NUM_SEQS):
+            running = stack.enter_context(Post(calm.gateway.url, completion(8, 50 + salt, LONG_ANSWER, stream=True)))
+            running.wait_events(3)
+        assert calm.decode.books().num_sequences == NUM_SEQS
+        with Post(calm.gateway.url, completion(8, 60, 8)), Post(calm.gateway.url, completion(8, 61, 8, stream=True)):
+            # A later request was answered, so these two have come in.
+            with Post(calm.gateway.url, completion(8, 62, 8, model="nobody")) as later:
+                assert later.finish().status == 404
+        assert calm.decode.books().num_sequences == NUM_SEQS, "those in line never came in"

@@ -1,0 +1,176 @@
+"""Workers that are killed or stopped in any state, and a Redis that goes away: every request ends, and all heals."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.gateway.conftest import NUM_SEQS, SETTINGS, Pair, start_pair
+from tests.e2e.gateway.http import LONG_ANSWER, LONG_PROMPT, Answer, Post, completion
+from tests.e2e.gateway.processes import Redis, cluster, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+LOST = {"worker_lost": 502, "kv_lost": 502}
+"""What a request may end with when a worker is gone: who notices first says it, the gateway or the other worker."""
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[Redis]:
+    with tempfile.TemporaryDirectory(prefix="tandem-") as directory:
+        redis = Redis(Path(directory))
+        redis.start()
+        yield redis
+        redis.stop()
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory, redis: Redis, model: Path) -> Iterator[Pair]:
+    with cluster(tmp_path_factory.mktemp("faults"), redis.url, model, *SETTINGS) as running:
+        yield start_pair(running)
+
+
+@pytest.fixture
+def pair(running: Pair) -> Iterator[Pair]:
+    """Whole and idle before the test; whatever it did to a worker, a new life of that worker is served afterwards."""
+    running.wait_serving()
+    running.wait_idle()
+    yield running
+    for name in ("prefill", "decode"):
+        worker = getattr(running, name)
+        if worker.exit_code is None:
+            worker.signal(signal.SIGCONT)
+        else:
+            setattr(running, name, running.cluster.again(worker))
+            getattr(running, name).wait_ready()
+    running.wait_serving()
+    running.wait_idle()
+    told = [line for program in running.cluster.programs for line in program.log.splitlines()]
+    assert not [line for line in told if "Traceback" in line or "ERROR" in line]
+
+
+def ends_typed(answer: Answer) -> None:
+    error = answer.error()
+    assert error is not None, f"it ended well, with status {answer.status}"
+    assert error["code"] in LOST, error
+    assert answer.status in (200, LOST[error["code"]])
+
+
+def prefilling(pair: Pair) -> bool:
+    books = pair.prefill.books()
+    return books.num_sequences > 0 and books.num_free_blocks < books.num_blocks
+
+
+def transferring(pair: Pair) -> bool:
+    books = pair.decode.books()
+    return books.num_pulls > 0 and books.num_free_blocks < books.num_blocks
+
+
+STATES: dict[str, Callable[[Pair], bool]] = {"prefilling": prefilling, "transferring": transferring}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_the_prefill_worker_is_killed(pair: Pair, state: str) -> None:
+    stream = state == "transferring"
+    with Post(pair.gateway.url, completion(LONG_PROMPT, 800 + stream, 8, stream=stream)) as post:
+        until(lambda: STATES[state](pair), state)
+        pair.prefill.kill()
+        ends_typed(post.finish())
+    until(pair.decode.is_idle, "an idle decode worker")
+
+
+def test_a_prefill_worker_killed_while_the_other_decodes_is_not_missed(pair: Pair) -> None:
+    body = completion(40, 810, 1200)
+    with Post(pair.gateway.url, body) as first:
+        expected = first.finish().text()
+    with Post(pair.gateway.url, body | {"stream": True}) as post:
+        post.wait_events(10)
+        pair.prefill.kill()
+        answer = post.finish()
+    assert answer.error() is None and answer.text() == expected
+    fallback = pair.ask(20, 811)
+    assert fallback.status == 200 and fallback.path == "fallback;reason=no_prefill_worker"
+
+
+def test_the_decode_worker_is_killed_while_it_pulls(pair: Pair) -> None:
+    with Post(pair.gateway.url, completion(LONG_PROMPT, 820, 8)) as post:
+        until(lambda: transferring(pair), "a pull")
+        pair.decode.kill()
+        ends_typed(post.finish())
+    until(pair.prefill.is_idle, "an idle prefill worker")
+
+
+def test_the_decode_worker_is_killed_while_it_decodes_and_others_wait_in_line(pair: Pair) -> None:
+    """Who decodes is told so, in the stream; who waits is served by the worker that is left."""
+    with ExitStack() as stack:
+        posts = [
+            stack.enter_context(Post(pair.gateway.url, completion(8, 830 + salt, LONG_ANSWER, stream=True)))
+            for salt in range(NUM_SEQS)
+        ]
+        for post in posts:
+            post.wait_events(5)
+        waiting = stack.enter_context(Post(pair.gateway.url, completion(8, 840, 8)))
+        pair.decode.kill()
+        for post in posts:
+            ends_typed(post.finish())
+        answer = waiting.finish()
+    assert answer.status == 200 and answer.path == "fallback;reason=no_decode_worker"
+    until(pair.prefill.is_idle, "an idle prefill worker")
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_worker_that_stops_and_wakes_up_late_harms_nothing(pair: Pair, role: str) -> None:
+    sleeper = pair.prefill if role == "prefill" else pair.decode
+    with Post(pair.gateway.url, completion(LONG_PROMPT, 850 + len(role), 40)) as post:
+        until(lambda: transferring(pair) and prefilling(pair), "a hand-off under way")
+        sleeper.signal(signal.SIGSTOP)
+        ends_typed(post.finish())
+    sleeper.signal(signal.SIGCONT)
+    pair.wait_idle()
+    pair.wait_serving()
+    assert sleeper.exit_code is None
+
+
+def test_redis_goes_away_and_comes_back(pair: Pair, redis: Redis) -> None:
+    def complaints() -> list[str]:
+        return [line for line in pair.gateway.log.splitlines() if "cannot list workers" in line]
+
+    before = len(complaints())
+    redis.stop()
+    until(lambda: len(complaints()) > before, "a word about it")
+    assert pair.ask(20, 860).path == "remote"
+    pair.prefill.kill()
+    pair.prefill = pair.cluster.again(pair.prefill)
+    pair.prefill.wait_ready()
+    assert pair.ask(20, 861).path.startswith("fallback"), "the new life cannot be found yet"
+    redis.start()
+    pair.wait_serving()
+    assert len(complaints()) == before + 1, "said once"
+
+
+def test_a_worker_that_is_told_to_end_drains(pair: Pair) -> None:
+    with Post(pair.gateway.url, completion(40, 870, 400, stream=True)) as post:
+        post.wait_events(5)
+        pair.decode.signal(signal.SIGTERM)
+        until(lambda: pair.ask(8, 871).path.startswith("fallback"), "a gateway that goes elsewhere")
+        answer = post.finish()
+    assert answer.error() is None and answer.events()[-1] is None
+    assert pair.decode.wait() == 0
+
+
+def test_a_gateway_that_ends_cuts_a_stream_that_stands_still(pair: Pair) -> None:
+    gateway = pair.cluster.gateway("patient", "--worker-silence-s", "60")
+    gateway.wait_ready()
+    gateway.wait_serving()
+    with Post(gateway.url, completion(40, 880, LONG_ANSWER, stream=True)) as post:
+        post.wait_events(5)
+        pair.decode.signal(signal.SIGSTOP)
+        gateway.signal(signal.SIGTERM)
+        error = post.finish().error()
+    assert error is not None and error["code"] == "draining"
+    assert gateway.wait() == 0

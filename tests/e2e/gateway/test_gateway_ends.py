@@ -1,0 +1,32 @@
+"""A gateway that is told to end: it takes nothing new, streams under way end well, and the exit code is 0."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.e2e.gateway.conftest import Pair
+from tests.e2e.gateway.http import Post, completion
+from tests.e2e.gateway.processes import until
+
+
+@pytest.mark.slow
+def test_streams_under_way_end_and_new_requests_are_refused(calm: Pair) -> None:
+    gateway = calm.cluster.gateway("ending")
+    gateway.wait_ready()
+    gateway.wait_serving()
+    with Post(gateway.url, completion(40, 900, 1500, stream=True)) as post:
+        post.wait_events(5)
+        gateway.signal(signal.SIGTERM)
+
+        def refused() -> bool:
+            with Post(gateway.url, completion(4, 901, 1)) as late:
+                answer = late.finish()
+                return answer.status == 503 and answer.json()["error"]["code"] == "draining"
+
+        until(refused, "a gateway that takes nothing new")
+        answer = post.finish()
+    assert answer.error() is None and answer.events()[-1] is None
+    assert gateway.wait() == 0
+    calm.wait_idle()

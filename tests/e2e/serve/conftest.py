@@ -1,0 +1,28 @@
+"""The one `tandem serve` that tests share; a test that ended it costs the next one a new start, never a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.e2e.serve.served import Served
+
+
+@pytest.fixture(scope="session")
+def _start_when_needed() -> Iterator[Callable[[], Served]]:
+    running: list[Served] = []
+    with ExitStack() as stack:
+
+        def served() -> Served:
+            if not running or running[-1].process.poll() is not None:
+                running.append(stack.enter_context(Served("--port", "0")).wait_ready())
+            return running[-1]
+
+        yield served
+
+
+@pytest.fixture
+def served(_start_when_needed: Callable[[], Served]) -> Served:
+    return _start_when_needed()

@@ -1,0 +1,162 @@
+"""One `tandem serve` as a user starts it, and the processes that belong to it; never reaches inside."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+import httpx
+
+START_S = 180.0
+END_S = 90.0
+POLL_S = 0.1
+
+_T = TypeVar("_T")
+_Process = tuple[int, str]
+"""Process id and start time, which no later process has both of."""
+
+
+class Served:
+    """`said` is all that it has written, `seen` every process that was ever found below it."""
+
+    def __init__(self, *flags: str) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("TANDEM_")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tandem.cli", "serve", "--num-threads", "1", *flags],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self._lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.seen: set[_Process] = set()
+        self.url = ""
+
+    def __enter__(self) -> Served:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Whatever a test did: nothing of it is left."""
+        self.look()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for pid, _ in self.left():
+            os.kill(pid, signal.SIGKILL)
+        self._reader.join(END_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    @property
+    def said(self) -> str:
+        return "".join(self._lines)
+
+    def wait_ready(self) -> Served:
+        self.wait_said(r"Ctrl-C drains and stops.*\n")
+        self.url = re.findall(r"Tandem serves \S+ at (http://\S+)", self.said)[0]
+        self.look()
+        return self
+
+    def wait_said(self, pattern: str) -> None:
+        """Until it has written something that matches."""
+        until(lambda: re.search(pattern, self.said) or self.process.poll() is not None, START_S, lambda: self.said)
+        assert re.search(pattern, self.said), self.said
+
+    def wait_end(self) -> int:
+        code = self.process.wait(END_S)
+        self._reader.join(END_S)
+        return code
+
+    # ---- its processes
+
+    def look(self) -> dict[_Process, str]:
+        """All processes below it now, with their command lines."""
+        found = dict(_below(self.process.pid))
+        self.seen |= found.keys()
+        return found
+
+    def replica(self, pool: str) -> int | None:
+        """The process of the one worker of a pool."""
+        found = self.look().items()
+        return next((pid for (pid, _), line in found if line.startswith("ray::") and f"tandem-{pool}" in line), None)
+
+    def left(self) -> set[_Process]:
+        """Those seen that still live."""
+        return {(pid, start) for pid, start in self.seen if _start_time(pid) == start}
+
+    def wait_nothing_left(self) -> None:
+        until(lambda: not self.left(), END_S, lambda: str([_command_line(pid) for pid, _ in self.left()]))
+
+    # ---- as a client
+
+    def chat(self, content: str, **options: object) -> httpx.Response:
+        body = {"model": "smollm2-135m-instruct", "temperature": 0, "messages": [{"role": "user", "content": content}]}
+        return httpx.post(f"{self.url}/v1/chat/completions", json=body | options, timeout=END_S)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.append(line)
+
+
+def until(condition: Callable[[], _T], patience_s: float, told: Callable[[], str] = lambda: "") -> _T:
+    """The first true value of a condition; fails when it does not come."""
+    deadline = time.monotonic() + patience_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited for {patience_s:g} s in vain: {told()}"
+        time.sleep(POLL_S)
+    return value
+
+
+def cpu_ticks(pid: int) -> int:
+    """Processor time a process has used, in clock ticks."""
+    fields = _stat(pid)
+    return int(fields[11]) + int(fields[12]) if fields else 0
+
+
+def _below(root: int) -> Iterator[tuple[_Process, str]]:
+    """The tree under a process, itself included."""
+    parents = {int(path.name): _stat(int(path.name)) for path in Path("/proc").iterdir() if path.name.isdigit()}
+    tree = {root}
+    while grown := {pid for pid, stat in parents.items() if stat and int(stat[1]) in tree} - tree:
+        tree |= grown
+    for pid in tree:
+        start = _start_time(pid)
+        if start is not None:
+            yield (pid, start), _command_line(pid)
+
+
+def _stat(pid: int) -> list[str]:
+    """From the state on; empty for a process that is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _start_time(pid: int) -> str | None:
+    """None also for a process that has ended and only waits to be noticed by its parent."""
+    fields = _stat(pid)
+    return fields[19] if fields and fields[0] != "Z" else None
+
+
+def _command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,172 @@
+"""`tandem serve` from its first line to its end: it answers, heals, leaves nothing; never what happens inside."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from tests.e2e.serve.served import Served, cpu_ticks, until
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
+
+FRANCE = "What is the capital of France?"
+PATIENCE_S = 120.0
+TYPED = {"worker_lost", "kv_lost", "no_worker", "deadline_exceeded"}
+
+
+class Stream:
+    """A long streamed answer, read in a thread of its own."""
+
+    def __init__(self, served: Served, max_tokens: int) -> None:
+        self.events: list[dict[str, object]] = []
+        self.is_done = False
+        self._thread = threading.Thread(target=self._read, args=(served, max_tokens), daemon=True)
+        self._thread.start()
+
+    def _read(self, served: Served, max_tokens: int) -> None:
+        content = "Write a very long story about a ship, a storm and an island."
+        body = {"model": "smollm2-135m-instruct", "temperature": 0, "max_tokens": max_tokens, "stream": True}
+        body["messages"] = [{"role": "user", "content": content}]
+        url = f"{served.url}/v1/chat/completions"
+        with httpx.stream("POST", url, json=body, timeout=PATIENCE_S) as response:
+            for line in response.iter_lines():
+                if line == "data: [DONE]":
+                    self.is_done = True
+                elif line:
+                    self.events.append(json.loads(line.removeprefix("data: ")))
+
+    def wait_events(self, count: int) -> None:
+        until(lambda: len(self.events) >= count, PATIENCE_S)
+
+    def wait_end(self) -> None:
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        choices = [choice for event in self.events for choice in event.get("choices", [])]
+        return [choice["finish_reason"] for choice in choices if choice.get("finish_reason")]
+
+
+def wait_remote_answer(served: Served) -> None:
+    """Until a request goes the whole way again."""
+
+    def answered() -> bool:
+        response = served.chat(FRANCE, max_tokens=4)
+        return response.status_code == 200 and response.headers["x-tandem-path"] == "remote"
+
+    until(answered, PATIENCE_S, lambda: served.said)
+
+
+def test_it_answers_from_two_workers(served: Served) -> None:
+    response = served.chat(FRANCE)
+    assert response.status_code == 200, response.text
+    assert "Paris" in response.json()["choices"][0]["message"]["content"]
+    assert response.headers["x-tandem-path"] == "remote"
+
+
+def test_it_streams_to_the_openai_client(served: Served) -> None:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
+        chunks = client.chat.completions.create(
+            model=client.models.list().data[0].id,
+            messages=[{"role": "user", "content": FRANCE}],
+            temperature=0,
+            stream=True,
+        )
+        parts = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "Paris" in "".join(parts)
+    assert len([part for part in parts if part]) > 1
+
+
+def test_what_it_says_on_the_way_worries_nobody(served: Served) -> None:
+    ready = served.said.partition("Tandem serves")[0]
+    assert re.findall(r"WARN|ERROR|Traceback|raylet|namespace", ready) == []
+    stages = [line.split()[2] for line in ready.splitlines() if re.match(r" +[\d.]+ s  ", line)]
+    assert stages == ["redis", "model", "ray", "workers", "gateway", "ready"]
+    logs = re.findall(r"logs of the workers: (\S+)", served.said)
+    texts = {path.name: path.read_text() for path in Path(logs[0]).glob("replica_*.log")}
+    for pool in ("prefill", "decode"):
+        assert any(pool in name and "serves smollm2-135m-instruct" in text for name, text in texts.items()), texts
+
+
+def test_a_taken_port_is_refused_before_anything_starts(served: Served) -> None:
+    port = served.url.rpartition(":")[2]
+    with Served("--port", port) as second:
+        assert second.wait_end() == 2
+        assert f"cannot listen on 127.0.0.1:{port}" in second.said and "--port" in second.said
+        assert "Traceback" not in second.said and "redis" not in second.said
+    assert served.chat(FRANCE, max_tokens=2).status_code == 200
+
+
+def test_a_killed_prefill_worker_comes_back(served: Served) -> None:
+    victim = served.replica("prefill")
+    assert victim is not None
+    before = cpu_ticks(victim)
+    with ThreadPoolExecutor(1) as pool:
+        prompt = "storm and island, " * 700
+        running: Future[httpx.Response] = pool.submit(served.chat, prompt, max_tokens=4)
+        until(lambda: running.done() or cpu_ticks(victim) > before + 0.3 * os.sysconf("SC_CLK_TCK"), PATIENCE_S)
+        os.kill(victim, signal.SIGKILL)
+        response = running.result(PATIENCE_S)
+    assert response.status_code == 200 or response.json()["error"]["code"] in TYPED, response.text
+    until(lambda: served.replica("prefill") not in (None, victim), PATIENCE_S, lambda: served.said)
+    wait_remote_answer(served)
+
+
+def test_a_decode_worker_killed_in_mid_decode_comes_back(served: Served) -> None:
+    victim = served.replica("decode")
+    assert victim is not None
+    stream = Stream(served, max_tokens=1500)
+    stream.wait_events(5)
+    os.kill(victim, signal.SIGKILL)
+    stream.wait_end()
+    ends = [event["error"]["code"] for event in stream.events if "error" in event]
+    assert (ends and ends[0] in TYPED) or stream.finish_reasons, stream.events[-2:]
+    until(lambda: served.replica("decode") not in (None, victim), PATIENCE_S, lambda: served.said)
+    wait_remote_answer(served)
+
+
+def test_ctrl_c_lets_a_stream_finish_and_leaves_nothing(served: Served) -> None:
+    redis = next(line for line in served.look().values() if "tandem-redis-" in line)
+    run_dir = Path(re.findall(r"\S*/tandem-redis-\w+", redis)[0])
+    assert run_dir.is_dir()
+    stream = Stream(served, max_tokens=40)
+    stream.wait_events(3)
+    served.look()
+    said_before = len(served.said)
+    os.killpg(served.process.pid, signal.SIGINT)  # a terminal sends it to the whole group
+    stream.wait_end()
+    assert stream.is_done and stream.finish_reasons in (["length"], ["stop"]), stream.events[-2:]
+    assert served.wait_end() == 0, served.said
+    assert re.findall(r"WARN|ERROR|Traceback|raylet|failed", served.said[said_before:]) == []
+    served.wait_nothing_left()
+    assert not run_dir.exists()
+
+
+@pytest.mark.parametrize(("stage", "number"), [("redis", signal.SIGINT), ("workers", signal.SIGTERM)])
+def test_a_signal_during_the_start_ends_it(stage: str, number: signal.Signals) -> None:
+    with Served("--port", "0") as starting:
+        starting.wait_said(rf"  {stage} ")
+        starting.look()
+        os.kill(starting.process.pid, number)
+        assert starting.wait_end() == 0, starting.said
+        assert "stopped before it was ready" in starting.said and "Traceback" not in starting.said
+        starting.wait_nothing_left()
+
+
+def test_a_killed_serve_takes_all_its_processes_with_it(served: Served) -> None:
+    names = "\n".join(served.look().values())
+    for part in ("tandem.cli gateway", "gcs_server", "raylet", "tandem-redis-", "tandem-prefill", "tandem-decode"):
+        assert part in names, names
+    served.process.kill()
+    served.process.wait()
+    served.wait_nothing_left()

@@ -1,0 +1,232 @@
+"""One prefill and one decode process: the tokens of one, over both transports, and what is left when one of them dies,
+stops for a while, or is told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from tandem.core.errors import ErrorKind
+from tandem.core.events import Cancelled, Failed, Finished
+from tandem.core.request import Request
+from tests.e2e.client import Client, hand_over, new_request
+from tests.e2e.cluster import WorkerProcess
+from tests.e2e.worker.conftest import LEASE_S, MODEL_NAME, Start
+
+pytestmark = pytest.mark.slow
+_salts = itertools.count(1)
+
+
+@dataclass(slots=True)
+class Pair:
+    """Processes are shared by the tests of a module, and replaced by a test that has killed one."""
+
+    start: Start
+    transport: str
+    prefill: WorkerProcess
+    decode: WorkerProcess
+
+    @asynccontextmanager
+    async def clients(self) -> AsyncIterator[tuple[Client, Client]]:
+        async with AsyncExitStack() as stack:
+            giver = await stack.enter_async_context(Client(self.prefill.ref))
+            taker = await stack.enter_async_context(Client(self.decode.ref))
+            yield giver, taker
+
+    def replace(self, which: str) -> None:
+        """A new life under the old name."""
+        old: WorkerProcess = getattr(self, which)
+        old.stop()
+        setattr(self, which, self.start(old.name, which, self.transport))
+
+
+@pytest.fixture(scope="module", params=["local", "nixl"])
+def pair(request: pytest.FixtureRequest, start: Start) -> Iterator[Pair]:
+    kind = request.param
+    prefill, decode = start(f"prefill-{kind}", "prefill", kind), start(f"decode-{kind}", "decode", kind)
+    pair = Pair(start, kind, prefill, decode)
+    yield pair
+    for program in (pair.prefill, pair.decode):
+        assert program.exit_code is None, f"{program.name} ended by itself: {program.log}"
+        assert program.stop() == 0, program.log
+
+
+def fresh_request(num_prompt: int, max_tokens: int) -> Request:
+    """No two share a prefix, so that all KV has to be computed and moved."""
+    salt = next(_salts)
+    prompt = [salt, *((i * 7 + salt) % 200 for i in range(num_prompt - 1))]
+    return new_request(MODEL_NAME, prompt, max_tokens)
+
+
+async def in_one_place(client: Client, request: Request) -> list[int]:
+    """The tokens that one worker alone gives, whatever it has cached."""
+    alone = replace(request, id=type(request.id)(f"{request.id}-alone"), cache_salt=f"alone-{request.id}")
+    key = await client.generate(alone)
+    assert isinstance(await client.end_of(key), Finished)
+    return client.tokens(key)
+
+
+async def half_computed(giver: Client) -> None:
+    """Until the giver has leased blocks and is still computing."""
+    async with asyncio.timeout(20):
+        while not (await giver.books()).num_leased_blocks:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("num_prompt", [3, 16, 17, 100, 700])
+async def test_split_in_two_the_tokens_are_the_same(pair: Pair, num_prompt: int) -> None:
+    async with pair.clients() as (giver, taker):
+        request = fresh_request(num_prompt, 24)
+        key, _ = await hand_over(giver, taker, request)
+        assert isinstance(await taker.end_of(key), Finished)
+        tokens = taker.tokens(key)
+        assert len(tokens) == 24 and giver.tokens(key) == tokens[:1]
+        pulled = taker.pulled(key)
+        assert pulled is not None and pulled.num_blocks == -(-num_prompt // 16)
+        assert tokens == await in_one_place(giver, request)
+        assert tokens == await in_one_place(taker, request)
+        await giver.settled()
+        await taker.settled()
+
+
+async def test_many_at_once_in_both_directions(pair: Pair) -> None:
+    async with pair.clients() as (one, two):
+        started = []
+        for i in range(10):
+            giver, taker = (one, two) if i % 2 else (two, one)
+            request = fresh_request(20 + 37 * i, 16)
+            started.append((taker, request, (await hand_over(giver, taker, request))[0]))
+        for taker, request, key in started:
+            end = await taker.end_of(key)
+            assert isinstance(end, Finished), end
+            assert taker.tokens(key) == await in_one_place(taker, request)
+        await one.settled()
+        await two.settled()
+    assert pair.prefill.complaints() + pair.decode.complaints() == []
+
+
+@pytest.mark.parametrize("state", ["half computed", "decoding"])
+async def test_cancel(pair: Pair, state: str) -> None:
+    async with pair.clients() as (giver, taker):
+        key, _ = await hand_over(giver, taker, fresh_request(1500, 2000))
+        if state == "half computed":
+            await half_computed(giver)
+        else:
+            await taker.num_tokens(key, 3)
+        await asyncio.gather(giver.cancel(key), taker.cancel(key))
+        assert await taker.end_of(key) == Cancelled(key)
+        await giver.settled()
+        await taker.settled()
+
+
+async def test_prefill_killed_in_mid_prefill(pair: Pair) -> None:
+    async with pair.clients() as (giver, taker):
+        key, _ = await hand_over(giver, taker, fresh_request(3000, 8))
+        await half_computed(giver)
+        pair.prefill.kill()
+        failed = await taker.end_of(key)
+        assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST
+        await taker.settled()
+        pair.replace("prefill")
+    await works(pair)
+
+
+async def test_decode_killed_in_mid_decode(pair: Pair) -> None:
+    async with pair.clients() as (giver, taker):
+        key, _ = await hand_over(giver, taker, fresh_request(200, 3000))
+        await taker.num_tokens(key, 3)
+        pair.decode.kill()
+        await taker.until(lambda: taker.stream_error is not None)
+        await giver.settled()
+        pair.replace("decode")
+    await works(pair)
+
+
+async def test_decode_killed_in_mid_transfer_gives_the_lease_back(pair: Pair) -> None:
+    async with pair.clients() as (giver, taker):
+        key, _ = await hand_over(giver, taker, fresh_request(3000, 8))
+        await half_computed(giver)
+        pair.decode.kill()
+        # Nobody renews the lease: the prefill fails rather than compute for nobody.
+        failed = await giver.end_of(key)
+        assert isinstance(failed, Failed | Finished)
+        await giver.settled()
+        pair.replace("decode")
+    await works(pair)
+
+
+async def test_a_prefill_worker_that_wakes_up_late_harms_nobody(pair: Pair) -> None:
+    async with pair.clients() as (giver, taker):
+        request = fresh_request(3000, 8)
+        key, _ = await hand_over(giver, taker, request)
+        await half_computed(giver)
+        pair.prefill.signal(signal.SIGSTOP)
+        failed = await taker.end_of(key)
+        assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST
+        assert taker.tokens(key) == []
+        await asyncio.sleep(LEASE_S)
+        pair.prefill.signal(signal.SIGCONT)
+        await giver.end_of(key)
+        await giver.settled()
+        await taker.settled()
+        # The same request again, as a new attempt from the same two workers.
+        again, _ = await hand_over(giver, taker, request, attempt=2)
+        assert isinstance(await taker.end_of(again), Finished)
+        assert taker.tokens(again) == await in_one_place(taker, request)
+        await giver.settled()
+        await taker.settled()
+
+
+async def test_a_worker_that_is_told_to_end_finishes_what_runs(pair: Pair) -> None:
+    async with pair.clients() as (giver, taker):
+        request = fresh_request(60, 100)
+        expected = await in_one_place(giver, request)
+        key, _ = await hand_over(giver, taker, request)
+        await taker.num_tokens(key, 2)
+        pair.decode.signal(signal.SIGTERM)
+        assert isinstance(await taker.end_of(key), Finished)
+        assert taker.tokens(key) == expected
+        assert await asyncio.to_thread(pair.decode.wait) == 0
+        pair.replace("decode")
+    await works(pair)
+
+
+async def test_a_second_signal_ends_a_worker_at_once(pair: Pair) -> None:
+    async with pair.clients() as (giver, taker):
+        key = await taker.generate(fresh_request(60, 5000))
+        await taker.num_tokens(key, 2)
+        pair.decode.signal(signal.SIGTERM)
+        await taker.until(lambda: taker.updates[-1].load.draining)
+        pair.decode.signal(signal.SIGTERM)
+        failed = await taker.end_of(key)
+        assert isinstance(failed, Failed) and failed.kind is ErrorKind.WORKER_LOST
+        assert await asyncio.to_thread(pair.decode.wait) == 0
+        pair.replace("decode")
+        await giver.settled()
+    await works(pair)
+
+
+async def works(pair: Pair) -> None:
+    """A hand-off between the two as they are now."""
+    async with pair.clients() as (giver, taker):
+        request = fresh_request(100, 8)
+        key, _ = await hand_over(giver, taker, request)
+        end = await taker.end_of(key)
+        assert isinstance(end, Finished), end
+        assert taker.tokens(key) == await in_one_place(giver, request)
+        await giver.settled()
+        await taker.settled()
+
+
+def test_a_model_that_is_not_there_is_one_line_and_a_status(tmp_path: Path) -> None:
+    process = WorkerProcess("lost", ["--model", str(tmp_path / "nowhere")], tmp_path / "log")
+    assert process.wait() == 1
+    assert process.stop() == 1
+    assert "nowhere" in process.log and "Traceback" not in process.log

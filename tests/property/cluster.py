@@ -1,0 +1,492 @@
+"""Engines on model executors, a gateway that follows `flow`, and a network between them; time is virtual, and whatever
+happens is drawn from one seed. It checks every word of every engine and never knows how an engine decides."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import Cancelled, Failed, Finished, JobEvent, Pulled, Token
+from tandem.core.ids import BlockId, HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
+from tandem.core.request import Generate, Job, Request
+from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Unfollow
+from tandem.engine.engine import Engine, HandoffLimits
+from tandem.flow.commands import CancelJob, Command, Deliver, End, Place, ReleaseLease, Submit
+from tandem.flow.lifecycle import Phase, RequestLife
+from tandem.kv.handoff import HandoffKey
+from tandem.kv.pool import BlockPool
+from tandem.kv.pull_book import StartRead, Teardown
+from tandem.routing.placement import Placement
+from tandem.sched.plan import StepPlan
+from tandem.sched.policy import SchedulerLimits
+from tests.property.model import KVStore, ModelExecutor, expected_output
+
+Action = Callable[[], None]
+ROUND_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knobs:
+    """Faults are probabilities per occasion; `digests=False` leaves the lease alone to keep wrong KV out."""
+
+    num_blocks: tuple[int, ...] = (10, 10)
+    block_size: int = 2
+    budget: int = 6
+    max_num_seqs: int = 4
+    chunked: bool = True
+    plan_depth: int = 1
+    digests: bool = True
+    lease_s: float = 3.0
+    pull_timeout_s: float = 6.0
+    drain_timeout_s: float = 3.0
+    slow_reads: float = 0.3
+    lost_calls: float = 0.0
+    broken_links: float = 0.0
+    broken_reads: float = 0.0
+    hung_reads: float = 0.0
+    failed_slices: float = 0.0
+    stalls: float = 0.0
+    deaths: float = 0.0
+    cancels: float = 0.0
+    drains: float = 0.0
+
+
+class Agenda:
+    """What is to happen when."""
+
+    def __init__(self) -> None:
+        self.now = 1.0
+        self._heap: list[tuple[float, int, Action]] = []
+        self._count = 0
+
+    def after(self, seconds: float, action: Action) -> None:
+        self._count += 1
+        heapq.heappush(self._heap, (self.now + seconds, self._count, action))
+
+    def advance(self, seconds: float) -> None:
+        stop = self.now + seconds
+        while self._heap and self._heap[0][0] <= stop:
+            self.now, _, action = heapq.heappop(self._heap)
+            action()
+        self.now = stop
+
+
+@dataclass(eq=False)
+class Link:
+    """A Follow stream. Messages of an older `life` are lost; each direction keeps its order."""
+
+    life: int = 0
+    last: dict[str, float] = field(default_factory=dict)
+    following: set[HandoffKey] = field(default_factory=set)
+
+
+class Worker:
+    """One life of one worker process."""
+
+    def __init__(self, index: int, incarnation: int, knobs: Knobs) -> None:
+        self.index = index
+        self.ref = WorkerRef(WorkerId(f"w{index}"), Incarnation(incarnation), f"w{index}:{incarnation}")
+        limits = SchedulerLimits(
+            max_num_batched_tokens=max(knobs.budget, knobs.max_num_seqs),
+            max_num_seqs=knobs.max_num_seqs,
+            max_model_len=64,
+            enable_chunked_prefill=knobs.chunked,
+            digest_handoffs=knobs.digests,
+        )
+        handoff = HandoffLimits(
+            lease_s=knobs.lease_s, pull_timeout_s=knobs.pull_timeout_s, drain_timeout_s=knobs.drain_timeout_s
+        )
+        pool = BlockPool(knobs.num_blocks[index], knobs.block_size)
+        self.engine = Engine(pool, limits, handoff, "model", plan_depth=knobs.plan_depth)
+        self.store = KVStore(knobs.num_blocks[index], knobs.block_size)
+        self.executor = ModelExecutor(self.store)
+        self.plans: list[StepPlan] = []
+        self.inbox: list[Action] = []
+        self.stalled_until = 0.0
+        self.is_alive = True
+        self.ends: dict[JobKey, str] = {}
+        self.next_index: dict[JobKey, int] = {}
+
+
+class Cluster:
+    """`run` lets time pass with faults, `settle` without. What engines say is checked as they say it."""
+
+    def __init__(self, seed: int, knobs: Knobs) -> None:
+        self.random = Random(seed)
+        self.knobs = knobs
+        self.agenda = Agenda()
+        self.workers = [Worker(i, 1, knobs) for i in range(len(knobs.num_blocks))]
+        self.dead: list[Worker] = []
+        self.links: dict[tuple[WorkerRef, WorkerRef], Link] = defaultdict(Link)
+        self.lives: dict[RequestId, RequestLife] = {}
+        self.placements: dict[RequestId, tuple[int, int]] = {}
+        self.expected: dict[RequestId, tuple[int, ...]] = {}
+        self.delivered: dict[RequestId, list[int]] = {}
+        self.outcomes: dict[RequestId, Finished | TandemError] = {}
+        self.hung: list[tuple[Worker, StartRead]] = []
+        self.failures: list[Failed] = []
+        self.num_pulled = 0
+        self.num_refused = 0
+        self.has_faults = True
+
+    def chance(self, probability: float) -> bool:
+        return self.has_faults and self.random.random() < probability
+
+    # ---- the gateway
+
+    def ask(self, request: Request, prefill: int, decode: int) -> None:
+        life = RequestLife(request, HandoffId(f"h-{request.id}"))
+        self.lives[request.id] = life
+        self.placements[request.id] = (prefill, decode)
+        self.expected[request.id], _ = expected_output(Generate(request=request, attempt=1))
+        self.delivered[request.id] = []
+        self.place(life)
+
+    def place(self, life: RequestLife) -> None:
+        if life.phase is Phase.QUEUED:
+            prefill, decode = (self.workers[i].ref for i in self.placements[life.request.id])
+            self.obey(life, life.placed(Placement(prefill, decode)))
+
+    def obey(self, life: RequestLife, commands: Sequence[Command]) -> None:
+        for command in commands:
+            match command:
+                case Place():
+                    self.num_refused += 1
+                    self.agenda.after(self.random.uniform(0.1, 2.0), lambda: self.place(life))
+                case Submit(worker, job):
+                    self.submit(life, worker, job)
+                case CancelJob(worker, key):
+                    self.call(worker, lambda w, k=key: self.effects(w, w.engine.cancel(k, self.agenda.now)))  # type: ignore[misc]
+                case ReleaseLease(worker, handoff):
+                    self.call(worker, lambda w, k=handoff: self.effects(w, w.engine.release(k, self.agenda.now)))  # type: ignore[misc]
+                case Deliver(token):
+                    self.delivered[life.request.id].append(token.token.id)
+                case End(outcome):
+                    self.end(life, outcome)
+
+    def end(self, life: RequestLife, outcome: Finished | TandemError) -> None:
+        name = life.request.id
+        assert name not in self.outcomes, f"{name} ended twice"
+        self.outcomes[name] = outcome
+        told, expected = tuple(self.delivered[name]), self.expected[name]
+        assert told == expected[: len(told)], f"{name}: {told} instead of {expected}"
+        if isinstance(outcome, Finished):
+            assert told == expected, f"{name} finished with {told} instead of {expected}"
+
+    def submit(self, life: RequestLife, ref: WorkerRef, job: Job) -> None:
+        """A call that may be lost on its way or on its way back; either way the gateway hears of a lost worker."""
+
+        def arrive(worker: Worker) -> None:
+            answer: TandemError | None = None
+            try:
+                self.effects(worker, worker.engine.submit(job, self.agenda.now))
+            except TandemError as refusal:
+                answer = refusal
+            if not self.chance(self.knobs.lost_calls):
+                self.agenda.after(self.delay(), lambda: self.answer(life, ref, job, answer))
+            elif self.chance(0.5):
+                arrive(worker)
+
+        if self.chance(self.knobs.lost_calls):
+            return self.lose_call(life, ref, job)
+        self.call(ref, arrive)
+        # Whatever becomes of the call, its deadline answers; a true answer that came before makes this one void.
+        self.agenda.after(8.0, lambda: self.lose_call(life, ref, job))
+
+    def lose_call(self, life: RequestLife, ref: WorkerRef, job: Job) -> None:
+        self.agenda.after(1.0, lambda: self.answer(life, ref, job, TandemError(ErrorKind.WORKER_LOST, "no answer")))
+
+    def answer(self, life: RequestLife, ref: WorkerRef, job: Job, error: TandemError | None) -> None:
+        if error is None:
+            self.obey(life, life.accepted(ref, job.key))
+        elif life.key == job.key and life.placement is not None and self.is_asked(life, ref):
+            self.obey(life, life.refused(ref, job.key, error))
+            if error.kind is ErrorKind.WORKER_LOST:
+                self.call(ref, lambda w: self.effects(w, w.engine.cancel(job.key, self.agenda.now)))
+
+    def is_asked(self, life: RequestLife, ref: WorkerRef) -> bool:
+        """Whether the life waits for this worker's answer, and not for the other's."""
+        assert life.placement is not None
+        asked = {Phase.BOOKING: life.placement.decode, Phase.STARTING: life.placement.prefill}
+        return asked.get(life.phase) == ref
+
+    def report(self, worker: Worker, event: JobEvent) -> None:
+        """The Watch stream: ordered, and lost with its worker."""
+        life = self.lives[event.key.request]
+
+        def arrive() -> None:
+            if worker.is_alive:
+                self.obey(life, life.reported(worker.ref, event))
+
+        self.deliver("watch", self.links[worker.ref, worker.ref], arrive)
+
+    # ---- the network
+
+    def delay(self) -> float:
+        return self.random.choice([0.01, 0.05, 0.05, 0.3])
+
+    def deliver(self, direction: str, link: Link, action: Action) -> None:
+        life = link.life
+        at = max(self.agenda.now + self.delay(), link.last.get(direction, 0.0))
+        link.last[direction] = at
+        self.agenda.after(at - self.agenda.now, lambda: action() if link.life == life else None)
+
+    def call(self, ref: WorkerRef, action: Callable[[Worker], None]) -> None:
+        def arrive() -> None:
+            worker = self.find(ref)
+            if worker is not None:
+                worker.inbox.append(lambda: action(worker))
+
+        self.agenda.after(self.delay(), arrive)
+
+    def find(self, ref: WorkerRef) -> Worker | None:
+        return next((w for w in self.workers if w.ref == ref and w.is_alive), None)
+
+    # ---- one round
+
+    def run(self, rounds: int) -> None:
+        for _ in range(rounds):
+            self.mishap()
+            self.round(ROUND_S)
+
+    def settle(self, rounds: int, is_done: Callable[[], bool], seconds: float = ROUND_S) -> bool:
+        self.has_faults = False
+        for _ in range(rounds):
+            if is_done():
+                return True
+            for worker in self.workers:
+                worker.stalled_until = 0.0
+            self.round(seconds)
+        return is_done()
+
+    def is_quiet(self) -> bool:
+        done = len(self.outcomes) == len(self.lives)
+        return done and all(w.engine.is_idle and not w.plans and not w.inbox for w in self.workers)
+
+    def round(self, seconds: float) -> None:
+        self.agenda.advance(seconds)
+        for worker in list(self.workers):
+            if worker.is_alive and worker.stalled_until <= self.agenda.now:
+                self.step(worker)
+
+    def step(self, worker: Worker) -> None:
+        """What a driver does between two looks at its inbox."""
+        inbox, worker.inbox = worker.inbox, []
+        for action in inbox:
+            action()
+            self.check(worker)
+        now = self.agenda.now
+        self.effects(worker, worker.engine.tick(now))
+        while len(worker.plans) < self.knobs.plan_depth:
+            plan, effects = worker.engine.begin(now)
+            self.effects(worker, effects)
+            if plan is None:
+                break
+            worker.plans.append(plan)
+        self.check(worker)
+        if worker.plans:
+            plan = worker.plans.pop(0)
+            failing = [s.seq for s in plan.slices if self.chance(self.knobs.failed_slices)]
+            self.effects(worker, worker.engine.finish(worker.executor.execute(plan, failing), now))
+            self.check(worker)
+        worker.engine.take_facts()
+
+    def check(self, worker: Worker) -> None:
+        worker.engine.check()
+        reads = [b for w, r in self.hung if w is worker for b in r.local]
+        assert set(reads) <= set(worker.engine._pulls.blocks()), "a block under a read was given back"
+
+    # ---- mishaps
+
+    def mishap(self) -> None:
+        worker = self.random.choice(self.workers)
+        if self.chance(self.knobs.stalls):
+            worker.stalled_until = self.agenda.now + self.random.choice([0.5, 2.0, 5.0, 12.0])
+        if self.chance(self.knobs.deaths):
+            self.kill(worker)
+        if self.chance(self.knobs.broken_links) and self.links:
+            self.break_link(*self.random.choice(list(self.links)))
+        if self.chance(self.knobs.cancels) and self.lives:
+            life = self.random.choice(list(self.lives.values()))
+            self.obey(life, life.cancelled())
+        if self.chance(self.knobs.drains):
+            worker.engine.draining = not worker.engine.draining
+
+    def kill(self, worker: Worker) -> None:
+        worker.is_alive = False
+        self.dead.append(worker)
+        self.workers[worker.index] = Worker(worker.index, worker.ref.incarnation + 1, self.knobs)
+        self.hung = [(w, r) for w, r in self.hung if w is not worker]
+        for life in list(self.lives.values()):
+            self.obey(life, life.worker_lost(worker.ref, "killed"))
+            if life.phase in (Phase.BOOKING, Phase.STARTING) and self.is_asked(life, worker.ref):
+                self.obey(life, life.refused(worker.ref, life.key, TandemError(ErrorKind.WORKER_LOST, "killed")))
+        for other in self.workers:
+            self.agenda.after(0.2, lambda w=other: w.inbox.append(lambda: self.lose_peer(w, worker.ref, True)))  # type: ignore[misc]
+
+    def break_link(self, taker: WorkerRef, giver: WorkerRef) -> None:
+        """The Follow stream breaks; after a while the taker follows again whatever it still needs."""
+        link = self.links[taker, giver]
+        if taker == giver:
+            return
+        link.life += 1
+        self.agenda.after(self.random.choice([0.1, 1.0]), lambda: self.reconnect(taker, giver))
+
+    def reconnect(self, taker: WorkerRef, giver: WorkerRef) -> None:
+        worker = self.find(taker)
+        if worker is not None:
+            for key in sorted(self.links[taker, giver].following):
+                worker.inbox.append(lambda k=key: self.say(worker, giver, "follow", (k,)))  # type: ignore[misc]
+
+    # ---- what engines want done
+
+    def effects(self, worker: Worker, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Emit(event):
+                    self.witness(worker, event)
+                    self.report(worker, event)
+                case Announce(taker, message):
+                    self.tell(worker, taker, lambda w, m=message: w.engine.announced(m, self.agenda.now))  # type: ignore[misc]
+                case EndHandoff(taker, key, kind, text):
+                    self.tell_end(worker, taker, key, kind, text)
+                case Follow(source, key):
+                    self.links[worker.ref, source].following.add(key)
+                    self.say(worker, source, "follow", (key,))
+                case Unfollow(source, key):
+                    self.links[worker.ref, source].following.discard(key)
+                    self.say(worker, source, "release", (key,))
+                case Renew(source, keys):
+                    self.say(worker, source, "renew", keys)
+                case StartRead():
+                    self.start_read(worker, effect)
+                case Teardown(source):
+                    # The transport answers; only then is it known whether its reads have really ended.
+                    proven = self.random.random() < 0.5
+                    self.agenda.after(0.2, lambda s=source, p=proven: self.lose_peer_later(worker, s, p))  # type: ignore[misc]
+
+    def tell(self, giver: Worker, taker: WorkerRef, action: Callable[[Worker], list[Effect]]) -> None:
+        link = self.links[taker, giver.ref]
+
+        def arrive() -> None:
+            worker = self.find(taker)
+            if worker is not None:
+                worker.inbox.append(lambda: self.effects(worker, action(worker)))
+
+        self.deliver("down", link, arrive)
+
+    def tell_end(self, giver: Worker, taker: WorkerRef, key: HandoffKey, kind: ErrorKind, text: str) -> None:
+        def hear(worker: Worker) -> list[Effect]:
+            self.links[taker, giver.ref].following.discard(key)
+            return worker.engine.handoff_ended(key, kind, text, self.agenda.now)
+
+        self.tell(giver, taker, hear)
+
+    def say(self, taker: Worker, source: WorkerRef, what: str, keys: tuple[HandoffKey, ...]) -> None:
+        """A message of the taker on the stream, and the giver's answer to it."""
+        sent_at = self.agenda.now
+
+        def hear(giver: Worker) -> None:
+            now = self.agenda.now
+            for key in keys if what == "follow" else ():
+                self.effects(giver, giver.engine.follow(key, taker.ref, now))
+            if what == "renew":
+                self.effects(giver, giver.engine.renew(keys, taker.ref, now))
+            for key in keys if what == "release" else ():
+                self.effects(giver, giver.engine.release(key, now))
+            if what != "release":
+                self.tell(giver, taker.ref, lambda w: w.engine.renewed(keys, sent_at, self.knobs.lease_s) or [])
+
+        def arrive() -> None:
+            giver = self.find(source)
+            if giver is not None:
+                giver.inbox.append(lambda: hear(giver))
+            elif taker.is_alive:
+                lost = lambda: self.effects(taker, taker.engine.source_lost(source, "unreachable", self.agenda.now))  # noqa: E731
+                taker.inbox.append(lost)
+
+        self.deliver("up", self.links[taker.ref, source], arrive)
+
+    # ---- the transport
+
+    def start_read(self, worker: Worker, read: StartRead) -> None:
+        seconds = self.random.uniform(0.5, 6.0) if self.random.random() < self.knobs.slow_reads else 0.05
+        self.hung.append((worker, read))
+        self.agenda.after(self.random.uniform(0.0, seconds), lambda: self.copy(worker, read))
+        if not self.chance(self.knobs.hung_reads):
+            self.agenda.after(seconds, lambda: self.end_read(worker, read))
+
+    def copy(self, worker: Worker, read: StartRead) -> None:
+        """The bytes move, whoever is stalled, and whatever stands there now."""
+        giver = self.find(read.source)
+        if giver is None or (worker, read) not in self.hung:
+            return
+        for offered, mine in zip(read.offered, read.local, strict=True):
+            worker.store.cells[mine] = list(giver.store.cells[offered.block])
+
+    def end_read(self, worker: Worker, read: StartRead) -> None:
+        if (worker, read) not in self.hung:
+            return
+        if self.find(read.source) is None or self.chance(self.knobs.broken_reads):
+            drained = self.random.random() < 0.7
+            if drained:
+                self.hung.remove((worker, read))
+            worker.inbox.append(lambda: self.fail_read(worker, read, drained))
+            return
+        self.hung.remove((worker, read))
+        worker.inbox.append(lambda: self.finish_read(worker, read))
+
+    def finish_read(self, worker: Worker, read: StartRead) -> None:
+        right = all(
+            not self.knobs.digests or worker.store.digest(mine) == offered.heads
+            for offered, mine in zip(read.offered, read.local, strict=True)
+        )
+        if right:
+            self.effects(worker, worker.engine.read_done(read.read, self.agenda.now))
+        else:
+            self.fail_read(worker, read, True)
+
+    def fail_read(self, worker: Worker, read: StartRead, drained: bool) -> None:
+        self.effects(worker, worker.engine.read_failed(read.read, "broken", drained=drained, now=self.agenda.now))
+        if not drained:
+            self.agenda.after(2.0, lambda: self.lose_peer_later(worker, read.source, True))
+
+    def lose_peer_later(self, worker: Worker, source: WorkerRef, proven: bool) -> None:
+        worker.inbox.append(lambda: self.lose_peer(worker, source, proven))
+        if not proven:
+            self.agenda.after(2.0, lambda: self.lose_peer_later(worker, source, True))
+
+    def lose_peer(self, worker: Worker, source: WorkerRef, proven: bool) -> None:
+        if proven:
+            self.hung = [(w, r) for w, r in self.hung if w is not worker or r.source != source]
+        lost = worker.engine.peer_lost(source, "lost", proven=proven, now=self.agenda.now)
+        self.effects(worker, lost)
+
+    # ---- what engines say
+
+    def witness(self, worker: Worker, event: JobEvent) -> None:
+        key = event.key
+        assert key not in worker.ends, f"{worker.ref}: {event} after the end of {key} ({worker.ends[key]})"
+        match event:
+            case Token(_, index, token):
+                assert index == worker.next_index.get(key, 0), f"{worker.ref}: {event} is out of turn"
+                assert token.id == self.expected[key.request][index], f"{worker.ref}: {event} is not what the model says"
+                worker.next_index[key] = index + 1
+            case Pulled():
+                self.num_pulled += 1
+            case Finished():
+                worker.ends[key] = "finished"
+            case Failed():
+                worker.ends[key] = "failed"
+                self.failures.append(event)
+            case Cancelled():
+                worker.ends[key] = "cancelled"
+
+
+def blocks_of(worker: Worker) -> list[BlockId]:
+    """Every block that anybody holds."""
+    return [b.id for b in worker.engine._pool._blocks if b.refs]

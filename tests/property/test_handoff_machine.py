@@ -1,0 +1,483 @@
+"""Both ends of hand-offs over a stream that breaks, a transport that does what it likes, and clocks that stall."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import SampledToken
+from tandem.core.ids import BlockId, HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
+from tandem.kv.handoff import Announcement, BlockDigest, HandoffKey, LeaseState, PullState
+from tandem.kv.lease_book import Ended, LeaseBook
+from tandem.kv.pull_book import Arrived, Lost, PullBook, PullOutcome, ReadEnded, StartRead, Teardown
+from tests.property.effort import effort
+
+GIVER = WorkerRef(WorkerId("giver"), Incarnation(1), "giver:1")
+TAKER = WorkerRef(WorkerId("taker"), Incarnation(1), "taker:1")
+LEASE_S, PULL_TIMEOUT_S, DRAIN_TIMEOUT_S, MEMORY_S = 10.0, 20.0, 10.0, 60.0
+NUM_BLOCKS = 24
+PROMPT_BLOCKS = 4
+TOKEN = SampledToken(5)
+# Mostly true: what breaks a hand-off must not come so often that none gets far.
+LUCK = st.sampled_from([False, True, True, True])
+Content = tuple[HandoffKey, int] | str
+
+
+@dataclass(eq=False)
+class Read:
+    """One read of the transport: it copies whatever is there, whenever it likes, until it has ended."""
+
+    order: StartRead
+    key: HandoffKey
+    has_copied: bool = False
+
+
+def job_of(key: HandoffKey) -> JobKey:
+    return JobKey(RequestId(key.handoff), key.attempt)
+
+
+class HandoffMachine(RuleBasedStateMachine):
+    """`digests`: a read whose bytes are not those offered is reported as failed. Without them the lease alone must
+    keep wrong KV out, so here the giver keeps its word: it ends no lease before its time."""
+
+    digests = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 100.0
+        self.leases = LeaseBook(LEASE_S, memory_s=MEMORY_S)
+        self.pulls = PullBook(pull_timeout_s=PULL_TIMEOUT_S, drain_timeout_s=DRAIN_TIMEOUT_S)
+        # The giver's memory, and what it has not lent.
+        self.given: list[Content] = ["none"] * NUM_BLOCKS
+        self.giver_free = deque(BlockId(i) for i in range(NUM_BLOCKS))
+        self.progress: dict[HandoffKey, int] = {}
+        self.newest: dict[HandoffId, tuple[int, float]] = {}
+        # The taker's memory, who has a table, and what the transport may still write.
+        self.taken: list[Content] = ["none"] * NUM_BLOCKS
+        self.tables: dict[HandoffKey, tuple[BlockId, ...]] = {}
+        self.reads: dict[int, Read] = {}
+        self.just_ended: dict[int, Read] = {}
+        self.lingers = False
+        self.outcomes: dict[HandoffKey, str] = {}
+        self.hits: dict[HandoffKey, int] = {}
+        self.torn = False
+        # The stream, in both directions; messages are calls with their arguments.
+        self.to_giver: deque[tuple[str, tuple[HandoffKey, ...], float]] = deque()
+        self.to_taker: deque[Announcement | tuple[str, tuple[HandoffKey, ...], float]] = deque()
+
+    # ---- time
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 3.0, 6.0, 11.0, 25.0]))
+    def time_passes(self, seconds: float) -> None:
+        """Nobody looks at the clock: this is a stall of both sides until they tick."""
+        self.now += seconds
+
+    @rule()
+    def giver_ticks(self) -> None:
+        for ended in self.leases.lapse(self.now):
+            self.give_back(ended)
+
+    @precondition(lambda self: len(self.leases))
+    @rule()
+    def giver_lapses_in_time(self) -> None:
+        """The first moment at which the giver may take a lease's blocks back."""
+        self.now = max(self.now, self.leases.next_deadline() or 0.0)
+        self.giver_ticks()
+
+    @rule()
+    def taker_ticks(self) -> None:
+        self.carry_out(self.pulls.tick(self.now))
+        for pull in self.pulls.live():
+            assert pull.lease_until is None or self.now <= pull.lease_until, "a lease ran out unnoticed"
+
+    @rule()
+    def taker_renews(self) -> None:
+        keys = tuple(pull.key for pull in self.pulls.live())
+        if keys:
+            self.to_giver.append(("renew", keys, self.now))
+
+    # ---- the gateway
+
+    @rule(handoff=st.sampled_from(["a", "b", "c"]), luck=LUCK)
+    def new_attempt(self, handoff: str, luck: bool) -> None:
+        """The taker first; it fences its own older attempt."""
+        if luck and any(k.handoff == handoff and how == "open" for k, how in self.outcomes.items()):
+            return
+        attempts = [key.attempt for key in self.outcomes if key.handoff == handoff]
+        key = HandoffKey(HandoffId(handoff), max(attempts, default=0) + 1)
+        for old in [k for k in self.outcomes if k.handoff == handoff]:
+            self.abandon(old)
+        self.pulls.open(key, job_of(key), GIVER, self.now)
+        self.outcomes[key] = "open"
+        self.to_giver.append(("follow", (key,), self.now))
+
+    @precondition(lambda self: self.outcomes)
+    @rule(data=st.data())
+    def prefill_is_submitted(self, data: st.DataObject) -> None:
+        """Of any attempt, at any time, once or twice."""
+        self.submit(data.draw(st.sampled_from(sorted(self.outcomes))))
+
+    @precondition(lambda self: self.outcomes)
+    @rule(data=st.data())
+    def prefill_of_the_newest_is_submitted(self, data: st.DataObject) -> None:
+        handoff = data.draw(st.sampled_from(sorted({k.handoff for k in self.outcomes})))
+        self.submit(max(k for k in self.outcomes if k.handoff == handoff))
+
+    @precondition(lambda self: self.outcomes)
+    @rule(data=st.data(), luck=LUCK)
+    def cancel(self, data: st.DataObject, luck: bool) -> None:
+        if luck:
+            return
+        self.abandon(data.draw(st.sampled_from(sorted(self.outcomes))))
+
+    @precondition(lambda self: self.outcomes and self.digests)
+    @rule(data=st.data(), luck=LUCK)
+    def gateway_releases(self, data: st.DataObject, luck: bool) -> None:
+        """Not on the stream, so at any time, and for any attempt."""
+        if luck:
+            return
+        self.release(data.draw(st.sampled_from(sorted(self.outcomes))))
+
+    # ---- the giver computes
+
+    @precondition(lambda self: len(self.leases))
+    @rule(data=st.data(), num=st.integers(0, 3))
+    def compute(self, data: st.DataObject, num: int) -> None:
+        keys = sorted(lease.key for lease in self.leases)
+        self.compute_on(data.draw(st.sampled_from(keys)), num)
+
+    # ---- the stream
+
+    @precondition(lambda self: self.to_giver)
+    @rule()
+    def giver_hears(self) -> None:
+        what, keys, sent_at = self.to_giver.popleft()
+        if what == "release":
+            for key in keys:
+                self.release(key)
+            return
+        granted = []
+        for key in keys:
+            if what == "follow":
+                replay = self.leases.follow(key, TAKER, self.now)
+                ok = replay is not None
+                self.to_taker.extend(replay or [])
+            else:
+                ok = self.leases.renew(key, self.now)
+            if ok:
+                granted.append(key)
+            else:
+                self.to_taker.append(("ended", (key,), self.now))
+        self.to_taker.append(("renewed", tuple(granted), sent_at))
+
+    @precondition(lambda self: self.to_taker)
+    @rule(again=st.booleans())
+    def taker_hears(self, again: bool) -> None:
+        """A repeated announcement is what a second Follow on the same stream gives."""
+        message = self.to_taker.popleft()
+        if isinstance(message, Announcement):
+            self.carry_out(self.pulls.announced(message, self.now))
+            if again:
+                self.carry_out(self.pulls.announced(message, self.now))
+            return
+        what, keys, sent_at = message
+        if what == "renewed":
+            self.pulls.renewed(keys, sent_at, LEASE_S)
+            return
+        for key in keys:
+            if self.pulls.find(key) is not None:
+                self.carry_out(self.pulls.abandon(job_of(key), ErrorKind.KV_LOST, "ended", self.now))
+
+    @rule()
+    def stream_flows(self) -> None:
+        while self.to_giver:
+            self.giver_hears()
+        while self.to_taker:
+            self.taker_hears(False)
+
+    @rule(num=st.integers(1, PROMPT_BLOCKS))
+    def all_goes_well(self, num: int) -> None:
+        """A part of the way for every hand-off, so that the rest happens in every state."""
+        for handoff in sorted({k.handoff for k in self.outcomes}):
+            self.submit(max(k for k in self.outcomes if k.handoff == handoff))
+        self.stream_flows()
+        for key in sorted(lease.key for lease in self.leases):
+            self.compute_on(key, num)
+        self.stream_flows()
+        for key in sorted(p.key for p in self.pulls.live() if p.state is PullState.WAITING and p.offered):
+            self.grant_room(key, num % 2)
+
+    @rule(luck=LUCK)
+    def stream_breaks(self, luck: bool) -> None:
+        """What is under way is lost; the taker follows again whatever it still needs."""
+        if luck:
+            return
+        self.to_giver.clear()
+        self.to_taker.clear()
+        for pull in self.pulls.live():
+            self.to_giver.append(("follow", (pull.key,), self.now))
+
+    # ---- the taker gets room
+
+    @precondition(lambda self: any(p.state is PullState.WAITING and p.offered for p in self.pulls.live()))
+    @rule(data=st.data(), num_hits=st.integers(0, PROMPT_BLOCKS - 1))
+    def grant(self, data: st.DataObject, num_hits: int) -> None:
+        keys = sorted(p.key for p in self.pulls.live() if p.state is PullState.WAITING and p.offered)
+        self.grant_room(data.draw(st.sampled_from(keys)), num_hits)
+
+    def grant_room(self, key: HandoffKey, num_hits: int) -> None:
+        held = {b for blocks in self.tables.values() for b in blocks} | set(self.pulls.blocks())
+        free = [BlockId(b) for b in range(NUM_BLOCKS) if b not in held]
+        if len(free) <= PROMPT_BLOCKS:
+            return
+        blocks = tuple(free[: PROMPT_BLOCKS + 1])
+        for i, block in enumerate(blocks):
+            self.taken[block] = (key, i) if i < num_hits else "fresh"
+        self.tables[key] = blocks
+        self.hits[key] = num_hits
+        self.carry_out(self.pulls.granted(job_of(key), blocks, num_hits, PROMPT_BLOCKS, self.now))
+
+    # ---- the transport
+
+    @precondition(lambda self: self.reads)
+    @rule(data=st.data(), then_ends=st.booleans())
+    def copy(self, data: st.DataObject, then_ends: bool) -> None:
+        read = self.reads[data.draw(st.sampled_from(sorted(self.reads)))]
+        for offered, mine in zip(read.order.offered, read.order.local, strict=True):
+            self.taken[mine] = self.given[offered.block]
+        read.has_copied = True
+        if then_ends:
+            self.end_read(read.order.read)
+
+    @precondition(lambda self: any(r.has_copied for r in self.reads.values()))
+    @rule(data=st.data())
+    def read_ends(self, data: st.DataObject) -> None:
+        ids = sorted(i for i, r in self.reads.items() if r.has_copied)
+        self.end_read(data.draw(st.sampled_from(ids)))
+
+    @precondition(lambda self: self.reads)
+    @rule(data=st.data(), drained=st.booleans(), luck=LUCK)
+    def read_fails(self, data: st.DataObject, drained: bool, luck: bool) -> None:
+        if luck:
+            return
+        read = data.draw(st.sampled_from(sorted(self.reads)))
+        self.fail_read(read, drained)
+
+    @rule(read=st.integers(1, 40))
+    def late_word_of_a_read(self, read: int) -> None:
+        """A report of a read that was reported, or never was."""
+        if read not in self.reads:
+            assert self.pulls.read_done(read, self.now) == []
+            assert self.pulls.read_failed(read, "late", drained=True, now=self.now) == []
+
+    @rule(proven=st.booleans(), luck=LUCK)
+    def peer_is_lost(self, proven: bool, luck: bool) -> None:
+        if not luck or self.torn:
+            self.lose_peer(proven)
+
+    @precondition(lambda self: self.lingers)
+    @rule()
+    def peer_is_drained(self) -> None:
+        self.lose_peer(True)
+
+    # ---- what must hold
+
+    @invariant()
+    def blocks_under_reads_are_held(self) -> None:
+        held = sorted(self.pulls.blocks())
+        assert held == sorted(b for r in self.reads.values() for b in r.order.local)
+        assert self.pulls.num_reads == len(self.reads)
+        assert len(set(held)) == len(held), "two reads into one block"
+
+    @invariant()
+    def tables_are_of_open_pulls(self) -> None:
+        live = {p.key for p in self.pulls.live()}
+        assert live == {k for k, how in self.outcomes.items() if how == "open"}
+        for lease in self.leases:
+            assert lease.state in (LeaseState.PROMISED, LeaseState.OFFERED)
+        assert sorted(self.giver_free) == sorted(set(range(NUM_BLOCKS)) - set(self.leases.blocks()))
+
+    def teardown(self) -> None:
+        """Both sides work, nothing new comes: within two deadlines and the giver's memory everything has ended."""
+        for _ in range(int(2 * PULL_TIMEOUT_S + DRAIN_TIMEOUT_S + MEMORY_S)):
+            self.now += 1.0
+            self.taker_renews()
+            while self.to_giver:
+                self.giver_hears()
+            for key in sorted(lease.key for lease in self.leases):
+                self.compute_on(key, PROMPT_BLOCKS)
+            while self.to_taker:
+                self.taker_hears(False)
+            for read in sorted(self.reads):
+                self.end_read(read)
+            self.giver_ticks()
+            self.taker_ticks()
+        if self.lingers:
+            self.lose_peer(True)
+        assert "open" not in self.outcomes.values() and not self.reads and not len(self.pulls)
+        assert not len(self.leases) and len(self.giver_free) == NUM_BLOCKS
+
+    # ---- how
+
+    def submit(self, key: HandoffKey) -> None:
+        newest, when = self.newest.get(key.handoff, (0, 0.0))
+        current = next((x.key for x in self.leases if x.key.handoff == key.handoff), None)
+        if not self.digests and current is not None:
+            return
+        if current == key:
+            self.refuse(key)
+            return
+        try:
+            ended = self.leases.open(key, job_of(key), self.now)
+        except TandemError:
+            assert key.attempt <= newest, f"{key} was refused without a reason"
+            return
+        fenced = key.attempt <= newest and (current is not None or self.now - when < MEMORY_S)
+        assert not fenced, f"{key} was accepted after attempt {newest}"
+        self.newest[key.handoff] = (key.attempt, self.now)
+        self.progress[key] = 0
+        if ended is not None:
+            assert ended.key.attempt < key.attempt
+            self.give_back(ended)
+
+    def refuse(self, key: HandoffKey) -> None:
+        """A second grant of a lease that is open."""
+        try:
+            self.leases.open(key, job_of(key), self.now)
+        except TandemError:
+            return
+        raise AssertionError(f"{key} was opened twice")
+
+    def compute_on(self, key: HandoffKey, num: int) -> None:
+        lease = self.leases.find(key)
+        assert lease is not None
+        if lease.state is LeaseState.PROMISED:
+            if len(self.giver_free) < PROMPT_BLOCKS:
+                return
+            self.leases.start(key, tuple(self.giver_free.popleft() for _ in range(PROMPT_BLOCKS)))
+        done = self.progress[key]
+        if done > PROMPT_BLOCKS:
+            return
+        stop = min(done + num, PROMPT_BLOCKS)
+        for i in range(done, stop):
+            self.given[lease.blocks[i]] = (key, i)
+        is_last = stop == PROMPT_BLOCKS
+        digests = [BlockDigest(b, (b,)) for b in lease.blocks[done:stop]]
+        message = self.leases.announce(key, stop, digests, stop, TOKEN if is_last else None)
+        assert (message is None) == (stop == done and not is_last)
+        self.progress[key] = PROMPT_BLOCKS + 1 if is_last else stop
+        if message is not None and lease.taker is not None:
+            self.to_taker.append(message)
+
+    def release(self, key: HandoffKey) -> None:
+        known, _ = self.newest.get(key.handoff, (0, 0.0))
+        self.newest[key.handoff] = (max(known, key.attempt), self.now)
+        ended = self.leases.release(key, self.now)
+        assert ended is None or ended.key == key, "a release ended another attempt"
+        if ended is not None:
+            self.give_back(ended)
+
+    def give_back(self, ended: Ended) -> None:
+        """The worst case: the blocks are used for something else at once."""
+        known, _ = self.newest.get(ended.key.handoff, (0, 0.0))
+        self.newest[ended.key.handoff] = (known, self.now)
+        for block in ended.blocks:
+            self.given[block] = "recycled"
+        self.giver_free.extend(ended.blocks)
+
+    def abandon(self, key: HandoffKey) -> None:
+        """The job of a pull is cancelled; an ended one is not touched."""
+        was_open = self.outcomes[key] == "open"
+        outcomes = self.pulls.abandon(job_of(key), ErrorKind.CANCELLED, "cancelled", self.now)
+        assert [type(x) for x in outcomes] == [Lost] * was_open
+        self.carry_out(outcomes)
+
+    def end_read(self, read_id: int) -> None:
+        read = self.reads[read_id]
+        if not read.has_copied:
+            for offered, mine in zip(read.order.offered, read.order.local, strict=True):
+                self.taken[mine] = self.given[offered.block]
+        right = [(read.key, read.order.first_index + i) for i in range(len(read.order.local))]
+        if self.digests and [self.taken[b] for b in read.order.local] != right:
+            self.fail_read(read_id, True)
+            return
+        self.just_ended[read_id] = self.reads.pop(read_id)
+        self.carry_out(self.pulls.read_done(read_id, self.now))
+
+    def fail_read(self, read_id: int, drained: bool) -> None:
+        if drained:
+            self.just_ended[read_id] = self.reads.pop(read_id)
+        self.carry_out(self.pulls.read_failed(read_id, "failed", drained=drained, now=self.now))
+        if not drained:
+            # The transport cannot say when it will end; only the end of the peer can.
+            self.lingers = True
+
+    def lose_peer(self, proven: bool) -> None:
+        self.torn = False
+        if proven:
+            self.just_ended.update(self.reads)
+            self.reads.clear()
+        self.lingers = bool(self.reads)
+        self.carry_out(self.pulls.peer_lost(GIVER, "lost", proven=proven, now=self.now))
+        assert not list(self.pulls.live())
+        assert self.pulls.num_quarantined == sum(len(r.order.local) for r in self.reads.values())
+
+    def carry_out(self, outcomes: Sequence[PullOutcome]) -> None:
+        for outcome in outcomes:
+            match outcome:
+                case StartRead():
+                    self.start_read(outcome)
+                case ReadEnded(blocks):
+                    ended = next((i for i, r in self.just_ended.items() if r.order.local == blocks), None)
+                    assert ended is not None, f"{blocks} were given back, but no read of them has ended"
+                    del self.just_ended[ended]
+                case Arrived():
+                    self.arrive(outcome)
+                case Lost():
+                    self.settle(outcome.key, "lost")
+                    self.tables.pop(outcome.key, None)
+                    self.to_giver.append(("release", (outcome.key,), self.now))
+                case Teardown():
+                    assert not self.torn, "torn down twice"
+                    self.torn = self.lingers = True
+        assert not self.just_ended, "a read has ended, but its blocks are not given back"
+
+    def start_read(self, order: StartRead) -> None:
+        key = next(k for k, blocks in self.tables.items() if set(order.local) <= set(blocks))
+        assert self.outcomes[key] == "open"
+        assert order.local == self.tables[key][order.first_index : order.first_index + len(order.local)]
+        assert order.first_index >= self.hits[key] and len(order.offered) == len(order.local) > 0
+        self.reads[order.read] = Read(order, key)
+
+    def arrive(self, arrived: Arrived) -> None:
+        self.settle(arrived.key, "arrived")
+        blocks = self.tables.pop(arrived.key)
+        assert arrived.first_token == TOKEN
+        assert arrived.stats.num_blocks == PROMPT_BLOCKS - self.hits[arrived.key]
+        assert 0 <= arrived.stats.exposed_s <= arrived.stats.total_s and 0 <= arrived.stats.busy_s
+        content = [self.taken[b] for b in blocks[:PROMPT_BLOCKS]]
+        assert content == [(arrived.key, i) for i in range(PROMPT_BLOCKS)], "wrong KV was accepted"
+        if not self.digests:
+            assert self.leases.find(arrived.key) is not None, "KV was accepted without a lease"
+        self.to_giver.append(("release", (arrived.key,), self.now))
+
+    def settle(self, key: HandoffKey, how: str) -> None:
+        assert self.outcomes[key] == "open", f"{key} ended twice: {self.outcomes[key]}, {how}"
+        self.outcomes[key] = how
+
+
+class TrustingHandoffMachine(HandoffMachine):
+    """Without digests."""
+
+    digests = False
+
+
+TestHandoff = HandoffMachine.TestCase
+TestHandoff.settings = effort(250, 70)
+TestTrustingHandoff = TrustingHandoffMachine.TestCase
+TestTrustingHandoff.settings = effort(250, 70)

@@ -1,0 +1,164 @@
+"""`tandem chat` against a scripted server: answers, errors at every moment, a person who stops; never a real model."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from tandem.cli import main
+
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+class Script:
+    """Answers in order; `asked` holds the bodies of the questions."""
+
+    def __init__(self) -> None:
+        self.models = [{"id": "small"}]
+        self.answers: list[Answer] = []
+        self.asked: list[dict[str, Any]] = []
+        self.url = ""
+
+
+@pytest.fixture
+def script() -> Iterator[Script]:
+    script = Script()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            send(200, json.dumps({"data": script.models}))(self)
+
+        def do_POST(self) -> None:
+            script.asked.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            script.answers.pop(0)(self)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    script.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield script
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def send(status: int, body: str) -> Answer:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(status)
+        handler.send_header("content-length", str(len(body.encode())))
+        handler.end_headers()
+        handler.wfile.write(body.encode())
+
+    return answer
+
+
+def stream(*events: object, then: Answer = lambda _: None) -> Answer:
+    """Server-sent events; the end of the connection ends them."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("x-tandem-path", "remote")
+        handler.end_headers()
+        for event in events:
+            text = event if isinstance(event, str) else json.dumps(event)
+            handler.wfile.write(f"data: {text}\n\n".encode())
+        handler.wfile.flush()
+        then(handler)
+
+    return answer
+
+
+def delta(text: str) -> dict[str, Any]:
+    return {"choices": [{"delta": {"content": text}}]}
+
+
+def chat(monkeypatch: pytest.MonkeyPatch, script: Script, lines: Sequence[str]) -> int:
+    """Type these lines, then the end of the input."""
+    typed = iter(lines)
+
+    def read(_prompt: str) -> str:
+        try:
+            return next(typed)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("builtins.input", read)
+    return main(["chat", "--url", script.url])
+
+
+def test_a_conversation_grows_and_starts_over(
+    script: Script, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.answers = [stream(delta("Good "), delta("day"), "[DONE]") for _ in range(3)]
+    assert chat(monkeypatch, script, ["Hello", "", "And?", "/new", "Again", "/quit", "never sent"]) == 0
+    contents = [[message["content"] for message in asked["messages"]] for asked in script.asked]
+    assert contents == [["Hello"], ["Hello", "Good day", "And?"], ["Again"]]
+    assert all(asked["model"] == "small" and asked["stream"] for asked in script.asked)
+    out = capsys.readouterr().out
+    assert out.count("Good day") == 3 and "[path: remote]" in out
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (send(503, '{"error": {"message": "no worker yet"}}'), "[failed: no worker yet]"),
+        (send(502, "<html>bad gateway</html>"), "[failed: <html>bad gateway</html>]"),
+        (stream({"error": {"message": "worker lost"}}), "[failed: worker lost]"),
+    ],
+)
+def test_a_failed_answer_takes_its_question_back(
+    answer: Answer, told: str, script: Script, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.answers = [answer, stream(delta("fine"), "[DONE]")]
+    assert chat(monkeypatch, script, ["one", "two"]) == 0
+    assert [message["content"] for message in script.asked[1]["messages"]] == ["two"]
+    out, error = capsys.readouterr()
+    assert told in error and "fine" in out
+
+
+def test_an_error_in_mid_stream_keeps_what_came(
+    script: Script, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.answers = [stream(delta("Once upon"), {"error": {"message": "worker lost"}}), stream(delta("on"), "[DONE]")]
+    assert chat(monkeypatch, script, ["tell", "go on"]) == 0
+    assert [message["content"] for message in script.asked[1]["messages"]] == ["tell", "Once upon", "go on"]
+    out, error = capsys.readouterr()
+    assert "Once upon" in out and "[failed: worker lost]" in error
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_conversation(
+    script: Script, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None
+
+    def interrupt_and_hold(handler: BaseHTTPRequestHandler) -> None:
+        signal.pthread_kill(main_thread, signal.SIGINT)
+        handler.rfile.read(1)  # until the client hangs up
+
+    script.answers = [stream(delta("endless"), then=interrupt_and_hold), stream(delta("fine"), "[DONE]")]
+    assert chat(monkeypatch, script, ["one", "two"]) == 0
+    out = capsys.readouterr().out
+    assert "[stopped]" in out and "fine" in out and len(script.asked) == 2
+
+
+def test_no_gateway_is_said_plainly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "--url", "http://127.0.0.1:1"]) == 1
+    assert "tandem chat: no gateway answers at http://127.0.0.1:1" in capsys.readouterr().err
+
+
+def test_a_gateway_without_a_model_is_said_plainly(
+    script: Script, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.models = []
+    assert chat(monkeypatch, script, ["one"]) == 1
+    assert "serves no model yet" in capsys.readouterr().err

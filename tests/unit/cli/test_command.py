@@ -1,0 +1,172 @@
+"""The command line: every setting has a flag, layers win in order, what is refused says why; nothing is started."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tandem.cli import main
+from tandem.cli.free_port import require_free_port
+from tandem.core.config import Config, GatewayConfig, value_of
+from tandem.core.settings import Setting, build, flags_of, settings
+
+_OTHER = {"redis.url": "redis://elsewhere:6379", "redis.namespace": "other", "engine.block_size": "32"}
+
+
+def other_value(setting: Setting) -> str:
+    """A lawful value that is not the default."""
+    if setting.key in _OTHER:
+        return _OTHER[setting.key]
+    if setting.choices:
+        return next(choice for choice in setting.choices if choice not in (setting.default, "strict"))
+    if setting.type in (int, float):
+        return str(setting.default + 2)
+    return "2MiB" if setting.type is not str else "other"
+
+
+def config_printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> Config:
+    assert main(["config", *arguments]) == 0
+    return build([("printed", yaml.safe_load(capsys.readouterr().out))])
+
+
+@pytest.mark.parametrize("setting", settings(), ids=lambda setting: setting.key)
+def test_every_setting_has_flags_that_change_it_alone(setting: Setting, capsys: pytest.CaptureFixture[str]) -> None:
+    for flag in flags_of()[setting.key]:
+        if setting.type is bool:
+            given = [f"--no-{flag[2:]}" if setting.default else flag]
+            wanted: Any = not setting.default
+        else:
+            given = [flag, other_value(setting)]
+            wanted = value_of(build([("wanted", {setting.key: given[1]})]), setting.key)
+        changed = config_printed(capsys, *given)
+        assert value_of(changed, setting.key) == wanted != setting.default
+        assert [s.key for s in settings() if value_of(changed, s.key) != s.default] == [setting.key]
+
+
+def test_flags_beat_the_environment_and_that_beats_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "tandem.yaml"
+    file.write_text("gateway: {port: 1, host: file}\nserve:\n  prefill: 5\n")
+    monkeypatch.setenv("TANDEM_GATEWAY__PORT", "2")
+    monkeypatch.setenv("TANDEM_SERVE__DECODE", "6")
+    assert main(["config", "--config", str(file), "--decode", "7"]) == 0
+    lines = [line.strip().split() for line in capsys.readouterr().out.splitlines()]
+    told = {words[0]: (words[1], words[3]) for words in lines if len(words) > 3}
+    assert told["port:"][0] in ("0", "2")  # the worker has one too
+    assert told["decode:"] == ("7", "command") and told["prefill:"] == ("5", f"{file};")
+    config = config_printed(capsys, "--config", str(file), "--decode", "7")
+    assert (config.gateway.port, config.gateway.host) == (2, "file")
+    assert (config.serve.prefill, config.serve.decode) == (5, 7)
+
+
+def test_what_config_prints_reads_back_as_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--model", "a'b: #c", "--disaggregation", "off", "--kv-cache-memory", "1536MiB", "--no-kv-digests"]
+    first = config_printed(capsys, *given)
+    main(["config", *given])
+    file = tmp_path / "printed.yaml"
+    file.write_text(capsys.readouterr().out)
+    assert config_printed(capsys, "--config", str(file)) == first
+    assert first.model.id == "a'b: #c" and first.gateway.disaggregation == "off"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["config", "--block-size", "17"], "engine.block_size = 17 (from command line) must be a power of two"),
+        (["worker", "--kv-transport", "pigeon"], "must be one of nixl, local"),
+        (["gateway", "--port", "http"], "gateway.port = 'http' (from command line) must be a whole number"),
+        (["serve", "--prefill", "0"], "serve.mixed"),
+        (["serve", "--config", "/nowhere/tandem.yaml"], "cannot read /nowhere/tandem.yaml"),
+    ],
+)
+def test_bad_settings_are_refused_before_anything_starts(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    out, error = capsys.readouterr()
+    assert out == "" and error.startswith(f"tandem {arguments[0]}: ") and told in error
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("engine: {blok_size: 16}", "did you mean engine.block_size"),
+        ("- a list", "must hold a mapping"),
+        ("engine: [", "cannot read"),
+        (b"\xff\xfe\x00", "cannot read"),
+    ],
+)
+def test_a_bad_file_is_named(text: str | bytes, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert main(["config", "--config", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert told in error and "bad.yaml" in error
+
+
+def test_a_misspelt_variable_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("TANDEM_GATEWAY_PORT", "1")
+    assert main(["config"]) == 2
+    assert "TANDEM_GATEWAY__PORT" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["fly"], ["config", "--no-such-flag"]])
+def test_an_unknown_command_line_explains_itself(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "usage: tandem" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "module", "missing", "extra"),
+    [
+        ("chat", "tandem.cli.chat", "httpx", "tandem[gateway]"),
+        ("gateway", "tandem.gateway.main", "uvloop", "tandem[gateway]"),
+    ],
+)
+def test_a_missing_extra_is_named(
+    command: str,
+    module: str,
+    missing: str,
+    extra: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setitem(sys.modules, missing, None)
+    assert main([command, "--redis-url", "redis://127.0.0.1:1"]) == 1
+    assert f"{missing} is not installed: pip install '{extra}'" in capsys.readouterr().err
+
+
+def test_config_needs_nothing_that_is_heavy() -> None:
+    code = (
+        "import sys, io, contextlib\nfrom tandem.cli import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()): main(['config'])\n"
+        "print(*[m for m in ('torch', 'ray', 'grpc', 'httpx', 'redis', 'uvloop') if m in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == ""
+
+
+@pytest.mark.parametrize("command", ["serve", "gateway"])
+def test_a_taken_port_is_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main([command, "--port", str(port)]) == 2
+    told = capsys.readouterr().err
+    assert f"tandem {command}: cannot listen on 127.0.0.1:{port}: " in told and "--port" in told
+
+
+def test_a_free_port_is_left_free() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    require_free_port(GatewayConfig(port=port))
+    socket.create_server(("127.0.0.1", port)).close()

@@ -1,0 +1,106 @@
+"""A dispatcher and its fleet over scripted workers, with short waits; never a real worker."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tandem.core.clock import SystemClock
+from tandem.core.config import GatewayConfig
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import Finished, FinishReason, JobEvent, Pulled, SampledToken, Token
+from tandem.core.ids import GatewayId, JobKey, RequestId, WorkerRef
+from tandem.core.request import Job, Prefill, Request, Resume, SamplingParams
+from tandem.gateway.active import ActiveRequest
+from tandem.gateway.dispatch import Dispatcher
+from tandem.gateway.fleet import Fleet
+from tandem.gateway.text import TokenizerBundle
+from tandem.gateway.text_models import TextModels
+from tests.unit.gateway.scripted_worker import ScriptedWorker, until
+
+_numbers = itertools.count(1)
+
+
+class Rig:
+    """`workers` is what the registry lists, unless `registry_fails`. `left_over` says what the dispatcher forgot."""
+
+    def __init__(self, bundle: TokenizerBundle, **config: object) -> None:
+        self.config = replace(GatewayConfig(), **config)  # type: ignore[arg-type]
+        self.workers: list[ScriptedWorker] = []
+        self.registry_fails = False
+        self._bundle = bundle
+        clock = SystemClock()
+        self.fleet = Fleet(GatewayId("g"), self._discover, TextModels(), clock, self.config)
+        self.dispatch = Dispatcher(self.fleet, self.config, clock)
+
+    async def start(self) -> None:
+        await self.dispatch.start()
+        await self.fleet.start(self.dispatch)
+
+    async def stop(self) -> None:
+        await self.fleet.stop()
+        await self.dispatch.stop()
+        for worker in self.workers:
+            await worker.stop()
+
+    async def add(self, name: str, pool: str, *, works: bool = True) -> ScriptedWorker:
+        """A worker that takes every job. A probe through it moves its block, unless it does not work."""
+        worker = ScriptedWorker(name, pool, self._bundle)
+        worker.after_submit = lambda job: probe_events(job) if works and is_probe(job) else ()
+        self.workers.append(await worker.start())
+        return worker
+
+    async def pair(self) -> tuple[ScriptedWorker, ScriptedWorker]:
+        """A prefill and a decode worker between which a block has moved."""
+        prefill, decode = await self.add("p", "prefill"), await self.add("d", "decode")
+        await until(lambda: self.dispatch.ready() is None)
+        await until(lambda: not self.left_over())
+        return prefill, decode
+
+    async def open(self, max_tokens: int = 3) -> ActiveRequest:
+        sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+        identity = RequestId(f"r{next(_numbers)}.")
+        return await self.dispatch.open(
+            Request(id=identity, model="tiny", prompt_tokens=tuple(range(16)), sampling=sampling)
+        )
+
+    async def running(self) -> ActiveRequest:
+        """A request that both workers have taken."""
+        request = await self.open()
+        await until(lambda: request.life.phase.name == "RUNNING")
+        return request
+
+    def left_over(self) -> list[object]:
+        return [*self.dispatch._active.values(), *self.dispatch._tasks]
+
+    async def _discover(self) -> Sequence[WorkerRef]:
+        if self.registry_fails:
+            raise TandemError(ErrorKind.NO_WORKER, "the registry does not answer")
+        return [worker.ref for worker in self.workers]
+
+
+def is_probe(job: Job) -> bool:
+    return str(job.request.id).startswith("probe")
+
+
+def probe_events(job: Job) -> list[JobEvent]:
+    """What the two workers of a probe say when all goes well."""
+    if isinstance(job, Prefill):
+        return [token(job.key, 0), Finished(job.key, None, 1, 0)]
+    if isinstance(job, Resume):
+        return [pulled(job.key), token(job.key, 0), token(job.key, 1), Finished(job.key, FinishReason.LENGTH, 2, 0)]
+    return []
+
+
+def token(key: JobKey, index: int) -> Token:
+    return Token(key, index, SampledToken(100 + index))
+
+
+def pulled(key: JobKey) -> Pulled:
+    return Pulled(key, 1, 64, 0, 64, 0.1, 0.1, 0.1)
+
+
+async def collect(request: ActiveRequest) -> list[int]:
+    """The indices of all tokens; raises what ends the request badly."""
+    return [event.index async for event in request if isinstance(event, Token)]

@@ -1,0 +1,137 @@
+"""A worker that does what a test says, over real gRPC on a port of this machine; never computes a token."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import grpc.aio
+
+from tandem.core.errors import ErrorKind
+from tandem.core.events import JobEvent
+from tandem.core.ids import Incarnation, JobKey, WorkerId, WorkerRef
+from tandem.core.load import Load
+from tandem.core.request import Job, Prefill, Resume
+from tandem.gateway.text import TokenizerBundle
+from tandem.wire.channels import server_options
+from tandem.wire.convert import decode_key, decode_submission, encode_load, encode_refusal, encode_update
+from tandem.wire.convert_kv import decode_handoff_key, encode_worker
+from tandem.wire.gen import worker_pb2 as pb
+from tandem.wire.gen.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
+
+PATIENCE_S = 20.0
+_incarnations = itertools.count(1)
+
+Answer = tuple[ErrorKind, str] | None
+
+
+class ScriptedWorker(WorkerServicer):
+    """`on_submit` answers a job: None takes it, else why not. `tell` sends events to whoever watches.
+
+    `mute` stops the stream's heartbeat; `seen` holds (verb, what) of all calls in order.
+    """
+
+    def __init__(self, name: str, pool: str, bundle: TokenizerBundle, incarnation: int | None = None) -> None:
+        self.name = name
+        self.pool = pool
+        self.load = Load(num_blocks=64, num_free_blocks=64)
+        self.seen: list[tuple[str, Any]] = []
+        self.jobs: list[Job] = []
+        self.positions: list[dict[JobKey, int]] = []
+        self.on_submit: Callable[[Job], Answer] = lambda job: None
+        self.after_submit: Callable[[Job], Sequence[JobEvent]] = lambda job: ()
+        self.hold_submit: asyncio.Event | None = None
+        self.mute = False
+        self.ref = WorkerRef(WorkerId(name), Incarnation(incarnation or next(_incarnations)), "")
+        self._bundle = bundle
+        self._streams: list[asyncio.Queue[Sequence[JobEvent] | None]] = []
+        self._server = grpc.aio.server(options=server_options())
+
+    async def start(self) -> ScriptedWorker:
+        add_WorkerServicer_to_server(self, self._server)
+        port = self._server.add_insecure_port("127.0.0.1:0")
+        self.ref = WorkerRef(self.ref.id, self.ref.incarnation, f"127.0.0.1:{port}")
+        await self._server.start()
+        return self
+
+    async def stop(self) -> None:
+        self.break_streams()
+        await self._server.stop(0)
+
+    # ---- what a test does
+
+    def tell(self, *events: JobEvent) -> None:
+        assert self._streams, f"nobody watches {self.name}"
+        self._streams[-1].put_nowait(events)
+
+    def break_streams(self) -> None:
+        for stream in self._streams:
+            stream.put_nowait(None)
+        self._streams.clear()
+
+    def verbs(self, request: str) -> list[str]:
+        """What was asked about a request, in order."""
+        return [verb for verb, what in self.seen if request in str(what)]
+
+    # ---- the service
+
+    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
+        reply = pb.DescribeReply(pool=self.pool, model="tiny", fingerprint="f", max_model_len=512)
+        reply.worker.CopyFrom(encode_worker(self.ref))
+        reply.bundle_digest = self._bundle.digest()
+        if request.with_bundle:
+            for field in ("tokenizer_json", "chat_template", "generation_config_json", "special_tokens_json"):
+                setattr(reply.bundle, field, getattr(self._bundle, field))
+        return reply
+
+    async def Submit(self, request: pb.SubmitRequest, context: Any) -> pb.SubmitReply:
+        job = decode_submission(request).job
+        self.jobs.append(job)
+        kind = "prefill" if isinstance(job, Prefill) else "resume" if isinstance(job, Resume) else "generate"
+        self.seen.append((kind, job.key))
+        if self.hold_submit is not None and not str(job.request.id).startswith("probe"):
+            await self.hold_submit.wait()
+        answer = self.on_submit(job)
+        reply = pb.SubmitReply()
+        reply.load.CopyFrom(encode_load(self.load))
+        if answer is not None:
+            reply.refusal.CopyFrom(encode_refusal(*answer))
+        else:
+            events = self.after_submit(job)
+            if events:
+                self.tell(*events)
+        return reply
+
+    async def Cancel(self, request: pb.CancelRequest, context: Any) -> pb.CancelReply:
+        self.seen += [("cancel", decode_key(key)) for key in request.keys]
+        return pb.CancelReply()
+
+    async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseReply:
+        self.seen.append(("release", decode_handoff_key(request.key)))
+        return pb.ReleaseReply()
+
+    async def Watch(self, request: pb.WatchRequest, context: Any) -> AsyncIterator[pb.WatchUpdate]:  # type: ignore[override]
+        self.positions.append({decode_key(p.key): p.next_index for p in request.positions})
+        stream: asyncio.Queue[Sequence[JobEvent] | None] = asyncio.Queue()
+        self._streams.append(stream)
+        yield encode_update((), self.load)
+        while True:
+            try:
+                events = await asyncio.wait_for(stream.get(), 0.05)
+            except TimeoutError:
+                if not self.mute:
+                    yield encode_update((), self.load)
+                continue
+            if events is None:
+                return
+            yield encode_update(events, self.load)
+
+
+async def until(condition: Callable[[], Any], what: str = "") -> Any:
+    """Wait for a condition on what was seen."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not (found := condition()):
+            await asyncio.sleep(0.005)
+        return found

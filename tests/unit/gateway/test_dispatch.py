@@ -1,0 +1,197 @@
+"""The dispatcher over scripted workers: placing, refusals, deadlines, cancels, and the order of tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from tokenizers import Tokenizer
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import Failed, Finished, FinishReason
+from tandem.core.request import Generate, Prefill, Resume
+from tandem.gateway import fleet, worker_link
+from tandem.gateway.text import TokenizerBundle
+from tests.unit.gateway.rig import Rig, collect, is_probe, pulled, token
+from tests.unit.gateway.scripted_worker import until
+
+MakeRig = Callable[..., "asyncio.Future[Rig]"]
+
+
+@pytest.fixture
+async def make_rig(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> AsyncIterator[Callable[..., Rig]]:
+    """After the test the dispatcher has no request and no task left."""
+    monkeypatch.setattr(fleet, "DISCOVERY_PERIOD_S", 0.02)
+    monkeypatch.setattr(fleet, "PROBE_RETRY_S", 0.05)
+    monkeypatch.setattr(worker_link, "RETRY_S", 0.02)
+    special = '{"bos_token_id": 0, "bos_token": "<s>", "eos_token_ids": [1], "eos_token": "<|im_end|>"}'
+    bundle = TokenizerBundle(
+        tokenizer_json=tokenizer.to_str().encode(),
+        chat_template="",
+        generation_config_json="{}",
+        special_tokens_json=special,
+    )
+    rigs: list[Rig] = []
+
+    def make(**config: object) -> Rig:
+        rigs.append(Rig(bundle, **config))
+        return rigs[-1]
+
+    yield make
+    for rig in rigs:
+        await until(lambda rig=rig: not [a for a in rig.left_over() if "probe-" not in repr(a)])
+        await rig.stop()
+        assert rig.left_over() == []
+
+
+@pytest.fixture
+async def rig(make_rig: Callable[..., Rig]) -> Rig:
+    rig = make_rig()
+    await rig.start()
+    return rig
+
+
+async def test_the_decode_worker_books_first_and_tokens_come_in_order(rig: Rig) -> None:
+    prefill, decode = await rig.pair()
+    request = await rig.running()
+    key = request.life.key
+    assert isinstance(decode.jobs[-1], Resume) and isinstance(prefill.jobs[-1], Prefill)
+    assert decode.jobs[-1].source == prefill.ref
+    decode.tell(token(key, 1))
+    prefill.tell(token(key, 0), Finished(key, None, 1, 16))
+    decode.tell(token(key, 0), pulled(key), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 0))
+    events = [event async for event in request]
+    assert events == [token(key, 0), token(key, 1), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 16)]
+    assert request.path == "remote"
+
+
+async def test_one_mixed_worker_serves_alone(rig: Rig) -> None:
+    worker = await rig.add("m", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+    request = await rig.running()
+    assert isinstance(worker.jobs[-1], Generate) and request.path == "local"
+    worker.tell(token(request.life.key, 0), Finished(request.life.key, FinishReason.STOP, 1, 0))
+    assert await collect(request) == [0]
+
+
+@pytest.mark.parametrize("who", ["prefill", "decode"])
+async def test_a_refusal_is_tried_again_until_there_is_room(rig: Rig, who: str) -> None:
+    prefill, decode = await rig.pair()
+    full = prefill if who == "prefill" else decode
+    full.on_submit = lambda job: (ErrorKind.OVERLOADED, "full")
+    request = await rig.open()
+    await until(lambda: len([j for j in full.jobs if not is_probe(j)]) >= 3)
+    full.on_submit = lambda job: None
+    await until(lambda: request.life.phase.name == "RUNNING")
+    attempts = [job.attempt for job in full.jobs if not is_probe(job)]
+    assert attempts == list(range(1, len(attempts) + 1)), "each placement is an attempt of its own"
+    if who == "prefill":
+        cancelled = [key.attempt for verb, key in decode.seen if verb == "cancel"]
+        assert cancelled == attempts[:-1], "each booking was undone once"
+    await request.aclose()
+
+
+async def test_a_refusal_for_good_ends_the_request(rig: Rig) -> None:
+    _, decode = await rig.pair()
+    decode.on_submit = lambda job: (ErrorKind.CONTEXT_LENGTH, "too long")
+    with pytest.raises(TandemError, match="too long") as refused:
+        await collect(await rig.open())
+    assert refused.value.facts.http == 400
+
+
+async def test_who_finds_no_place_in_time_is_told_why(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(queue_timeout_s=0.2)
+    await rig.start()
+    with pytest.raises(TandemError, match="no live worker serves the model") as refused:
+        await collect(await rig.open())
+    assert refused.value.kind is ErrorKind.NO_WORKER and refused.value.facts.http == 503
+    assert refused.value.retry_after_s
+
+
+async def test_the_line_is_bounded(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(max_queued=1)
+    await rig.start()
+    first = await rig.open()
+    with pytest.raises(TandemError) as refused:
+        await rig.open()
+    assert refused.value.kind is ErrorKind.OVERLOADED
+    await first.aclose()
+
+
+async def test_who_makes_no_progress_fails_and_both_workers_are_told(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(progress_timeout_s=0.5)
+    await rig.start()
+    prefill, decode = await rig.pair()
+    request = await rig.open()
+    with pytest.raises(TandemError) as late:
+        await collect(request)
+    assert late.value.kind is ErrorKind.DEADLINE and late.value.facts.http == 504
+    name = str(request.life.request.id)
+    await until(lambda: "cancel" in prefill.verbs(name) and "cancel" in decode.verbs(name))
+
+
+async def test_a_failure_at_one_side_ends_it_at_the_other(rig: Rig) -> None:
+    prefill, decode = await rig.pair()
+    request = await rig.running()
+    decode.tell(Failed(request.life.key, ErrorKind.KV_LOST, "the lease ended"))
+    with pytest.raises(TandemError, match="the lease ended") as lost:
+        await collect(request)
+    assert lost.value.kind is ErrorKind.KV_LOST
+    await until(lambda: prefill.verbs(str(request.life.request.id)) == ["prefill", "cancel"])
+    assert decode.verbs(str(request.life.request.id)) == ["resume"], "who said so has nothing of it left"
+
+
+@pytest.mark.parametrize("phase", ["QUEUED", "BOOKING", "STARTING", "RUNNING"])
+async def test_a_client_that_leaves_is_told_to_each_worker_once(rig: Rig, phase: str) -> None:
+    prefill, decode = await rig.pair()
+    gate = asyncio.Event()
+    if phase == "BOOKING":
+        decode.hold_submit = gate
+    elif phase == "STARTING":
+        prefill.hold_submit = gate
+    elif phase == "QUEUED":
+        decode.on_submit = lambda job: (ErrorKind.OVERLOADED, "full")
+    request = await rig.open()
+    name = str(request.life.request.id)
+    held = prefill if phase == "STARTING" else decode
+    await until(lambda: request.life.phase.name == phase and held.verbs(name))
+    await request.aclose()
+    await request.aclose()
+    gate.set()
+    with pytest.raises(TandemError) as ended:
+        await collect(request)
+    assert ended.value.kind is ErrorKind.CANCELLED
+    begun = {"QUEUED": (), "BOOKING": (decode,), "STARTING": (decode, prefill), "RUNNING": (decode, prefill)}[phase]
+    for worker in begun:
+        await until(lambda worker=worker: "cancel" in worker.verbs(name))
+    await until(lambda: not rig.left_over())
+    for worker in (prefill, decode):
+        assert worker.verbs(name).count("cancel") == (1 if worker in begun else 0)
+    assert [verb for verb, _ in prefill.seen].count("release") == (1 if prefill in begun else 0)
+
+
+async def test_a_gateway_that_drains_lets_run_what_runs_and_takes_nothing_new(rig: Rig) -> None:
+    prefill, decode = await rig.pair()
+    request = await rig.running()
+    draining = asyncio.create_task(rig.dispatch.drain(20))
+    await until(lambda: rig.dispatch.ready() == "draining")
+    with pytest.raises(TandemError) as refused:
+        await rig.open()
+    assert refused.value.kind is ErrorKind.DRAINING
+    key = request.life.key
+    prefill.tell(token(key, 0), Finished(key, None, 1, 0))
+    decode.tell(pulled(key), Finished(key, FinishReason.STOP, 1, 0))
+    assert await collect(request) == [0]
+    assert await draining == 0
+
+
+async def test_a_gateway_that_drains_too_long_cuts(rig: Rig) -> None:
+    prefill, decode = await rig.pair()
+    request = await rig.running()
+    assert await rig.dispatch.drain(0.05) == 1
+    with pytest.raises(TandemError) as cut:
+        await collect(request)
+    assert cut.value.kind is ErrorKind.DRAINING
+    name = str(request.life.request.id)
+    await until(lambda: "cancel" in prefill.verbs(name) and "cancel" in decode.verbs(name))

@@ -1,0 +1,54 @@
+"""Block names: the same in every process and for ever, and shared only where the KV is the same."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+
+from tandem.kv.hashing import HASH_BYTES, chain_hashes, child_hash, root_hash
+
+TOKENS = list(range(10))
+
+
+def test_names_are_pinned() -> None:
+    """Workers and indexes of different releases must agree on them."""
+    root = root_hash("fingerprint", 16, "")
+    assert root.hex() == "4ff27603d7479840b3d2d4f38f8b74a1"
+    assert child_hash(root, range(16)).hex() == "8f2dd0f739f63b61bffa854174c9f76a"
+    assert [h.hex() for h in chain_hashes(root_hash("m", 4, "salt"), TOKENS, 4)] == [
+        "fb9f9ab2d0d787090e5f940b5e112d02",
+        "04fcfd3d87e066956551f23e18fc31a8",
+    ]
+
+
+def test_different_models_block_sizes_or_salts_share_nothing() -> None:
+    roots = [root_hash("m", 4, ""), root_hash("n", 4, ""), root_hash("m", 2, ""), root_hash("m", 4, "s")]
+    chains = [set(chain_hashes(root, TOKENS, 2)) for root in roots]
+    assert all(a.isdisjoint(b) for a, b in combinations(chains, 2))
+
+
+def test_the_parts_of_a_root_do_not_run_together() -> None:
+    roots = {root_hash("ab", 1, "c"), root_hash("a", 1, "bc"), root_hash("ab1", 1, "c"), root_hash("ab", 11, "c")}
+    assert len(roots) == 4
+
+
+def test_one_name_stands_for_the_whole_prefix() -> None:
+    root = root_hash("m", 2, "")
+    ours, theirs = chain_hashes(root, [1, 2, 3, 4, 5], 2), chain_hashes(root, [9, 2, 3, 4, 5], 2)
+    assert len(ours) == len(theirs) == 2
+    assert set(ours).isdisjoint(theirs)
+    assert chain_hashes(root, [1, 2, 3, 4, 6, 7], 2)[:2] == ours
+    assert all(len(name) == HASH_BYTES for name in ours)
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 3, 4, 5, 8])
+def test_only_full_blocks_have_names(num_tokens: int) -> None:
+    assert len(chain_hashes(root_hash("m", 4, ""), TOKENS[:num_tokens], 4)) == num_tokens // 4
+
+
+def test_a_token_is_four_bytes_wide() -> None:
+    root = root_hash("m", 2, "")
+    assert child_hash(root, [1, 0]) != child_hash(root, [0, 1]) != child_hash(root, [65536, 0])
+    with pytest.raises(OverflowError):
+        child_hash(root, [2**32, 0])

@@ -1,0 +1,141 @@
+"""The giver's side by hand: fences, late takers, replays."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import SampledToken
+from tandem.core.ids import BlockId, HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
+from tandem.kv.handoff import BlockDigest, HandoffError, HandoffKey, LeaseState
+from tandem.kv.lease_book import LeaseBook
+
+TAKER = WorkerRef(WorkerId("taker"), Incarnation(1), "taker:1")
+BLOCKS = (BlockId(4), BlockId(2), BlockId(9))
+
+
+def key(attempt: int = 1) -> HandoffKey:
+    return HandoffKey(HandoffId("h"), attempt)
+
+
+def job(attempt: int = 1) -> JobKey:
+    return JobKey(RequestId("r"), attempt)
+
+
+def opened(attempt: int = 1) -> LeaseBook:
+    book = LeaseBook(10.0, memory_s=60.0)
+    assert book.open(key(attempt), job(attempt), 0.0) is None
+    return book
+
+
+def refused(book: LeaseBook, attempt: int, now: float = 1.0) -> bool:
+    try:
+        book.open(key(attempt), job(attempt), now)
+    except TandemError as error:
+        return error.kind is ErrorKind.CANCELLED
+    return False
+
+
+def test_announcements_are_repeated_to_whoever_follows() -> None:
+    book = opened()
+    book.start(key(), BLOCKS)
+    digests = [BlockDigest(b, (b,)) for b in BLOCKS]
+    first = book.announce(key(), 2, digests[:2], 9, None)
+    assert book.announce(key(), 2, [], 9, None) is None
+    last = book.announce(key(), 3, digests[2:], 11, SampledToken(5))
+    assert first is not None and last is not None
+    assert (first.first_index, first.blocks) == (0, tuple(digests[:2]))
+    assert (last.first_index, last.blocks, last.first_token) == (2, (digests[2],), SampledToken(5))
+    assert book.follow(key(), TAKER, 1.0) == [first, last]
+    assert book.follow(key(), TAKER, 2.0) == [first, last]
+
+
+def test_digests_of_other_blocks_are_a_defect() -> None:
+    book = opened()
+    book.start(key(), BLOCKS)
+    with pytest.raises(AssertionError, match="digests of other blocks"):
+        book.announce(key(), 1, [BlockDigest(BLOCKS[1], (1,))], 4, None)
+
+
+def test_without_digests_blocks_are_announced_bare() -> None:
+    book = opened()
+    book.start(key(), BLOCKS)
+    message = book.announce(key(), 3, [], 11, SampledToken(5))
+    assert message is not None and message.blocks == tuple(BlockDigest(b, ()) for b in BLOCKS)
+
+
+def test_a_lease_starts_once() -> None:
+    book = opened()
+    book.start(key(), BLOCKS)
+    with pytest.raises(HandoffError):
+        book.start(key(), BLOCKS)
+    lease = book.find(key())
+    assert lease is not None and lease.state is LeaseState.OFFERED and lease.blocks == BLOCKS
+
+
+def test_a_lease_lapses_at_its_time_and_not_before() -> None:
+    book = opened()
+    book.start(key(), BLOCKS)
+    assert book.renew(key(), 4.0) and book.next_deadline() == 14.0
+    assert book.lapse(13.9) == []
+    (ended,) = book.lapse(14.0)
+    assert (ended.key, ended.job, ended.blocks, ended.taker) == (key(), job(), BLOCKS, None)
+    assert not book.renew(key(), 14.1) and book.follow(key(), TAKER, 14.1) is None
+    assert book.why_over(key()) is ErrorKind.KV_LOST
+
+
+def test_a_newer_attempt_ends_the_older_one() -> None:
+    book = opened(2)
+    ended = book.open(key(3), job(3), 1.0)
+    assert ended is not None and ended.key == key(2)
+    assert book.release(key(2), 2.0) is None and book.find(key(3)) is not None
+    assert book.why_over(key(2)) is ErrorKind.CANCELLED and book.why_over(key(3)) is None
+    assert not book.renew(key(2), 2.0) and book.follow(key(2), TAKER, 2.0) is None
+
+
+@pytest.mark.parametrize("attempt", [1, 2, 3])
+def test_attempts_up_to_a_live_one_are_refused(attempt: int) -> None:
+    assert refused(opened(3), attempt)
+
+
+@pytest.mark.parametrize("attempt", [1, 2, 3])
+def test_attempts_up_to_an_ended_one_are_refused(attempt: int) -> None:
+    book = opened(3)
+    assert book.release(key(3), 1.0) is not None
+    assert refused(book, attempt)
+    assert not refused(book, 4)
+
+
+def test_a_release_that_comes_first_refuses_the_prefill() -> None:
+    book = LeaseBook(10.0)
+    assert book.release(key(2), 0.0) is None
+    assert refused(book, 2) and refused(book, 1) and not refused(book, 3)
+
+
+def test_a_follow_that_comes_first_waits() -> None:
+    book = LeaseBook(10.0, memory_s=60.0)
+    assert book.follow(key(), TAKER, 0.0) == [] and book.renew(key(), 1.0)
+    book.open(key(), job(), 2.0)
+    lease = book.find(key())
+    assert lease is not None and lease.taker == TAKER
+
+
+def test_a_follow_of_a_fenced_attempt_does_not_wait() -> None:
+    book = LeaseBook(10.0, memory_s=60.0)
+    assert book.follow(key(1), TAKER, 0.0) == []
+    book.open(key(2), job(2), 1.0)
+    assert not book.renew(key(1), 1.0)
+
+
+def test_memory_ends() -> None:
+    book = LeaseBook(10.0, memory_s=60.0)
+    book.release(key(2), 0.0)
+    book.follow(HandoffKey(HandoffId("other"), 1), TAKER, 0.0)
+    book.lapse(60.0)
+    assert book.why_over(key(2)) is None and not book.renew(HandoffKey(HandoffId("other"), 1), 61.0)
+
+
+def test_the_reason_of_an_end_is_kept() -> None:
+    book = opened()
+    book.release(key(), 0.0, ErrorKind.CANCELLED)
+    assert book.why_over(key()) is ErrorKind.CANCELLED

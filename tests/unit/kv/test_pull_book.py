@@ -1,0 +1,193 @@
+"""The taker's side by hand: leases, deadlines, reads that do not end."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandem.core.errors import ErrorKind
+from tandem.core.events import SampledToken
+from tandem.core.ids import BlockId, HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
+from tandem.kv.handoff import Announcement, BlockDigest, HandoffError, HandoffKey
+from tandem.kv.pull_book import Arrived, Lost, PullBook, PullOutcome, ReadEnded, StartRead, Teardown
+
+SOURCE = WorkerRef(WorkerId("p"), Incarnation(1), "p:1")
+KEY = HandoffKey(HandoffId("h"), 1)
+JOB = JobKey(RequestId("r"), 1)
+LOCAL = tuple(BlockId(b) for b in (10, 11, 12, 13))
+TOKEN = SampledToken(5)
+
+
+def announcement(first: int, stop: int, token: SampledToken | None = None) -> Announcement:
+    return Announcement(KEY, first, tuple(BlockDigest(BlockId(i), (i,)) for i in range(first, stop)), stop, token)
+
+
+def opened(lease_until: float | None = 10.0) -> PullBook:
+    book = PullBook(pull_timeout_s=20.0, drain_timeout_s=10.0)
+    book.open(KEY, JOB, SOURCE, 0.0)
+    if lease_until is not None:
+        book.renewed((KEY,), lease_until - 10.0, 10.0)
+    return book
+
+
+def reading(lease_until: float | None = 10.0) -> tuple[PullBook, StartRead]:
+    """A pull of three blocks, the first found in the own cache, all of it offered at 1 s."""
+    book = opened(lease_until)
+    assert book.announced(announcement(0, 3, TOKEN), 1.0) == []
+    (read,) = book.granted(JOB, LOCAL, 1, 3, 1.0)
+    assert isinstance(read, StartRead)
+    return book, read
+
+
+def kinds(outcomes: list[PullOutcome]) -> list[str]:
+    return [type(x).__name__ for x in outcomes]
+
+
+def lost_kind(outcomes: list[PullOutcome]) -> ErrorKind:
+    (lost,) = [x for x in outcomes if isinstance(x, Lost)]
+    return lost.kind
+
+
+def test_a_pull_reads_what_it_lacks_and_arrives() -> None:
+    book, read = reading()
+    assert read.first_index == 1 and read.local == LOCAL[1:3] and [o.block for o in read.offered] == [1, 2]
+    ended, arrived = book.read_done(read.read, 4.0)
+    assert ended == ReadEnded(LOCAL[1:3]) and isinstance(arrived, Arrived)
+    assert arrived.first_token == TOKEN and arrived.stats.num_blocks == 2
+    assert (arrived.stats.total_s, arrived.stats.exposed_s, arrived.stats.busy_s) == (3.0, 3.0, 3.0)
+    assert len(book) == 0 and book.find(KEY) is None and book.of_job(JOB) is None
+
+
+def test_chunks_are_read_as_they_come_and_replays_are_skipped() -> None:
+    book = opened()
+    assert book.announced(announcement(0, 1), 1.0) == []
+    assert kinds(book.granted(JOB, LOCAL, 0, 3, 1.0)) == ["StartRead"]
+    assert book.announced(announcement(0, 1), 1.5) == []
+    (second,) = book.announced(announcement(0, 3, TOKEN), 2.0)
+    assert isinstance(second, StartRead) and second.local == LOCAL[1:3]
+    assert book.announced(announcement(0, 3, TOKEN), 2.5) == []
+    assert kinds(book.read_done(2, 3.0)) == ["ReadEnded"]
+    assert kinds(book.read_done(1, 4.0)) == ["ReadEnded", "Arrived"]
+
+
+def test_a_gap_between_announcements_ends_the_pull() -> None:
+    book = opened()
+    assert lost_kind(book.announced(announcement(1, 2), 1.0)) is ErrorKind.KV_LOST
+
+
+def test_a_lease_that_ran_out_during_the_read() -> None:
+    book, read = reading(10.0)
+    assert kinds(book.read_done(read.read, 10.1)) == ["ReadEnded", "Lost"]
+
+
+def test_the_last_moment_of_a_lease_counts() -> None:
+    book, read = reading(10.0)
+    assert kinds(book.read_done(read.read, 10.0)) == ["ReadEnded", "Arrived"]
+
+
+def test_a_renewal_counts_from_its_question_and_never_shortens() -> None:
+    book, read = reading(10.0)
+    book.renewed((KEY,), 5.0, 10.0)
+    book.renewed((KEY,), 4.0, 10.0)
+    assert kinds(book.read_done(read.read, 15.0)) == ["ReadEnded", "Arrived"]
+
+
+def test_a_renewal_asked_for_too_late_revives_nothing() -> None:
+    book, read = reading(10.0)
+    book.renewed((KEY,), 10.5, 10.0)
+    assert kinds(book.read_done(read.read, 11.0)) == ["ReadEnded", "Lost"]
+
+
+def test_kv_is_not_taken_before_the_source_has_confirmed_a_lease() -> None:
+    book, read = reading(None)
+    assert kinds(book.read_done(read.read, 2.0)) == ["ReadEnded"]
+    assert book.tick(2.5) == []
+    book.renewed((KEY,), 0.5, 10.0)
+    assert kinds(book.tick(3.0)) == ["Arrived"]
+
+
+def test_a_confirmation_that_comes_after_the_lease_is_too_late() -> None:
+    book, read = reading(None)
+    book.read_done(read.read, 2.0)
+    book.renewed((KEY,), 0.5, 10.0)
+    assert lost_kind(book.tick(11.0)) is ErrorKind.KV_LOST
+
+
+def test_a_source_that_offers_too_little_is_not_waited_for() -> None:
+    book = opened()
+    book.announced(announcement(0, 2, TOKEN), 1.0)
+    assert kinds(book.granted(JOB, LOCAL, 0, 3, 1.0)) == ["StartRead"]
+    assert kinds(book.read_done(1, 2.0)) == ["ReadEnded", "Lost"]
+
+
+@pytest.mark.parametrize(
+    ("offered", "granted", "lease", "kind"),
+    [
+        (False, False, None, ErrorKind.KV_LOST),
+        (True, False, 90.0, ErrorKind.OVERLOADED),
+        (True, True, 90.0, ErrorKind.KV_LOST),
+    ],
+    ids=["no answer", "no room", "no bytes"],
+)
+def test_a_pull_without_progress_is_given_up(
+    offered: bool, granted: bool, lease: float | None, kind: ErrorKind
+) -> None:
+    book = opened(lease)
+    if offered:
+        book.announced(announcement(0, 3, TOKEN), 0.0)
+    if granted:
+        book.granted(JOB, LOCAL, 0, 3, 0.0)
+    assert book.tick(19.9) == []
+    assert lost_kind(book.tick(20.0)) is kind
+
+
+def test_a_source_that_computes_is_waited_for_while_its_lease_lives() -> None:
+    book = opened(10.0)
+    for second in range(0, 60, 5):
+        book.renewed((KEY,), second, 10.0)
+        assert book.tick(second) == []
+    assert lost_kind(book.tick(66.0)) is ErrorKind.KV_LOST
+
+
+def test_a_read_that_does_not_end_costs_the_peer_once() -> None:
+    book, read = reading(90.0)
+    assert kinds(book.abandon(JOB, ErrorKind.CANCELLED, "cancelled", 2.0)) == ["Lost"]
+    assert book.abandon(JOB, ErrorKind.CANCELLED, "cancelled", 2.0) == []
+    assert list(book.blocks()) == list(LOCAL[1:3])
+    assert book.tick(11.9) == []
+    assert book.tick(12.0) == [Teardown(SOURCE)] and book.tick(13.0) == []
+    assert book.peer_lost(SOURCE, "gone", proven=False, now=13.0) == [] and book.num_quarantined == 2
+    assert book.tick(99.0) == [] and list(book.blocks()) == list(LOCAL[1:3])
+    assert book.peer_lost(SOURCE, "gone", proven=True, now=99.0) == [ReadEnded(LOCAL[1:3])]
+    assert book.num_quarantined == book.num_reads == 0
+    assert book.read_done(read.read, 99.0) == []
+
+
+def test_a_teardown_ends_every_pull_of_the_peer_and_no_other() -> None:
+    book, _ = reading(90.0)
+    other = HandoffKey(HandoffId("other"), 1)
+    elsewhere = WorkerRef(SOURCE.id, Incarnation(2), "p:2")
+    book.open(other, JobKey(RequestId("other"), 1), SOURCE, 2.0)
+    book.open(HandoffKey(HandoffId("new"), 1), JobKey(RequestId("new"), 1), elsewhere, 2.0)
+    book.abandon(JOB, ErrorKind.CANCELLED, "cancelled", 2.0)
+    outcomes = book.tick(12.0)
+    assert kinds(outcomes) == ["Teardown", "Lost"]
+    assert [p.source for p in book.live()] == [elsewhere]
+
+
+def test_a_failed_read_frees_its_blocks_only_when_drained() -> None:
+    book, read = reading()
+    assert kinds(book.read_failed(read.read, "broken", drained=False, now=2.0)) == ["Lost"]
+    assert book.num_quarantined == 2
+    assert kinds(book.read_failed(read.read, "broken", drained=True, now=3.0)) == ["ReadEnded"]
+
+
+def test_blocks_are_granted_once() -> None:
+    book, _ = reading()
+    with pytest.raises(HandoffError):
+        book.granted(JOB, LOCAL, 1, 3, 2.0)
+
+
+def test_one_handoff_is_not_pulled_twice() -> None:
+    book = opened()
+    with pytest.raises(AssertionError, match="is being pulled"):
+        book.open(KEY, JobKey(RequestId("r2"), 1), SOURCE, 0.0)

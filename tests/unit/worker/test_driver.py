@@ -1,0 +1,176 @@
+"""The engine's thread alone: calls, failures, order, ends, and the pulse that health is judged by."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from tandem.core.clock import SystemClock
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import Failed, Token
+from tandem.core.request import Generate
+from tandem.engine.effects import Effect, Emit
+from tandem.engine.engine import Engine, HandoffLimits
+from tandem.kv.pool import BlockPool
+from tandem.sched.policy import SchedulerLimits
+from tandem.worker.driver import EngineDriver, Snapshot
+from tandem.worker.pulse import STALL_FACTOR, Pulse
+from tests.e2e.client import new_request
+from tests.unit.worker.fake_model import BLOCK_SIZE, FakeExecutor
+
+NUM_BLOCKS = 64
+
+
+class Sink:
+    """Writes down what the driver hands out, and on which thread."""
+
+    def __init__(self) -> None:
+        self.effects: list[Effect] = []
+        self.snapshots: list[Snapshot] = []
+        self.threads: set[str] = set()
+        self.ends: list[str | None] = []
+        self.has_ended = threading.Event()
+
+    def dispatch(self, effects: Sequence[Effect], snapshot: Snapshot) -> None:
+        self.effects.extend(effects)
+        self.snapshots.append(snapshot)
+        self.threads.add(threading.current_thread().name)
+
+    def ended(self, error: str | None) -> None:
+        self.ends.append(error)
+        self.has_ended.set()
+
+    def failures(self) -> list[Failed]:
+        return [e.event for e in self.effects if isinstance(e, Emit) and isinstance(e.event, Failed)]
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.sink = Sink()
+        self.executor = FakeExecutor(NUM_BLOCKS)
+        limits = SchedulerLimits(max_num_batched_tokens=8, max_num_seqs=4, max_model_len=200)
+        self.engine = Engine(BlockPool(NUM_BLOCKS, BLOCK_SIZE), limits, HandoffLimits(), "f00d")
+        self.driver = EngineDriver(self.engine, self.executor, self.sink, SystemClock(), stall_s=30.0)
+
+    def submit(self, max_tokens: int) -> Generate:
+        job = Generate(request=new_request("fake", [1, 2, 3], max_tokens), attempt=1)
+        self.driver.call(lambda engine, now: (None, engine.submit(job, now))).result(10)
+        return job
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    rig = Rig()
+    yield rig
+    assert rig.driver.stop(10)
+
+
+def test_effects_come_from_one_thread_and_before_the_answer(rig: Rig) -> None:
+    rig.driver.start()
+    seen: list[int] = []
+    future = rig.driver.call(lambda engine, now: (7, [Emit(Failed(key, ErrorKind.INTERNAL, ""))]))
+    future.add_done_callback(lambda done: seen.append(len(rig.sink.effects)))
+    key = Generate(request=new_request("fake", [1], 1), attempt=1).key
+    assert future.result(10) == 7
+    assert seen == [1]
+    assert rig.sink.threads == {"tandem-engine"}
+
+
+def test_a_refusal_reaches_its_caller_and_nobody_else(rig: Rig) -> None:
+    rig.driver.start()
+    with pytest.raises(TandemError) as refused:
+        rig.submit(10_000)
+    assert refused.value.kind is ErrorKind.CONTEXT_LENGTH
+    assert rig.driver.stalled() is None
+
+
+def test_what_comes_during_a_step_is_done_right_after_it(rig: Rig) -> None:
+    entered, go = threading.Event(), threading.Event()
+
+    def hold(plan: object) -> None:
+        entered.set()
+        assert go.wait(10)
+
+    rig.executor.before_step = hold
+    rig.driver.start()
+    job = rig.submit(100)
+    assert entered.wait(10)
+    future = rig.driver.call(lambda engine, now: (None, engine.cancel(job.key, now)))
+    go.set()
+    future.result(10)
+    tokens = [e for e in rig.sink.effects if isinstance(e, Emit) and isinstance(e.event, Token)]
+    assert len(tokens) == 1, "the step that was running is the last"
+
+
+def test_stop_fails_what_is_live_and_answers_what_waits(rig: Rig) -> None:
+    rig.executor.before_step = lambda plan: time.sleep(0.005)
+    rig.driver.start()
+    job = rig.submit(190)
+    assert rig.driver.stop(10)
+    assert [(f.key, f.kind) for f in rig.sink.failures()] == [(job.key, ErrorKind.WORKER_LOST)]
+    assert rig.sink.ends == [None]
+    with pytest.raises(TandemError):
+        rig.driver.call(lambda engine, now: (None, [])).result(10)
+    rig.driver.post(lambda engine, now: [])
+    assert rig.driver.stalled() == "the engine has ended"
+
+
+@pytest.mark.parametrize("how", ["post", "call"])
+def test_a_defect_in_a_command_ends_the_engine(rig: Rig, how: str) -> None:
+    rig.driver.start()
+    job = rig.submit(190)
+
+    def explode(*_: object) -> list[Effect]:
+        raise KeyError("planted")
+
+    if how == "post":
+        rig.driver.post(explode)
+    else:
+        with pytest.raises(TandemError):
+            rig.driver.call(lambda engine, now: (None, explode())).result(10)
+    assert rig.sink.has_ended.wait(10)
+    assert "planted" in (rig.sink.ends[0] or "")
+    assert [(f.key, f.kind) for f in rig.sink.failures()] == [(job.key, ErrorKind.INTERNAL)]
+
+
+def test_an_idle_engine_checks_its_books(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = threading.Event()
+    monkeypatch.setattr(rig.engine, "check", checked.set)
+    rig.driver.start()
+    assert checked.wait(10)
+
+
+def test_facts_do_not_pile_up(rig: Rig) -> None:
+    rig.driver.start()
+    rig.submit(40)
+    assert rig.driver.call(lambda engine, now: (engine.take_facts(), [])).result(10) == []
+
+
+class SetClock:
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+
+def test_the_pulse_scales_with_the_longest_recent_step() -> None:
+    clock = SetClock()
+    pulse = Pulse(clock, stall_s=30.0)
+    clock.time = 30.0
+    assert pulse.stalled() is None
+    clock.time = 30.1
+    assert "loop" in (pulse.stalled() or "")
+    pulse.step_begins()
+    clock.time += 5.0
+    pulse.step_ends()
+    pulse.step_begins()
+    clock.time += 5.0 * STALL_FACTOR
+    assert pulse.stalled() is None
+    clock.time += 0.1
+    assert "a step" in (pulse.stalled() or "")
+    pulse.step_ends()
+    assert pulse.stalled() is None

@@ -1,0 +1,307 @@
+"""Hand-offs between two workers of this process, over real gRPC and the local transport."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from tandem.core.config import EngineConfig, HandoffConfig
+from tandem.core.errors import ErrorKind
+from tandem.core.events import Cancelled, Failed, Finished, FinishReason
+from tandem.core.ids import HandoffId, Incarnation
+from tandem.core.request import Prefill, Resume
+from tandem.kv.handoff import HandoffKey
+from tests.e2e.client import hand_over, new_request
+from tests.unit.worker.conftest import Gate, Nodes, pace
+from tests.unit.worker.fake_model import MODEL, continuation
+
+PROMPT = list(range(1, 60))
+QUICK = HandoffConfig(lease_s=1.0, pull_timeout_s=1.0, drain_timeout_s=1.0)
+
+
+async def test_prefill_here_decode_there(nodes: Nodes) -> None:
+    giver, taker = await nodes.start(), await nodes.start()
+    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 12))
+    prefilled, finished = await giver.client.end_of(key), await taker.client.end_of(key)
+    assert prefilled == Finished(key, None, 1, 0)
+    assert finished == Finished(key, FinishReason.LENGTH, 12, 0)
+    assert giver.client.tokens(key) == continuation(PROMPT, 1)
+    assert taker.client.tokens(key) == continuation(PROMPT, 12)
+    pulled = taker.client.pulled(key)
+    assert pulled is not None and pulled.num_blocks == 15 and pulled.num_bytes == 15 * 64
+    await giver.client.settled()
+    await taker.client.settled()
+
+
+async def test_blocks_that_the_taker_has_are_not_read(nodes: Nodes) -> None:
+    giver, taker = await nodes.start(), await nodes.start()
+    for num_read in (15, 2):
+        prompt = PROMPT if num_read == 15 else [*PROMPT[:56], 7, 8, 9, 10, 11]
+        key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, prompt, 5))
+        await taker.client.end_of(key)
+        assert taker.client.tokens(key) == continuation(prompt, 5)
+        pulled = taker.client.pulled(key)
+        assert pulled is not None and pulled.num_blocks == num_read
+    await giver.client.settled()
+    await taker.client.settled()
+
+
+async def test_many_hand_offs_in_both_directions(nodes: Nodes) -> None:
+    ends = (await nodes.start(num_blocks=64), await nodes.start(num_blocks=64))
+    started = []
+    for i in range(8):
+        giver, taker = ends[i % 2], ends[1 - i % 2]
+        prompt = [i, *PROMPT]
+        key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, prompt, 6))
+        started.append((taker, prompt, key))
+    for taker, prompt, key in started:
+        await taker.client.end_of(key)
+        assert taker.client.tokens(key) == continuation(prompt, 6)
+    for node in ends:
+        await node.client.settled()
+
+
+async def test_the_first_token_waits_for_no_transfer(nodes: Nodes) -> None:
+    giver, taker = await nodes.start(), await nodes.start()
+    taker.transport.gate.clear()
+    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 8))
+    await giver.client.num_tokens(key, 1)
+    await taker.client.num_tokens(key, 1)
+    assert taker.client.pulled(key) is None and not taker.client.ends(key)
+    assert (await taker.client.books()).num_reading_blocks > 0
+    assert (await giver.client.books()).num_leased_blocks == 15
+    taker.transport.gate.set()
+    await taker.client.end_of(key)
+    assert taker.client.tokens(key) == continuation(PROMPT, 8)
+    await giver.client.settled()
+    await taker.client.settled()
+
+
+async def test_the_resume_may_come_long_before_or_after_the_prefill(nodes: Nodes) -> None:
+    giver, taker = await nodes.start(), await nodes.start()
+    request = new_request(MODEL, PROMPT, 4)
+    handoff = HandoffId("late")
+    prefill = Prefill(request=request, attempt=1, handoff=handoff)
+    await giver.client.submit(prefill)
+    await giver.client.end_of(prefill.key)
+    resume = Resume(request=request, attempt=1, handoff=handoff, source=giver.worker.me)
+    await taker.client.submit(resume)
+    await taker.client.end_of(resume.key)
+    assert taker.client.tokens(resume.key) == continuation(PROMPT, 4)
+
+
+async def test_a_second_taker_pulls_from_the_same_lease(nodes: Nodes) -> None:
+    giver, first, second = await nodes.start(), await nodes.start(), await nodes.start()
+    first.transport.gate.clear()
+    request = new_request(MODEL, PROMPT, 6)
+    key, handoff = await hand_over(giver.client, first.client, request)
+    await first.client.num_tokens(key, 1)
+    resume = Resume(request=request, attempt=1, handoff=handoff.handoff, source=giver.worker.me)
+    await second.client.submit(resume)
+    await second.client.end_of(key)
+    assert second.client.tokens(key) == continuation(PROMPT, 6)
+    await first.client.cancel(key)
+    first.transport.gate.set()
+    await first.client.settled()
+    await giver.client.settled()
+
+
+@pytest.mark.parametrize("state", ["following", "half computed", "half moved", "decoding"])
+async def test_cancel_leaves_nothing_on_either_side(nodes: Nodes, state: str) -> None:
+    giver, taker = await nodes.start(), await nodes.start()
+    gate = Gate(giver.executor, lambda plan: state == "half computed" and getattr(plan, "number", 0) >= 3)
+    if state == "half moved":
+        taker.transport.gate.clear()
+    pace(taker.executor)
+    request = new_request(MODEL, PROMPT, 400)
+    if state == "following":
+        resume = Resume(request=request, attempt=1, handoff=HandoffId("h"), source=giver.worker.me)
+        await taker.client.submit(resume)
+        key, keys = resume.key, [resume.key]
+    else:
+        key, _ = await hand_over(giver.client, taker.client, request)
+        keys = [key]
+    if state == "half computed":
+        await asyncio.to_thread(gate.entered.wait)
+    if state == "half moved":
+        await taker.client.num_tokens(key, 1)
+    if state == "decoding":
+        await taker.client.num_tokens(key, 4)
+    cancelling = asyncio.gather(taker.client.cancel(*keys), giver.client.cancel(*keys))
+    gate.open()
+    await cancelling
+    assert await taker.client.end_of(key) == Cancelled(key)
+    if state == "half moved":
+        # A read cannot be taken back: its blocks are not free before it has ended.
+        books = await taker.client.books()
+        assert books.num_reading_blocks > 0 and books.num_sequences == 0
+        assert (await giver.client.settled()).num_leases == 0
+        taker.transport.gate.set()
+    await giver.client.settled()
+    await taker.client.settled()
+    assert giver.worker.healthy() is None and taker.worker.healthy() is None
+
+
+async def test_a_prefill_that_nobody_takes_loses_its_lease(nodes: Nodes) -> None:
+    giver = await nodes.start(handoff=QUICK)
+    prefill = Prefill(request=new_request(MODEL, PROMPT, 4), attempt=1, handoff=HandoffId("alone"))
+    await giver.client.submit(prefill)
+    await giver.client.end_of(prefill.key)
+    assert (await giver.client.books()).num_leased_blocks == 15
+    await giver.client.settled()
+
+
+async def test_release_by_the_gateway_ends_a_lease(nodes: Nodes) -> None:
+    giver = await nodes.start()
+    prefill = Prefill(request=new_request(MODEL, PROMPT, 4), attempt=1, handoff=HandoffId("alone"))
+    await giver.client.submit(prefill)
+    await giver.client.end_of(prefill.key)
+    await giver.client.release(HandoffKey(HandoffId("alone"), 0))
+    assert (await giver.client.books()).num_leased_blocks == 15, "a release of an old attempt does nothing"
+    await giver.client.release(HandoffKey(HandoffId("alone"), 1))
+    await giver.client.settled()
+
+
+async def test_leases_are_renewed_while_a_pull_waits(nodes: Nodes) -> None:
+    quick = replace(QUICK, pull_timeout_s=20.0)
+    giver, taker = await nodes.start(handoff=quick), await nodes.start(handoff=quick)
+    taker.transport.gate.clear()
+    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 4))
+    await taker.client.num_tokens(key, 1)
+    await asyncio.sleep(2.5 * quick.lease_s)
+    assert not taker.client.ends(key) and (await giver.client.books()).num_leases == 1
+    taker.transport.gate.set()
+    assert isinstance(await taker.client.end_of(key), Finished)
+    assert taker.client.tokens(key) == continuation(PROMPT, 4)
+
+
+async def test_a_source_that_is_not_there_fails_the_resume(nodes: Nodes) -> None:
+    giver, taker = await nodes.start(), await nodes.start()
+    await giver.worker.stop()
+    request = new_request(MODEL, PROMPT, 4)
+    resume = Resume(request=request, attempt=1, handoff=HandoffId("h"), source=giver.worker.me)
+    await taker.client.submit(resume)
+    failed = await taker.client.end_of(resume.key)
+    assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST
+    await taker.client.settled()
+
+
+@pytest.mark.parametrize("what", ["incarnation", "fingerprint"])
+async def test_a_source_that_is_another_is_not_read(nodes: Nodes, what: str) -> None:
+    giver = await nodes.start()
+    taker = await nodes.start(fingerprint="f00d" if what == "incarnation" else "beef")
+    source = giver.worker.me
+    if what == "incarnation":
+        source = replace(source, incarnation=Incarnation(source.incarnation - 1))
+    request = new_request(MODEL, PROMPT, 4)
+    resume = Resume(request=request, attempt=1, handoff=HandoffId("h"), source=source)
+    await taker.client.submit(resume)
+    failed = await taker.client.end_of(resume.key)
+    assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST
+    assert ("incarnation" if what == "incarnation" else "model") in failed.message
+    await taker.client.settled()
+
+
+async def test_a_giver_that_stops_in_mid_prefill_fails_both(nodes: Nodes) -> None:
+    giver, taker = await nodes.start(handoff=QUICK), await nodes.start(handoff=QUICK)
+    pace(giver.executor, 0.05)
+    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 4))
+    async with asyncio.timeout(10):
+        while (await taker.client.books()).num_pulls == 0 or not taker.client.events:
+            await asyncio.sleep(0.01)
+            if (await giver.client.books()).num_leased_blocks:
+                break
+    await giver.worker.stop()
+    failed = await giver.client.end_of(key)
+    assert isinstance(failed, Failed) and failed.kind is ErrorKind.WORKER_LOST
+    failed = await taker.client.end_of(key)
+    assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST
+    await taker.client.settled()
+
+
+async def test_a_broken_stream_is_opened_again_and_nothing_is_lost(nodes: Nodes) -> None:
+    giver, taker = await nodes.start(), await nodes.start()
+    gate = Gate(giver.executor, lambda plan: getattr(plan, "number", 0) == 3)
+    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 6))
+    await asyncio.to_thread(gate.entered.wait)
+    giver.worker._takers.close()
+    gate.open()
+    assert isinstance(await taker.client.end_of(key), Finished)
+    assert taker.client.tokens(key) == continuation(PROMPT, 6)
+    await giver.client.settled()
+    await taker.client.settled()
+
+
+async def test_a_transport_that_loses_its_peer_connects_again(nodes: Nodes) -> None:
+    giver, taker = await nodes.start(handoff=QUICK), await nodes.start(handoff=QUICK)
+    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 6))
+    await taker.client.end_of(key)
+    # A read that does not end costs the peer as a whole.
+    taker.transport.gate.clear()
+    prompt = [99, *PROMPT]
+    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, prompt, 6))
+    failed = await taker.client.end_of(key)
+    assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST
+    await taker.client.settled()
+    taker.transport.gate.set()
+    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, prompt, 6))
+    await taker.client.end_of(key)
+    assert taker.client.tokens(key) == continuation(prompt, 6)
+
+
+async def test_kv_that_was_changed_on_the_way_is_refused(nodes: Nodes) -> None:
+    giver, taker = await nodes.start(), await nodes.start()
+    taker.transport.gate.clear()
+    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 6))
+    await taker.client.num_tokens(key, 1)
+    giver.executor.pool[:, 0] += 1
+    taker.transport.gate.set()
+    failed = await taker.client.end_of(key)
+    assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST and "is another" in failed.message
+    await taker.client.settled()
+    await giver.client.settled()
+
+
+async def test_a_giver_without_digests_is_refused_by_a_taker_that_wants_them(nodes: Nodes) -> None:
+    giver = await nodes.start(handoff=HandoffConfig(digests=False))
+    taker = await nodes.start()
+    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 6))
+    failed = await taker.client.end_of(key)
+    assert isinstance(failed, Failed) and "handoff.digests" in failed.message
+    await taker.client.settled()
+
+
+async def test_hand_off_without_digests_on_either_side(nodes: Nodes) -> None:
+    plain = HandoffConfig(digests=False)
+    giver, taker = await nodes.start(handoff=plain), await nodes.start(handoff=plain)
+    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 6))
+    await taker.client.end_of(key)
+    assert taker.client.tokens(key) == continuation(PROMPT, 6)
+
+
+async def test_the_first_token_may_be_the_last(nodes: Nodes) -> None:
+    giver, taker = await nodes.start(), await nodes.start()
+    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 1))
+    end = await giver.client.end_of(key)
+    assert isinstance(end, Finished) and end.reason is FinishReason.LENGTH
+    # Its gateway cancels the Resume; if it does not, the hand-off's end does, and that is no error.
+    assert await taker.client.end_of(key) == Finished(key, None, 0, 0)
+    await giver.client.settled()
+    await taker.client.settled()
+
+
+async def test_a_taker_with_a_small_pool_waits_for_room(nodes: Nodes) -> None:
+    giver = await nodes.start()
+    taker = await nodes.start(num_blocks=20, engine=EngineConfig(block_size=4, max_num_batched_tokens=8))
+    pace(taker.executor, 0.002)
+    local = await taker.client.generate(new_request(MODEL, [5, *PROMPT[:40]], 30))
+    await taker.client.num_tokens(local, 1)
+    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 6))
+    await taker.client.end_of(key)
+    await taker.client.end_of(local)
+    assert taker.client.tokens(key) == continuation(PROMPT, 6)
+    assert taker.client.tokens(local) == continuation([5, *PROMPT[:40]], 30)
+    await taker.client.settled()
+    await giver.client.settled()

@@ -1,0 +1,109 @@
+"""The outbox against a gateway that loses messages: whatever is lost, asking again closes the gap."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.core.errors import ErrorKind
+from tandem.core.events import Cancelled, Failed, Finished, FinishReason, JobEvent, Pulled, SampledToken, Token
+from tandem.core.ids import GatewayId, JobKey, RequestId
+from tandem.worker.outbox import Outbox
+
+KEYS = [JobKey(RequestId(name), 1) for name in "abc"]
+NUM_TOKENS = 6
+
+
+def script(key: JobKey) -> list[JobEvent]:
+    """All events of one job in order."""
+    pulled = Pulled(key, 1, 1, 0, 0, 0.0, 0.0, 0.0)
+    tokens: list[JobEvent] = [Token(key, i, SampledToken(i)) for i in range(NUM_TOKENS)]
+    return [tokens[0], pulled, *tokens[1:], Finished(key, FinishReason.LENGTH, NUM_TOKENS, 0)]
+
+
+class Gateway:
+    """Takes tokens in order and knows what it lacks."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[JobKey, list[int]] = {key: [] for key in KEYS}
+        self.ended: set[JobKey] = set()
+
+    def hear(self, events: list[JobEvent]) -> None:
+        for event in events:
+            match event:
+                case Token(key, index, token):
+                    assert index == len(self.tokens[key]), "a gap or a repeat within one stream"
+                    assert key not in self.ended, "a token after the end"
+                    self.tokens[key].append(token.id)
+                case Finished(key):
+                    assert len(self.tokens[key]) == NUM_TOKENS, "an end before all tokens"
+                    self.ended.add(key)
+                case Pulled():
+                    pass
+                case _:
+                    raise AssertionError(event)
+
+    def positions(self) -> dict[JobKey, int]:
+        return {key: len(tokens) for key, tokens in self.tokens.items() if key not in self.ended}
+
+
+@given(st.lists(st.one_of(st.integers(0, 2), st.sampled_from(["heard", "lost"])), max_size=80))
+def test_nothing_is_lost_or_told_twice(actions: list[int | str]) -> None:
+    box, gateway = Outbox(GatewayId("g"), keep_s=10.0), Gateway()
+    scripts = {key: script(key) for key in KEYS}
+    for key in KEYS:
+        box.expect(key, 0)
+    for action in actions:
+        if isinstance(action, int):
+            if scripts[KEYS[action]]:
+                box.push(scripts[KEYS[action]].pop(0))
+        elif action == "heard":
+            gateway.hear(box.take(0.0))
+        else:
+            box.take(0.0)
+            assert box.resume(gateway.positions()) == [], "a listed job, or one that has ended, is not to be cancelled"
+    for key in KEYS:
+        for event in scripts[key]:
+            if key in box:
+                box.push(event)
+    assert box.resume(gateway.positions()) == []
+    gateway.hear(box.take(0.0))
+    assert gateway.ended == set(KEYS)
+    assert all(tokens == list(range(NUM_TOKENS)) for tokens in gateway.tokens.values())
+
+
+def test_an_unlisted_live_job_is_unwanted_and_its_end_is_still_told() -> None:
+    box = Outbox(GatewayId("g"), keep_s=10.0)
+    key = KEYS[0]
+    box.expect(key, 0)
+    box.push(Token(key, 0, SampledToken(0)))
+    assert box.resume({}) == [key]
+    box.push(Cancelled(key))
+    assert box.take(0.0) == [Cancelled(key)]
+
+
+def test_a_listed_job_that_is_not_here_has_failed() -> None:
+    box = Outbox(GatewayId("g"), keep_s=10.0)
+    box.resume({KEYS[0]: 3})
+    (failed,) = box.take(0.0)
+    assert isinstance(failed, Failed) and failed.kind is ErrorKind.WORKER_LOST
+    assert box.take(0.0) == []
+
+
+def test_a_position_before_the_attempt_began_cannot_be_served() -> None:
+    box = Outbox(GatewayId("g"), keep_s=10.0)
+    box.expect(KEYS[0], 5)
+    assert box.resume({KEYS[0]: 4}) == [KEYS[0]]
+
+
+def test_ended_jobs_are_forgotten_some_time_after_their_end_was_told() -> None:
+    box = Outbox(GatewayId("g"), keep_s=10.0)
+    box.expect(KEYS[0], 0)
+    box.push(Cancelled(KEYS[0]))
+    box.forget(1e6)
+    assert KEYS[0] in box, "its end was not told yet"
+    box.take(0.0)
+    box.forget(9.9)
+    assert KEYS[0] in box
+    box.forget(10.0)
+    assert KEYS[0] not in box

@@ -1,0 +1,146 @@
+"""The edges of the service: malformed messages, strangers, discovery, and what a worker says of itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import grpc
+import grpc.aio
+import pytest
+
+from tandem.core.config import RedisConfig
+from tandem.core.ids import HandoffId, Incarnation, WorkerId, WorkerRef
+from tandem.kv.handoff import HandoffKey
+from tandem.stores.registry import WorkerRegistry
+from tandem.wire.convert import decode_load
+from tandem.wire.convert_kv import decode_peer, decode_worker, encode_handoff_key, encode_worker
+from tandem.wire.gen import kv_pb2
+from tandem.wire.gen import worker_pb2 as pb
+from tandem.wire.gen.worker_pb2_grpc import WorkerStub
+from tests.e2e.client import new_request
+from tests.unit.worker.conftest import Gate, Nodes
+from tests.unit.worker.fake_model import MODEL
+
+TAKER = WorkerRef(WorkerId("taker"), Incarnation(5), "127.0.0.1:1")
+
+
+async def follow(stub: WorkerStub, *messages: kv_pb2.FollowRequest) -> list[kv_pb2.FollowUpdate]:
+    """Send messages, read until the last is answered or the stream fails."""
+    call = stub.Follow()  # type: ignore[call-arg]  # the stubs know only calls with an iterator
+    for message in messages:
+        await call.write(message)
+    updates: list[kv_pb2.FollowUpdate] = []
+    async with asyncio.timeout(10):
+        async for update in call:
+            updates.append(update)
+            if update.renewed_sequence == messages[-1].sequence:
+                break
+    call.cancel()
+    return updates
+
+
+def first(*release: kv_pb2.HandoffKey) -> kv_pb2.FollowRequest:
+    return kv_pb2.FollowRequest(taker=encode_worker(TAKER), fingerprint="f00d", sequence=1, release=release)
+
+
+async def test_a_follower_with_another_model_is_refused(nodes: Nodes) -> None:
+    node = await nodes.start()
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await follow(node.client.stub, kv_pb2.FollowRequest(taker=encode_worker(TAKER), fingerprint="beef"))
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+@pytest.mark.parametrize("where", ["first", "second"])
+async def test_a_malformed_follow_ends_the_stream_and_nothing_else(nodes: Nodes, where: str) -> None:
+    node = await nodes.start()
+    bad = kv_pb2.FollowRequest(fingerprint="f00d", renew=[kv_pb2.HandoffKey()], sequence=2)
+    messages = [bad] if where == "first" else [first(), bad]
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await follow(node.client.stub, *messages)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert node.worker.healthy() is None
+
+
+async def test_what_has_ended_is_told_before_the_answer(nodes: Nodes) -> None:
+    node = await nodes.start()
+    key = encode_handoff_key(HandoffKey(HandoffId("h"), 1))
+    released = first(key)
+    again = kv_pb2.FollowRequest(follow=[key], renew=[key], sequence=2)
+    updates = await follow(node.client.stub, released, again)
+    ended = [end.key.handoff for update in updates for end in update.ended]
+    assert ended and set(ended) == {"h"}
+    assert updates[-1].renewed_sequence == 2 and updates[-1].lease_ms == 10_000
+
+
+async def test_malformed_calls_are_refused(nodes: Nodes) -> None:
+    node = await nodes.start()
+    stub = node.client.stub
+    calls: list[Callable[[], Awaitable[object]]] = [
+        lambda: stub.Cancel(pb.CancelRequest(keys=[pb.JobKey()])),
+        lambda: stub.Release(pb.ReleaseRequest()),
+        lambda: stub.Watch(pb.WatchRequest()).read(),
+        lambda: stub.Watch(pb.WatchRequest(gateway="g", positions=[pb.WatchPosition()])).read(),
+    ]
+    for call in calls:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call()
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_describe_says_what_the_worker_is(nodes: Nodes) -> None:
+    node = await nodes.start()
+    said = await node.client.stub.Describe(pb.DescribeRequest(with_bundle=True))
+    assert decode_worker(said.worker) == node.worker.me == decode_peer(said.transport).worker
+    assert (said.model, said.fingerprint, said.transport_kind, said.pool) == (MODEL, "f00d", "local", "mixed")
+    assert said.bundle.tokenizer_json == b"{}" and said.bundle_digest
+    assert decode_load(said.load).num_free_blocks == said.books.num_free_blocks == 512
+    assert not (await node.client.stub.Describe(pb.DescribeRequest())).HasField("bundle")
+
+
+async def test_describe_does_not_wait_for_a_long_step(nodes: Nodes) -> None:
+    node = await nodes.start()
+    gate = Gate(node.executor)
+    await node.client.generate(new_request(MODEL, [1, 2, 3], 2))
+    await asyncio.to_thread(gate.entered.wait)
+    said = await node.client.stub.Describe(pb.DescribeRequest(), timeout=10)
+    gate.open()
+    assert not said.HasField("books")
+    assert decode_worker(said.worker) == node.worker.me
+
+
+async def test_a_submit_that_is_given_up_leaves_nothing(nodes: Nodes) -> None:
+    node = await nodes.start()
+    gate = Gate(node.executor)
+    short = await node.client.generate(new_request(MODEL, [1, 2, 3], 2))
+    await asyncio.to_thread(gate.entered.wait)
+    given_up = new_request(MODEL, [4, 5, 6], 900)
+    waiting = asyncio.create_task(node.client.generate(given_up))
+    # By the time that a later call is answered, the worker has begun to handle this one.
+    await node.client.stub.Describe(pb.DescribeRequest(), timeout=10)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    gate.open()
+    await node.client.end_of(short)
+    await node.client.settled()
+
+
+@pytest.mark.redis
+async def test_a_worker_registers_while_it_lives(nodes: Nodes, redis_url: str) -> None:
+    redis = RedisConfig(url=redis_url, namespace="test-worker")
+    node = await nodes.start(redis=redis)
+    registry = WorkerRegistry(redis.url, redis.namespace)
+    async with asyncio.timeout(10):
+        while not (records := await registry.list()):
+            await asyncio.sleep(0.02)
+    assert [(r.worker, r.pool, r.model) for r in records] == [(node.worker.me, "mixed", MODEL)]
+    await node.worker.stop()
+    assert await registry.list() == ()
+    await registry.close()
+
+
+async def test_redis_that_is_down_harms_nothing(nodes: Nodes) -> None:
+    node = await nodes.start(redis=RedisConfig(url="redis://127.0.0.1:1/0"))
+    key = await node.client.generate(new_request(MODEL, [1, 2, 3], 4))
+    await node.client.end_of(key)
+    assert node.worker.healthy() is None
