@@ -11,8 +11,6 @@ from pathlib import Path
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # What Ray does by itself, but said by us: then it does not warn about it.
 os.environ.setdefault("RAY_AUTH_MODE", "token")
-# When we are killed, Ray's agents try for this long, a minute by default, to tell it to a server that is gone too.
-os.environ.setdefault("RAY_gcs_server_request_timeout_seconds", "20")
 
 import ray
 from ray import serve

@@ -7,11 +7,15 @@ from importlib import import_module
 
 from tandem.cli.free_port import require_free_port
 from tandem.cli.logs import set_up_logging
+from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import Resolved
 
 
 def run_gateway(resolved: Resolved, _args: argparse.Namespace) -> int:
     require_free_port(resolved.config.gateway)
+    if not resolved.config.redis.url:
+        message = "a gateway finds its workers in Redis: say where with --redis-url"
+        raise TandemError(ErrorKind.INVALID_REQUEST, message, param="redis.url")
     set_up_logging()
     return int(import_module("tandem.gateway.main").run(resolved.config))
 

@@ -16,4 +16,4 @@ class Progress:
 
     def step(self, stage: str, doing: str) -> None:
         elapsed = self._clock.now() - self._began
-        print(f"  {elapsed:5.1f} s  {stage:<8} {doing}", file=sys.stderr, flush=True)  # noqa: T201
+        print(f"  {elapsed:5.1f} s  {stage:<8} {doing}".rstrip(), file=sys.stderr, flush=True)  # noqa: T201

@@ -13,12 +13,12 @@ from tandem.core.events import Cancelled, Failed, Finished, KVFact, Pulled, Toke
 from tandem.core.ids import JobKey, WorkerRef
 from tandem.core.load import Books, Load
 from tandem.core.request import Job, Prefill, Resume
-from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Unfollow
+from tandem.engine.effects import Effect, Emit, Follow, Renew, Unfollow
+from tandem.engine.giver import Giver
 from tandem.engine.job_table import JobTable
 from tandem.kv.handoff import Announcement, HandoffKey
-from tandem.kv.lease_book import Ended, LeaseBook
 from tandem.kv.pool import BlockPool, Holder
-from tandem.kv.pull_book import Arrived, Lost, PullBook, PullOutcome, ReadEnded, StartRead, Teardown
+from tandem.kv.pull_book import Arrived, Lost, Pull, PullBook, PullOutcome, ReadEnded, StartRead, Teardown
 from tandem.sched.outcome import Progress
 from tandem.sched.plan import StepPlan, StepResult
 from tandem.sched.policy import SchedulerLimits
@@ -52,7 +52,7 @@ class Engine:
     ) -> None:
         self._pool = pool
         self._scheduler = Scheduler(pool, limits, model_fingerprint)
-        self._leases = LeaseBook(handoff.lease_s)
+        self._giver = Giver(pool, handoff.lease_s)
         self._pulls = PullBook(pull_timeout_s=handoff.pull_timeout_s, drain_timeout_s=handoff.drain_timeout_s)
         self._jobs = JobTable()
         self._handoff = handoff
@@ -107,7 +107,7 @@ class Engine:
         for offer in planned.offers:
             job = self._jobs.find(offer.key)
             assert isinstance(job, Prefill)
-            self._leases.start(_handoff_key(job), offer.blocks)
+            self._giver.start(job, offer.blocks)
         for grant in planned.pulls:
             effects += self._carry_out(
                 self._pulls.granted(grant.key, grant.blocks, grant.num_hit_blocks, grant.num_known_blocks, now), now
@@ -120,7 +120,7 @@ class Engine:
         for progress in self._scheduler.commit(result):
             effects += [Emit(Token(progress.key, progress.first_index + i, t)) for i, t in enumerate(progress.tokens)]
             if isinstance(progress.job, Prefill):
-                effects += self._offer_on(progress.job, progress, now)
+                effects += self._giver.offer(progress.job, progress, now)
             effects += self._settle(progress, now)
         return effects
 
@@ -128,24 +128,16 @@ class Engine:
 
     def follow(self, key: HandoffKey, taker: WorkerRef, now: float) -> list[Effect]:
         """A taker wants a hand-off's announcements, from the first on."""
-        messages = self._leases.follow(key, taker, now)
-        if messages is None:
-            return [self._over(key, taker)]
-        return [Announce(taker, message) for message in messages]
+        return self._giver.follow(key, taker, now)
 
     def renew(self, keys: Iterable[HandoffKey], taker: WorkerRef, now: float) -> list[Effect]:
         """A taker needs more time; `now` is the moment of the answer."""
-        return [self._over(key, taker) for key in keys if not self._leases.renew(key, now)]
+        return self._giver.renew(keys, taker, now)
 
     def release(self, key: HandoffKey, now: float) -> list[Effect]:
         """A taker or gateway needs the KV no more; a prefill that is still running for it ends."""
-        ended = self._leases.release(key, now)
-        if ended is None:
-            return []
-        self._drop(ended)
-        if self._jobs.find(ended.job) is None:
-            return []
-        return self.cancel(ended.job, now)
+        job = self._giver.release(key, now)
+        return self.cancel(job, now) if job is not None and self._jobs.find(job) is not None else []
 
     # ---- the taker's side
 
@@ -189,16 +181,13 @@ class Engine:
 
     def tick(self, now: float) -> list[Effect]:
         """Enforce deadlines; to be called several times per second whether or not there is work."""
-        effects: list[Effect] = []
-        for ended in self._leases.lapse(now):
-            effects += self._end_lease(ended, ErrorKind.KV_LOST, "the lease ran out")
-            job = self._jobs.find(ended.job)
-            if job is not None:
-                effects += self._fail(job, ErrorKind.KV_LOST, "nobody renewed the lease of this prefill", now)
+        lapsed, effects = self._giver.lapse(now)
+        for job in (job for key in lapsed if (job := self._jobs.find(key)) is not None):
+            effects += self._fail(job, ErrorKind.KV_LOST, "nobody renewed the lease of this prefill", now)
         effects += self._carry_out(self._pulls.tick(now), now)
         if now >= self._next_renewal:
             self._next_renewal = now + self._handoff.lease_s / 3
-            effects += self._renewals()
+            effects += _renewals(self._pulls.live())
         self._jobs.forget(now)
         return effects
 
@@ -207,17 +196,17 @@ class Engine:
     @property
     def is_idle(self) -> bool:
         """Nothing is running, offered or being read."""
-        return not (len(self._jobs) or self._scheduler.num_sequences or len(self._leases) or self._pulls.num_reads)
+        return not (len(self._jobs) or self._scheduler.num_sequences or len(self._giver) or self._pulls.num_reads)
 
     @property
     def num_live(self) -> int:
         """Jobs and leases that a drain waits for."""
-        return len(self._jobs) + len(self._leases)
+        return len(self._jobs) + len(self._giver)
 
     @property
     def is_moving(self) -> bool:
         """A lease or a read is open, so the transport must be polled often."""
-        return len(self._leases) > 0 or len(self._pulls) > 0 or self._pulls.num_reads > 0
+        return len(self._giver) > 0 or len(self._pulls) > 0 or self._pulls.num_reads > 0
 
     def live_jobs(self) -> list[JobKey]:
         return [job.key for job in self._jobs]
@@ -248,38 +237,24 @@ class Engine:
             num_reading_blocks=self._pool.num_reading,
             num_quarantined_blocks=self._pulls.num_quarantined,
             num_sequences=self._scheduler.num_sequences,
-            num_leases=len(self._leases),
+            num_leases=len(self._giver),
             num_pulls=len(self._pulls),
         )
 
     def check(self) -> None:
         """Re-add all books. Raises AssertionError naming what is off."""
         self._scheduler.check()
-        self._pool.check(self._scheduler.tables(), self._leases.blocks(), self._pulls.blocks())
+        self._pool.check(self._scheduler.tables(), self._giver.blocks(), self._pulls.blocks())
         keys = {job.key for job in self._jobs}
-        for lease in self._leases:
+        for lease in self._giver:
             assert len(lease.blocks) or lease.job in keys, f"{lease!r} has neither blocks nor a job"
         for pull in self._pulls.live():
             assert pull.job in keys, f"{pull!r} has no job"
 
     def __repr__(self) -> str:
-        return f"<engine {len(self._jobs)} jobs, {len(self._leases)} leases, {self._scheduler!r}, {self._pool!r}>"
+        return f"<engine {len(self._jobs)} jobs, {len(self._giver)} leases, {self._scheduler!r}, {self._pool!r}>"
 
     # ---- inside
-
-    def _offer_on(self, job: Prefill, progress: Progress, now: float) -> list[Effect]:
-        """Announce what a chunk completed; end the hand-off when there is nothing left to hand over."""
-        key = _handoff_key(job)
-        lease = self._leases.find(key)
-        assert lease is not None, f"{job.key} runs without a lease"
-        if progress.error is not None or progress.finish is not None:
-            kind = ErrorKind.INTERNAL if progress.error is not None else ErrorKind.CANCELLED
-            reason = progress.error or "the first token was the last"
-            return self._end_lease(self._leases.release(key, now, kind), kind, reason)
-        token = progress.tokens[0] if progress.handed_over else None
-        num_complete = len(lease.blocks) if progress.handed_over else progress.num_computed // self._pool.block_size
-        message = self._leases.announce(key, num_complete, progress.digests, progress.num_computed, token)
-        return [Announce(lease.taker, message)] if message is not None and lease.taker is not None else []
 
     def _settle(self, progress: Progress, now: float) -> list[Effect]:
         if not progress.has_ended:
@@ -340,7 +315,7 @@ class Engine:
             self._pulls.abandon(job.key, kind, reason, now)
             effects.append(Unfollow(job.source, _handoff_key(job)))
         if isinstance(job, Prefill):
-            effects += self._end_lease(self._leases.release(_handoff_key(job), now, kind), kind, reason)
+            effects += self._giver.withdraw(_handoff_key(job), kind, reason, now)
         self._scheduler.cancel(job.key)
         self._jobs.end(job.key, now)
         return effects
@@ -351,32 +326,19 @@ class Engine:
     def _promise(self, job: Prefill, now: float) -> list[Effect]:
         """Open the lease of a job that the scheduler has taken; one whose hand-off it fences ends."""
         try:
-            older = self._leases.open(_handoff_key(job), job.key, now)
+            older, effects = self._giver.promise(job, now)
         except TandemError:
             self._scheduler.cancel(job.key)
             raise
-        if older is None:
-            return []
-        return [*self._end_lease(older, ErrorKind.CANCELLED), *self.cancel(older.job, now)]
+        return effects if older is None else [*effects, *self.cancel(older, now)]
 
-    def _over(self, key: HandoffKey, taker: WorkerRef) -> EndHandoff:
-        kind = self._leases.why_over(key) or ErrorKind.KV_LOST
-        return EndHandoff(taker, key, kind, "the hand-off has ended")
 
-    def _end_lease(self, ended: Ended | None, kind: ErrorKind, reason: str = "fenced") -> list[Effect]:
-        if ended is None:
-            return []
-        self._drop(ended)
-        return [EndHandoff(ended.taker, ended.key, kind, reason)] if ended.taker is not None else []
-
-    def _drop(self, ended: Ended) -> None:
-        self._pool.drop(ended.blocks, Holder.LEASE)
-
-    def _renewals(self) -> list[Effect]:
-        keys: dict[WorkerRef, list[HandoffKey]] = {}
-        for pull in self._pulls.live():
-            keys.setdefault(pull.source, []).append(pull.key)
-        return [Renew(source, tuple(mine)) for source, mine in keys.items()]
+def _renewals(pulls: Iterable[Pull]) -> list[Effect]:
+    """One Renew per source, for all that is pulled from it."""
+    keys: dict[WorkerRef, list[HandoffKey]] = {}
+    for pull in pulls:
+        keys.setdefault(pull.source, []).append(pull.key)
+    return [Renew(source, tuple(mine)) for source, mine in keys.items()]
 
 
 def _handoff_key(job: Prefill | Resume) -> HandoffKey:

@@ -1,19 +1,101 @@
-"""A plan in the making; only the Scheduler writes it, and only while it plans."""
+"""A plan in the making: slices, and the room that they need; lives for one `Scheduler.plan` and never outlives it.
+
+Sequences are taken in order. One that needs a block when none is free makes the youngest give way, but never one that
+this plan has reached, that an open plan names, or whose blocks are offered to another worker.
+"""
 
 from __future__ import annotations
 
-from tandem.core.ids import SeqId
+from tandem.core.ids import BlockId, SeqId
+from tandem.core.request import Prefill
+from tandem.kv.pool import BlockPool
+from tandem.sched.acceptance import blocks_for
 from tandem.sched.outcome import Offer, PullGrant
 from tandem.sched.plan import Slice
+from tandem.sched.policy import SchedulerLimits, chunk_size
+from tandem.sched.queue import OrderedQueue
+from tandem.sched.sequence import Sequence, Status
 
 
 class Draft:
     """`budget` is what is left of the step's tokens; `slices` keeps the order in which they were planned."""
 
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
+    def __init__(self, pool: BlockPool, limits: SchedulerLimits, running: OrderedQueue, waiting: OrderedQueue) -> None:
+        self.budget = limits.max_num_batched_tokens
         self.slices: dict[SeqId, Slice] = {}
         self.pulls: list[PullGrant] = []
         self.offers: list[Offer] = []
         self.num_preempted = 0
         self.has_prefill = False
+        self._pool = pool
+        self._limits = limits
+        self._running = running
+        self._waiting = waiting
+
+    def chunk_of(self, num_remaining: int) -> int:
+        """How many of a sequence's remaining tokens this step would take."""
+        return chunk_size(num_remaining, self.budget, self.has_prefill, self._limits)
+
+    def add(self, seq: Sequence) -> None:
+        """Plan the next chunk or token of a running sequence, if budget and room allow."""
+        num_tokens = self.chunk_of(seq.num_remaining)
+        if num_tokens == 0:
+            return
+        start, stop = seq.num_planned, seq.num_planned + num_tokens
+        num_blocks = blocks_for(stop, self._pool.block_size)
+        if not self._make_room(seq, num_blocks):
+            return
+        blocks = seq.table.ids(num_blocks)
+        sampling = seq.sampling_at(stop)
+        self.slices[seq.id] = Slice(
+            seq=seq.id,
+            start=start,
+            num_tokens=num_tokens,
+            tokens=tuple(seq.tokens[start:stop]),
+            blocks=blocks,
+            sampling=sampling,
+            chained=start >= len(seq.tokens),
+            digest_blocks=self._to_digest(seq, stop, blocks),
+        )
+        self.budget = max(0, self.budget - num_tokens)
+        self.has_prefill |= num_tokens > 1
+        seq.num_in_flight += num_tokens
+        seq.num_pending += sampling is not None
+        seq.num_open_plans += 1
+
+    def _to_digest(self, seq: Sequence, stop: int, blocks: tuple[BlockId, ...]) -> tuple[BlockId, ...]:
+        """Blocks of a Prefill that are complete after this slice; the ragged last one counts when the prompt ends."""
+        if not isinstance(seq.job, Prefill) or not self._limits.digest_handoffs:
+            return ()
+        num_complete = len(blocks) if stop == len(seq.tokens) else stop // self._pool.block_size
+        fresh = blocks[seq.num_digested : num_complete]
+        seq.num_digested = max(seq.num_digested, num_complete)
+        return fresh
+
+    def _make_room(self, seq: Sequence, num_blocks: int) -> bool:
+        """Grow a table, preempting from the youngest on; never a sequence older than `seq`, possibly `seq` itself."""
+        while not self._pool.grow(seq.table, num_blocks):
+            victim = self._victim(seq)
+            if victim is None:
+                return False
+            self._preempt(victim)
+            self.num_preempted += 1
+            if victim is seq:
+                return False
+        return True
+
+    def _victim(self, seq: Sequence) -> Sequence | None:
+        for candidate in reversed(self._running):
+            if candidate.order < seq.order:
+                return None
+            offered = isinstance(candidate.job, Prefill)
+            if candidate.num_open_plans == 0 and candidate.id not in self.slices and not offered:
+                return candidate
+        return None
+
+    def _preempt(self, seq: Sequence) -> None:
+        self._running.remove(seq)
+        self._pool.release(seq.table)
+        seq.num_computed = 0
+        seq.status = Status.WAITING
+        self._waiting.add(seq)

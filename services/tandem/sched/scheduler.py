@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import SampledToken
-from tandem.core.ids import BlockHash, BlockId, JobKey, SeqId
+from tandem.core.ids import BlockHash, JobKey, SeqId
 from tandem.core.request import Job, Prefill, Resume
 from tandem.kv.handoff import BlockDigest
 from tandem.kv.hashing import root_hash
@@ -29,7 +29,7 @@ from tandem.sched.acceptance import (
 from tandem.sched.draft import Draft
 from tandem.sched.outcome import Occupancy, Offer, Planned, Progress, PullGrant
 from tandem.sched.plan import Slice, SliceResult, StepPlan, StepResult
-from tandem.sched.policy import SchedulerLimits, chunk_size, may_offer
+from tandem.sched.policy import SchedulerLimits, may_offer
 from tandem.sched.queue import OrderedQueue
 from tandem.sched.sequence import Sequence, Status
 
@@ -87,11 +87,11 @@ class Scheduler:
 
     def plan(self) -> Planned:
         """Choose the next step's work; give blocks to pulls that may begin."""
-        draft = Draft(self.limits.max_num_batched_tokens)
+        draft = Draft(self.pool, self.limits, self._running, self._waiting)
         ready = [seq for seq in self._running if seq.is_drawing]
         for seq in [s for s in ready if s.num_remaining == 1] + [s for s in ready if s.num_remaining > 1]:
             if seq.status is Status.RUNNING:
-                self._plan_slice(seq, draft)
+                draft.add(seq)
         if draft.num_preempted == 0 or not draft.slices:
             self._admit(draft)
         step = None
@@ -166,71 +166,6 @@ class Scheduler:
             f"{len(self._closing)} closing, {len(self._open)} plans open>"
         )
 
-    # ---- planning
-
-    def _plan_slice(self, seq: Sequence, draft: Draft) -> None:
-        num_tokens = chunk_size(seq.num_remaining, draft.budget, draft.has_prefill, self.limits)
-        if num_tokens == 0:
-            return
-        start, stop = seq.num_planned, seq.num_planned + num_tokens
-        num_blocks = self._num_blocks(stop)
-        if not self._make_room(seq, num_blocks, draft):
-            return
-        blocks = seq.table.ids(num_blocks)
-        sampling = seq.sampling_at(stop)
-        draft.slices[seq.id] = Slice(
-            seq=seq.id,
-            start=start,
-            num_tokens=num_tokens,
-            tokens=tuple(seq.tokens[start:stop]),
-            blocks=blocks,
-            sampling=sampling,
-            chained=start >= len(seq.tokens),
-            digest_blocks=self._to_digest(seq, stop, blocks),
-        )
-        draft.budget = max(0, draft.budget - num_tokens)
-        draft.has_prefill |= num_tokens > 1
-        seq.num_in_flight += num_tokens
-        seq.num_pending += sampling is not None
-        seq.num_open_plans += 1
-
-    def _to_digest(self, seq: Sequence, stop: int, blocks: tuple[BlockId, ...]) -> tuple[BlockId, ...]:
-        """Blocks of a Prefill that are complete after this slice; the ragged last one counts when the prompt ends."""
-        if not isinstance(seq.job, Prefill) or not self.limits.digest_handoffs:
-            return ()
-        num_complete = len(blocks) if stop == len(seq.tokens) else stop // self.pool.block_size
-        fresh = blocks[seq.num_digested : num_complete]
-        seq.num_digested = max(seq.num_digested, num_complete)
-        return fresh
-
-    def _make_room(self, seq: Sequence, num_blocks: int, draft: Draft) -> bool:
-        """Grow a table, preempting from the youngest on; never a sequence older than `seq`, possibly `seq` itself."""
-        while not self.pool.grow(seq.table, num_blocks):
-            victim = self._victim(seq, draft)
-            if victim is None:
-                return False
-            self._preempt(victim)
-            draft.num_preempted += 1
-            if victim is seq:
-                return False
-        return True
-
-    def _victim(self, seq: Sequence, draft: Draft) -> Sequence | None:
-        for candidate in reversed(self._running):
-            if candidate.order < seq.order:
-                return None
-            offered = isinstance(candidate.job, Prefill)
-            if candidate.num_open_plans == 0 and candidate.id not in draft.slices and not offered:
-                return candidate
-        return None
-
-    def _preempt(self, seq: Sequence) -> None:
-        self._running.remove(seq)
-        self.pool.release(seq.table)
-        seq.num_computed = 0
-        seq.status = Status.WAITING
-        self._waiting.add(seq)
-
     # ---- admission to the running set
 
     def _admit(self, draft: Draft) -> None:
@@ -258,7 +193,7 @@ class Scheduler:
     def _start(self, seq: Sequence, draft: Draft) -> bool:
         hashes = self._reusable(seq)
         cached = self.pool.count_hits(hashes) * self.pool.block_size
-        if chunk_size(len(seq.tokens) - cached, draft.budget, draft.has_prefill, self.limits) == 0:
+        if draft.chunk_of(len(seq.tokens) - cached) == 0:
             return False
         if not self._take_blocks(seq, hashes, self._num_blocks(len(seq.tokens)), spare=len(self._running)):
             return False
@@ -271,7 +206,7 @@ class Scheduler:
         if isinstance(seq.job, Prefill):
             self.pool.retain(seq.table.ids(), Holder.LEASE)
             draft.offers.append(Offer(seq.key, seq.table.ids()))
-        self._plan_slice(seq, draft)
+        draft.add(seq)
         return True
 
     def _grant_pull(self, seq: Sequence, draft: Draft) -> bool:

@@ -61,8 +61,10 @@ def test_queued(calm: Pair) -> None:
             running = stack.enter_context(Post(calm.gateway.url, completion(8, 50 + salt, LONG_ANSWER, stream=True)))
             running.wait_events(3)
         assert calm.decode.books().num_sequences == NUM_SEQS
-        with Post(calm.gateway.url, completion(8, 60, 8)), Post(calm.gateway.url, completion(8, 61, 8, stream=True)):
-            # A later request was answered, so these two have come in.
-            with Post(calm.gateway.url, completion(8, 62, 8, model="nobody")) as later:
-                assert later.finish().status == 404
+        with (
+            Post(calm.gateway.url, completion(8, 60, 8)),
+            Post(calm.gateway.url, completion(8, 61, 8, stream=True)),
+            Post(calm.gateway.url, completion(8, 62, 8, model="nobody")) as later,
+        ):
+            assert later.finish().status == 404, "a later request was answered, so those before it have come in"
         assert calm.decode.books().num_sequences == NUM_SEQS, "those in line never came in"

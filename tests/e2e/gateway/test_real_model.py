@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import httpx
 import openai
 import pytest
 
@@ -33,7 +32,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Iterato
 
 def test_the_capital_of_france(gateway: Gateway) -> None:
     with (
-        httpx.Client(trust_env=False, timeout=60) as http,
+        openai.DefaultHttpxClient(trust_env=False, timeout=60) as http,
         openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", http_client=http, max_retries=0) as client,
     ):
         whole = client.chat.completions.with_raw_response.create(

@@ -99,8 +99,14 @@ class Served:
         """Those seen that still live."""
         return {(pid, start) for pid, start in self.seen if _start_time(pid) == start}
 
-    def wait_nothing_left(self) -> None:
-        until(lambda: not self.left(), END_S, lambda: str([_command_line(pid) for pid, _ in self.left()]))
+    def wait_nothing_left(self, *but: str) -> None:
+        """`but`: names of processes that may take longer."""
+
+        def lines() -> list[str]:
+            found = [_command_line(pid).strip() for pid, _ in self.left()]
+            return [line for line in found if line not in but]
+
+        until(lambda: not lines(), END_S, lambda: str(lines()))
 
     # ---- as a client
 

@@ -169,4 +169,5 @@ def test_a_killed_serve_takes_all_its_processes_with_it(served: Served) -> None:
         assert part in names, names
     served.process.kill()
     served.process.wait()
-    served.wait_nothing_left()
+    # Ray's two agents first try for a minute to tell it to a server that is gone too.
+    served.wait_nothing_left("ray::DashboardAgent", "ray::RuntimeEnvAgent")

@@ -83,6 +83,7 @@ def test_what_config_prints_reads_back_as_the_same(tmp_path: Path, capsys: pytes
         (["worker", "--kv-transport", "pigeon"], "must be one of nixl, local"),
         (["gateway", "--port", "http"], "gateway.port = 'http' (from command line) must be a whole number"),
         (["serve", "--prefill", "0"], "serve.mixed"),
+        (["gateway", "--port", "0"], "say where with --redis-url"),
         (["serve", "--config", "/nowhere/tandem.yaml"], "cannot read /nowhere/tandem.yaml"),
     ],
 )

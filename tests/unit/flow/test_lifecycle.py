@@ -169,3 +169,41 @@ def test_what_the_table_does_not_list_is_refused() -> None:
     assert life.phase is Phase.RUNNING
     assert not any(phase is Phase.ENDED for phase, _ in PHASE_TABLE), "nothing follows the end"
     assert all((phase, Step.END) in PHASE_TABLE for phase in Phase if phase is not Phase.ENDED)
+
+
+def test_a_worker_lost_before_both_have_taken_their_jobs_costs_only_the_place() -> None:
+    booking = RequestLife(REQUEST, HandoffId("h"))
+    booking.placed(Placement(P, D))
+    assert shape(booking.worker_lost(D, "killed")) == ["place without d"] and booking.phase is Phase.QUEUED
+    starting = RequestLife(REQUEST, HandoffId("h"))
+    starting.placed(Placement(P, D))
+    starting.accepted(D, key())
+    assert shape(starting.worker_lost(P, "killed")) == ["cancel d", "release p", "place without p"]
+    assert starting.phase is Phase.QUEUED and starting.workers() == ()
+
+
+def test_a_worker_that_does_not_answer_may_have_the_job_and_is_told_to_drop_it() -> None:
+    life = RequestLife(REQUEST, HandoffId("h"))
+    life.placed(Placement(P, D))
+    life.accepted(D, key())
+    silent = TandemError(ErrorKind.WORKER_LOST, "no answer")
+    assert shape(life.refused(P, key(), silent)) == ["cancel d", "cancel p", "release p", "place without p"]
+
+
+def test_a_prefill_worker_is_not_missed_once_its_kv_has_arrived() -> None:
+    life = remote()
+    life.reported(P, token(0))
+    life.reported(D, Pulled(key(), 1, 1, 0, 1, 0.1, 0.1, 0.1))
+    assert life.worker_lost(P, "killed") == [] and life.phase is Phase.RUNNING
+
+
+def test_what_an_early_attempt_told_is_void_in_the_next() -> None:
+    life = RequestLife(REQUEST, HandoffId("h"))
+    life.placed(Placement(P, D))
+    life.accepted(D, key())
+    assert shape(life.reported(P, token(0))) == ["token 0"]
+    life.reported(D, Finished(key(), FinishReason.LENGTH, 3, 0))
+    life.worker_lost(P, "killed")
+    life.placed(Placement(D, D))
+    assert life.reported(D, token(0, 2)) == [], "the client has it"
+    assert shape(life.reported(D, token(1, 2))) == ["token 1"] and life.phase is Phase.BOOKING

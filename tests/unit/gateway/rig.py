@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import pytest
+from tokenizers import Tokenizer
+
+from tandem.core.bundle import TokenizerBundle
 from tandem.core.clock import SystemClock
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, FinishReason, JobEvent, Pulled, SampledToken, Token
 from tandem.core.ids import GatewayId, JobKey, RequestId, WorkerRef
 from tandem.core.request import Job, Prefill, Request, Resume, SamplingParams
+from tandem.gateway import fleet, worker_link
 from tandem.gateway.active import ActiveRequest
 from tandem.gateway.dispatch import Dispatcher
 from tandem.gateway.fleet import Fleet
-from tandem.gateway.text import TokenizerBundle
 from tandem.gateway.text_models import TextModels
 from tests.unit.gateway.scripted_worker import ScriptedWorker, until
 
@@ -78,6 +83,32 @@ class Rig:
         if self.registry_fails:
             raise TandemError(ErrorKind.NO_WORKER, "the registry does not answer")
         return [worker.ref for worker in self.workers]
+
+
+@asynccontextmanager
+async def rigs(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> AsyncIterator[Callable[..., Rig]]:
+    """Makes rigs. At the end no dispatcher has a request or a task left."""
+    monkeypatch.setattr(fleet, "DISCOVERY_PERIOD_S", 0.02)
+    monkeypatch.setattr(fleet, "PROBE_RETRY_S", 0.05)
+    monkeypatch.setattr(worker_link, "RETRY_S", 0.02)
+    special = '{"bos_token_id": 0, "bos_token": "<s>", "eos_token_ids": [1], "eos_token": "<|im_end|>"}'
+    bundle = TokenizerBundle(
+        tokenizer_json=tokenizer.to_str().encode(), generation_config_json="{}", special_tokens_json=special
+    )
+    made: list[Rig] = []
+
+    def make(**config: object) -> Rig:
+        made.append(Rig(bundle, **config))
+        return made[-1]
+
+    try:
+        yield make
+        for rig in made:
+            await until(lambda rig=rig: not [work for work in rig.left_over() if "probe-" not in repr(work)])
+    finally:
+        for rig in made:
+            await rig.stop()
+    assert not [work for rig in made for work in rig.left_over()]
 
 
 def is_probe(job: Job) -> bool:

@@ -9,12 +9,12 @@ from typing import Any
 
 import grpc.aio
 
+from tandem.core.bundle import TokenizerBundle
 from tandem.core.errors import ErrorKind
 from tandem.core.events import JobEvent
 from tandem.core.ids import Incarnation, JobKey, WorkerId, WorkerRef
 from tandem.core.load import Load
 from tandem.core.request import Job, Prefill, Resume
-from tandem.gateway.text import TokenizerBundle
 from tandem.wire.channels import server_options
 from tandem.wire.convert import decode_key, decode_submission, encode_load, encode_refusal, encode_update
 from tandem.wire.convert_kv import decode_handoff_key, encode_worker
@@ -80,7 +80,7 @@ class ScriptedWorker(WorkerServicer):
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
         reply = pb.DescribeReply(pool=self.pool, model="tiny", fingerprint="f", max_model_len=512)
         reply.worker.CopyFrom(encode_worker(self.ref))
-        reply.bundle_digest = self._bundle.digest()
+        reply.bundle_digest = self._bundle.digest
         if request.with_bundle:
             for field in ("tokenizer_json", "chat_template", "generation_config_json", "special_tokens_json"):
                 setattr(reply.bundle, field, getattr(self._bundle, field))

@@ -11,38 +11,14 @@ from tokenizers import Tokenizer
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Failed, Finished, FinishReason
 from tandem.core.request import Generate, Prefill, Resume
-from tandem.gateway import fleet, worker_link
-from tandem.gateway.text import TokenizerBundle
-from tests.unit.gateway.rig import Rig, collect, is_probe, pulled, token
+from tests.unit.gateway.rig import Rig, collect, is_probe, pulled, rigs, token
 from tests.unit.gateway.scripted_worker import until
-
-MakeRig = Callable[..., "asyncio.Future[Rig]"]
 
 
 @pytest.fixture
 async def make_rig(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> AsyncIterator[Callable[..., Rig]]:
-    """After the test the dispatcher has no request and no task left."""
-    monkeypatch.setattr(fleet, "DISCOVERY_PERIOD_S", 0.02)
-    monkeypatch.setattr(fleet, "PROBE_RETRY_S", 0.05)
-    monkeypatch.setattr(worker_link, "RETRY_S", 0.02)
-    special = '{"bos_token_id": 0, "bos_token": "<s>", "eos_token_ids": [1], "eos_token": "<|im_end|>"}'
-    bundle = TokenizerBundle(
-        tokenizer_json=tokenizer.to_str().encode(),
-        chat_template="",
-        generation_config_json="{}",
-        special_tokens_json=special,
-    )
-    rigs: list[Rig] = []
-
-    def make(**config: object) -> Rig:
-        rigs.append(Rig(bundle, **config))
-        return rigs[-1]
-
-    yield make
-    for rig in rigs:
-        await until(lambda rig=rig: not [a for a in rig.left_over() if "probe-" not in repr(a)])
-        await rig.stop()
-        assert rig.left_over() == []
+    async with rigs(monkeypatch, tokenizer) as make:
+        yield make
 
 
 @pytest.fixture

@@ -84,6 +84,11 @@ def test_a_lease_lapses_at_its_time_and_not_before() -> None:
     assert book.why_over(key()) is ErrorKind.KV_LOST
 
 
+def test_a_follow_renews() -> None:
+    book = opened()
+    assert book.follow(key(), TAKER, 9.0) == [] and book.lapse(18.9) == []
+
+
 def test_a_newer_attempt_ends_the_older_one() -> None:
     book = opened(2)
     ended = book.open(key(3), job(3), 1.0)

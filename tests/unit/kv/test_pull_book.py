@@ -91,6 +91,12 @@ def test_a_renewal_counts_from_its_question_and_never_shortens() -> None:
     assert kinds(book.read_done(read.read, 15.0)) == ["ReadEnded", "Arrived"]
 
 
+def test_a_renewal_does_not_count_from_its_answer() -> None:
+    book, read = reading(10.0)
+    book.renewed((KEY,), 5.0, 10.0)
+    assert kinds(book.read_done(read.read, 15.1)) == ["ReadEnded", "Lost"]
+
+
 def test_a_renewal_asked_for_too_late_revives_nothing() -> None:
     book, read = reading(10.0)
     book.renewed((KEY,), 10.5, 10.0)

@@ -1,0 +1,96 @@
+"""The giver's side of hand-offs: leases joined with the blocks they hold and the takers to tell; never ends a job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from tandem.core.errors import ErrorKind
+from tandem.core.ids import BlockId, JobKey, WorkerRef
+from tandem.core.request import Prefill
+from tandem.engine.effects import Announce, Effect, EndHandoff
+from tandem.kv.handoff import HandoffKey
+from tandem.kv.lease_book import Ended, Lease, LeaseBook
+from tandem.kv.pool import BlockPool, Holder
+from tandem.sched.outcome import Progress
+
+
+class Giver:
+    """Methods that end a lease return whose job computed for it and what to tell; ending that job is the engine's."""
+
+    def __init__(self, pool: BlockPool, lease_s: float) -> None:
+        self._pool = pool
+        self._leases = LeaseBook(lease_s)
+
+    def promise(self, job: Prefill, now: float) -> tuple[JobKey | None, list[Effect]]:
+        """Open the lease of an accepted job; the job of an older attempt that this one ends comes back. Raises
+        TandemError when the hand-off is fenced."""
+        older = self._leases.open(HandoffKey(job.handoff, job.attempt), job.key, now)
+        if older is None:
+            return None, []
+        return older.job, self._give_back(older, ErrorKind.CANCELLED, "fenced")
+
+    def start(self, job: Prefill, blocks: tuple[BlockId, ...]) -> None:
+        """The job got its blocks, held for the lease already."""
+        self._leases.start(HandoffKey(job.handoff, job.attempt), blocks)
+
+    def offer(self, job: Prefill, progress: Progress, now: float) -> list[Effect]:
+        """Announce what a chunk completed; end the hand-off when there is nothing left to hand over."""
+        key = HandoffKey(job.handoff, job.attempt)
+        lease = self._leases.find(key)
+        assert lease is not None, f"{job.key} runs without a lease"
+        if progress.error is not None:
+            return self.withdraw(key, ErrorKind.INTERNAL, progress.error, now)
+        if progress.finish is not None:
+            return self.withdraw(key, ErrorKind.CANCELLED, "the first token was the last", now)
+        token = progress.tokens[0] if progress.handed_over else None
+        num_complete = len(lease.blocks) if progress.handed_over else progress.num_computed // self._pool.block_size
+        message = self._leases.announce(key, num_complete, progress.digests, progress.num_computed, token)
+        return [Announce(lease.taker, message)] if message is not None and lease.taker is not None else []
+
+    def follow(self, key: HandoffKey, taker: WorkerRef, now: float) -> list[Effect]:
+        """A taker wants a hand-off's announcements, from the first on."""
+        messages = self._leases.follow(key, taker, now)
+        if messages is None:
+            return [self._over(key, taker)]
+        return [Announce(taker, message) for message in messages]
+
+    def renew(self, keys: Iterable[HandoffKey], taker: WorkerRef, now: float) -> list[Effect]:
+        """A taker needs more time; `now` is the moment of the answer."""
+        return [self._over(key, taker) for key in keys if not self._leases.renew(key, now)]
+
+    def release(self, key: HandoffKey, now: float) -> JobKey | None:
+        """A taker or gateway needs the KV no more, and need not be told."""
+        ended = self._leases.release(key, now)
+        if ended is None:
+            return None
+        self._pool.drop(ended.blocks, Holder.LEASE)
+        return ended.job
+
+    def withdraw(self, key: HandoffKey, kind: ErrorKind, reason: str, now: float) -> list[Effect]:
+        """End a hand-off from this side."""
+        ended = self._leases.release(key, now, kind)
+        return [] if ended is None else self._give_back(ended, kind, reason)
+
+    def lapse(self, now: float) -> tuple[list[JobKey], list[Effect]]:
+        """End all leases that nobody renewed in time."""
+        lapsed = self._leases.lapse(now)
+        effects = [x for ended in lapsed for x in self._give_back(ended, ErrorKind.KV_LOST, "the lease ran out")]
+        return [ended.job for ended in lapsed], effects
+
+    def blocks(self) -> Iterator[BlockId]:
+        """Every block once per lease that holds it."""
+        return self._leases.blocks()
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(self._leases)
+
+    def _give_back(self, ended: Ended, kind: ErrorKind, reason: str) -> list[Effect]:
+        self._pool.drop(ended.blocks, Holder.LEASE)
+        return [EndHandoff(ended.taker, ended.key, kind, reason)] if ended.taker is not None else []
+
+    def _over(self, key: HandoffKey, taker: WorkerRef) -> EndHandoff:
+        kind = self._leases.why_over(key) or ErrorKind.KV_LOST
+        return EndHandoff(taker, key, kind, "the hand-off has ended")

@@ -1,0 +1,303 @@
+"""One engine by hand: what it answers to messages that come late, twice, early or from the wrong job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import Cancelled, Failed, Finished, FinishReason, SampledToken, Token
+from tandem.core.ids import BlockId, HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
+from tandem.core.request import Generate, Prefill, Request, Resume, SamplingParams
+from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Unfollow
+from tandem.engine.engine import Engine, HandoffLimits
+from tandem.kv.handoff import Announcement, BlockDigest, HandoffKey
+from tandem.kv.pool import BlockPool
+from tandem.kv.pull_book import StartRead, Teardown
+from tandem.sched.plan import SliceResult, StepPlan, StepResult
+from tandem.sched.policy import SchedulerLimits
+
+OTHER = WorkerRef(WorkerId("other"), Incarnation(1), "other:1")
+KEY = HandoffKey(HandoffId("h"), 1)
+REQUEST = Request(
+    id=RequestId("r"),
+    model="m",
+    prompt_tokens=tuple(range(7)),
+    sampling=SamplingParams(max_tokens=3, stop_token_ids=frozenset({99})),
+)
+
+
+def engine() -> Engine:
+    limits = SchedulerLimits(max_num_batched_tokens=4, max_num_seqs=4, max_model_len=64, digest_handoffs=False)
+    return Engine(BlockPool(12, 2), limits, HandoffLimits(), "model")
+
+
+def generate(attempt: int = 1, choice: int = 0) -> Generate:
+    return Generate(request=REQUEST, attempt=attempt, choice=choice)
+
+
+def prefill(attempt: int = 1, request: Request = REQUEST) -> Prefill:
+    return Prefill(request=request, attempt=attempt, handoff=HandoffId("h"))
+
+
+def resume(attempt: int = 1, request: Request = REQUEST) -> Resume:
+    return Resume(request=request, attempt=attempt, handoff=HandoffId("h"), source=OTHER)
+
+
+def events(effects: list[Effect]) -> list[object]:
+    return [x.event for x in effects if isinstance(x, Emit)]
+
+
+def finish(e: Engine, plan: StepPlan | None, token: int, error: str | None = None) -> list[Effect]:
+    assert plan is not None
+    results = [
+        SliceResult(p.seq, () if error or not p.sampling else (SampledToken(token),), (), error) for p in plan.slices
+    ]
+    return e.finish(StepResult(plan.number, tuple(results)), 1.0)
+
+
+def step(e: Engine, token: int = 50, error: str | None = None) -> list[Effect]:
+    plan, effects = e.begin(1.0)
+    effects = [*effects, *finish(e, plan, token, error)]
+    e.check()
+    return effects
+
+
+def refusal(e: Engine, job: Generate | Prefill | Resume) -> ErrorKind | None:
+    before = repr(e)
+    try:
+        e.submit(job, 1.0)
+    except TandemError as error:
+        assert repr(e) == before, "a refused job left something"
+        e.check()
+        return error.kind
+    return None
+
+
+def offer(first: int, stop: int, token: int | None = None) -> Announcement:
+    blocks = tuple(BlockDigest(BlockId(i), ()) for i in range(first, stop))
+    return Announcement(KEY, first, blocks, stop * 2, SampledToken(token) if token is not None else None)
+
+
+# ---- jobs
+
+
+def test_a_job_runs_to_its_end() -> None:
+    e = engine()
+    assert e.submit(generate(), 0.0) == []
+    told = [x for _ in range(4) for x in events(step(e))]
+    key = generate().key
+    assert told == [
+        *(Token(key, i, SampledToken(50)) for i in range(3)),
+        Finished(key, FinishReason.LENGTH, 3, 0),
+    ]
+    assert e.is_idle and e.num_live == 0
+
+
+def test_the_same_job_again_changes_nothing() -> None:
+    e = engine()
+    e.submit(generate(), 0.0)
+    assert e.submit(generate(), 0.0) == [] and e.num_live == 1
+    assert events(e.cancel(generate().key, 0.0)) == [Cancelled(generate().key)]
+    assert e.submit(generate(), 0.0) == [] and e.num_live == 0
+    assert e.cancel(generate().key, 0.0) == []
+
+
+def test_the_same_key_as_another_kind_of_job_is_refused() -> None:
+    e = engine()
+    e.submit(resume(), 0.0)
+    assert refusal(e, prefill()) is ErrorKind.INVALID_REQUEST
+
+
+def test_a_newer_attempt_ends_the_older_one() -> None:
+    e = engine()
+    e.submit(generate(1), 0.0)
+    step(e)
+    assert events(e.submit(generate(2), 0.0)) == [Cancelled(generate(1).key)]
+    assert e.live_jobs() == [generate(2).key]
+    assert refusal(e, generate(1)) is None, "it ended here, so it is known and changes nothing"
+    assert e.live_jobs() == [generate(2).key]
+
+
+@pytest.mark.parametrize("end", ["live", "ended", "cancelled before it came"])
+def test_an_older_attempt_that_comes_late_is_refused(end: str) -> None:
+    e = engine()
+    if end != "cancelled before it came":
+        e.submit(generate(2), 0.0)
+    if end != "live":
+        e.cancel(generate(2).key, 0.0)
+    assert refusal(e, generate(1)) is ErrorKind.CANCELLED
+
+
+def test_a_refused_newer_attempt_leaves_the_older_one_alone() -> None:
+    e = engine()
+    e.submit(generate(1), 0.0)
+    e.draining = True
+    assert refusal(e, generate(2)) is ErrorKind.DRAINING
+    assert e.submit(generate(1), 0.0) == [] and e.live_jobs() == [generate(1).key]
+
+
+def test_choices_do_not_fence_each_other() -> None:
+    e = engine()
+    e.submit(generate(1, 0), 0.0)
+    assert e.submit(generate(2, 1), 0.0) == [] and e.num_live == 2
+
+
+# ---- the giver
+
+
+def test_a_prefill_announces_each_chunk_and_keeps_its_lease() -> None:
+    e = engine()
+    assert e.follow(KEY, OTHER, 0.0) == []
+    e.submit(prefill(), 0.0)
+    (first,) = [x for x in step(e) if isinstance(x, Announce)]
+    assert first.taker == OTHER and [b.block for b in first.message.blocks] == [0, 1]
+    effects = step(e)
+    (last,) = [x for x in effects if isinstance(x, Announce)]
+    assert last.message.first_index == 2 and last.message.first_token == SampledToken(50)
+    assert events(effects) == [Token(prefill().key, 0, SampledToken(50)), Finished(prefill().key, None, 1, 0)]
+    assert e.books().num_leased_blocks == 4 and not e.is_idle
+    assert e.follow(KEY, OTHER, 1.0) == [first, last]
+    assert e.release(KEY, 2.0) == [] and e.is_idle and e.books().num_free_blocks == 12
+
+
+def test_a_release_ends_a_prefill_that_runs() -> None:
+    e = engine()
+    e.submit(prefill(), 0.0)
+    step(e)
+    assert events(e.release(KEY, 1.0)) == [Cancelled(prefill().key)]
+    e.check()
+    assert e.is_idle
+
+
+def test_a_lease_that_nobody_renews_costs_its_prefill() -> None:
+    e = engine()
+    e.follow(KEY, OTHER, 0.0)
+    e.submit(prefill(), 0.0)
+    step(e)
+    assert e.renew([KEY], OTHER, 5.0) == [] and events(e.tick(14.9)) == []
+    effects = e.tick(15.0)
+    assert [x.kind for x in effects if isinstance(x, EndHandoff)] == [ErrorKind.KV_LOST]
+    assert [type(x) for x in events(effects)] == [Failed]
+    (answer,) = e.renew([KEY], OTHER, 15.1)
+    assert isinstance(answer, EndHandoff) and answer.kind is ErrorKind.KV_LOST
+    e.check()
+    assert e.is_idle
+
+
+@pytest.mark.parametrize(("token", "error", "kind"), [(99, None, ErrorKind.CANCELLED), (50, "x", ErrorKind.INTERNAL)])
+def test_nothing_left_to_hand_over(token: int, error: str | None, kind: ErrorKind) -> None:
+    """Whoever follows is told why, then and later."""
+    e = engine()
+    e.follow(KEY, OTHER, 0.0)
+    e.submit(prefill(), 0.0)
+    step(e)
+    effects = step(e, token, error)
+    (told,) = [x for x in effects if isinstance(x, EndHandoff)]
+    (again,) = e.follow(KEY, OTHER, 2.0)
+    assert isinstance(again, EndHandoff) and told.kind is again.kind is kind and e.is_idle
+
+
+def test_a_newer_attempt_takes_the_lease_over() -> None:
+    e = engine()
+    e.follow(KEY, OTHER, 0.0)
+    e.submit(prefill(1), 0.0)
+    step(e)
+    effects = e.submit(prefill(2), 0.0)
+    assert [x.key for x in effects if isinstance(x, EndHandoff)] == [KEY]
+    assert events(effects) == [Cancelled(prefill(1).key)]
+    e.check()
+    assert e.release(KEY, 1.0) == [] and e.live_jobs() == [prefill(2).key]
+
+
+def test_a_lease_that_another_request_takes_over_ends_the_job_that_had_it() -> None:
+    e = engine()
+    stranger = replace(REQUEST, id=RequestId("stranger"))
+    e.submit(prefill(1), 0.0)
+    step(e)
+    assert events(e.submit(prefill(2, stranger), 0.0)) == [Cancelled(prefill(1).key)]
+    assert e.live_jobs() == [prefill(2, stranger).key]
+    step(e)
+    assert refusal(e, prefill(1, replace(REQUEST, id=RequestId("third")))) is ErrorKind.CANCELLED
+
+
+# ---- the taker
+
+
+def test_the_first_token_does_not_wait_for_the_kv() -> None:
+    e = engine()
+    assert e.submit(resume(), 0.0) == [Follow(OTHER, KEY)]
+    assert e.begin(0.0) == (None, [])
+    assert e.announced(offer(0, 2), 1.0) == []
+    e.renewed((KEY,), 0.0, 10.0)
+    _, (read,) = e.begin(1.0)
+    assert isinstance(read, StartRead) and e.books().num_reading_blocks == 2
+    token, second = e.announced(offer(2, 4, 50), 2.0)
+    assert events([token]) == [Token(resume().key, 0, SampledToken(50))] and isinstance(second, StartRead)
+    assert events(e.announced(offer(0, 4, 50), 2.0)) == [], "a replay"
+    assert e.read_done(read.read, 3.0) == []
+    unfollow, pulled = e.read_done(second.read, 3.0)
+    assert unfollow == Unfollow(OTHER, KEY) and isinstance(pulled, Emit)
+    e.check()
+    told = [x for _ in range(2) for x in events(step(e))]
+    assert told[:2] == [Token(resume().key, i, SampledToken(50)) for i in (1, 2)] and e.is_idle
+
+
+def test_a_cancelled_pull_holds_its_blocks_until_its_read_has_ended() -> None:
+    e = engine()
+    e.submit(resume(), 0.0)
+    e.announced(offer(0, 4, 50), 1.0)
+    _, (read,) = e.begin(1.0)
+    assert isinstance(read, StartRead)
+    effects = e.cancel(resume().key, 2.0)
+    assert Unfollow(OTHER, KEY) in effects and events(effects) == [Cancelled(resume().key)]
+    books = e.books()
+    assert (books.num_free_blocks, books.num_reading_blocks, books.num_table_blocks) == (8, 4, 0)
+    assert e.tick(12.0) == [Teardown(OTHER)]
+    assert e.peer_lost(OTHER, "gone", proven=False, now=13.0) == []
+    assert e.books().num_quarantined_blocks == 4 and not e.is_idle
+    assert e.peer_lost(OTHER, "gone", proven=True, now=14.0) == []
+    e.check()
+    assert e.is_idle and e.books().num_free_blocks == 12
+
+
+@pytest.mark.parametrize(
+    ("kind", "event"),
+    [
+        (ErrorKind.KV_LOST, Failed(JobKey(RequestId("r"), 1), ErrorKind.KV_LOST, "why")),
+        (ErrorKind.CANCELLED, Finished(JobKey(RequestId("r"), 1), None, 0, 0)),
+    ],
+)
+def test_a_handoff_that_the_source_ends(kind: ErrorKind, event: object) -> None:
+    """Where nothing is left to take, the source's own word ends the request, and ours must not be an error."""
+    e = engine()
+    e.submit(resume(), 0.0)
+    assert events(e.handoff_ended(KEY, kind, "why", 1.0)) == [event]
+    assert e.handoff_ended(KEY, kind, "why", 1.0) == [] and e.is_idle
+
+
+def test_one_handoff_feeds_one_job() -> None:
+    e = engine()
+    e.submit(resume(), 0.0)
+    assert refusal(e, resume(request=replace(REQUEST, id=RequestId("other")))) is ErrorKind.INVALID_REQUEST
+    assert events(e.submit(resume(2), 0.0)) == [Cancelled(resume(1).key)]
+    e.check()
+
+
+def test_words_about_what_is_not_here_change_nothing() -> None:
+    e = engine()
+    assert e.announced(offer(0, 4, 50), 0.0) == []
+    assert e.handoff_ended(KEY, ErrorKind.KV_LOST, "", 0.0) == []
+    assert e.read_done(7, 0.0) == e.read_failed(7, "", drained=False, now=0.0) == []
+    assert e.source_lost(OTHER, "", 0.0) == e.peer_lost(OTHER, "", proven=True, now=0.0) == []
+    assert e.release(KEY, 0.0) == [] and refusal(e, prefill()) is ErrorKind.CANCELLED
+    e.renewed((KEY,), 0.0, 10.0)
+    assert e.is_idle
+
+
+def test_live_pulls_are_renewed_together_every_third_of_a_lease() -> None:
+    e = engine()
+    e.submit(resume(), 0.0)
+    assert e.tick(0.0) == [Renew(OTHER, (KEY,))] and e.tick(3.0) == []
+    assert e.tick(3.4) == [Renew(OTHER, (KEY,))]

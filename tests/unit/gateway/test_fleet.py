@@ -1,0 +1,194 @@
+"""The fleet and its links over scripted workers: streams that break, workers that fall silent, restart or are lost,
+pairs that are probed, and a registry that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+
+import pytest
+from tokenizers import Tokenizer
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import Finished, FinishReason
+from tandem.core.load import Load
+from tandem.gateway import worker_link
+from tests.unit.gateway.rig import Rig, collect, is_probe, probe_events, pulled, rigs, token
+from tests.unit.gateway.scripted_worker import until
+
+MOVED_NOTHING = "no block has moved between a prefill and a decode worker yet"
+
+
+@pytest.fixture
+async def make_rig(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> AsyncIterator[Callable[..., Rig]]:
+    async with rigs(monkeypatch, tokenizer) as make:
+        yield make
+
+
+@pytest.fixture
+async def rig(make_rig: Callable[..., Rig]) -> Rig:
+    rig = make_rig()
+    await rig.start()
+    return rig
+
+
+async def test_readiness_says_what_is_missing(rig: Rig) -> None:
+    assert rig.dispatch.ready() == "no live worker"
+    await rig.add("p", "prefill", works=False)
+    await until(lambda: rig.dispatch.ready() == "no live decode worker")
+    decode = await rig.add("d", "decode", works=False)
+    decode.after_submit = probe_events
+    decode.on_submit = lambda job: (ErrorKind.INTERNAL, "no transport")
+    await until(lambda: rig.dispatch.ready() == MOVED_NOTHING)
+    assert [model.name for model in rig.dispatch.models()] == ["tiny"]
+
+
+async def test_a_probe_that_fails_is_tried_again_until_a_block_moves(rig: Rig) -> None:
+    prefill, decode = await rig.add("p", "prefill"), await rig.add("d", "decode")
+    decode.on_submit = lambda job: (ErrorKind.INTERNAL, "no transport")
+    await until(lambda: len(decode.jobs) >= 3)
+    assert rig.dispatch.ready() == MOVED_NOTHING
+    assert rig.fleet.view().unlinked == {(prefill.ref, decode.ref)}
+    decode.on_submit = lambda job: None
+    await until(lambda: rig.dispatch.ready() is None)
+    view = rig.fleet.view()
+    assert view.linked == {(prefill.ref, decode.ref)} and not view.unlinked
+    tried = len(decode.jobs)
+    request = await rig.running()
+    assert len([job for job in decode.jobs[tried:] if is_probe(job)]) == 0, "a pair is probed until it works"
+    await request.aclose()
+
+
+async def test_a_pair_that_moves_no_block_falls_back(rig: Rig) -> None:
+    _, decode = await rig.add("p", "prefill"), await rig.add("d", "decode")
+    decode.on_submit = lambda job: (ErrorKind.INTERNAL, "no transport") if is_probe(job) else None
+    await until(lambda: rig.fleet.view().unlinked)
+    request = await rig.running()
+    assert request.path == "fallback;reason=no_link_between_the_workers"
+    await request.aclose()
+
+
+async def test_a_draining_worker_is_neither_probed_nor_given_work(rig: Rig) -> None:
+    prefill = await rig.add("p", "prefill")
+    prefill.load = Load(draining=True)
+    decode = await rig.add("d", "decode")
+    request = await rig.running()
+    assert request.path == "fallback;reason=no_prefill_worker"
+    assert prefill.jobs == [] and not [job for job in decode.jobs if is_probe(job)]
+    await request.aclose()
+
+
+async def test_a_broken_stream_goes_on_without_a_gap_or_a_repeat(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_link, "RECONNECT_S", 20.0)
+    prefill, decode = await rig.pair()
+    request = await rig.running()
+    key = request.life.key
+    prefill.tell(token(key, 0), Finished(key, None, 1, 0))
+    decode.tell(pulled(key), token(key, 0), token(key, 1))
+    await until(lambda: request.life.num_delivered == 2)
+    watched = len(decode.positions)
+    decode.break_streams()
+    await until(lambda: len(decode.positions) > watched)
+    assert decode.positions[-1] == {key: 2}
+    # A worker may say more than it was asked for.
+    decode.tell(token(key, 1), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 0))
+    assert await collect(request) == [0, 1, 2]
+
+
+async def test_a_worker_that_falls_silent_is_lost(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_rig(worker_silence_s=1.0)
+    await rig.start()
+    prefill, decode = await rig.pair()
+    request = await rig.running()
+    monkeypatch.setattr(worker_link, "RECONNECT_S", 0.0)
+    decode.mute = True
+    with pytest.raises(TandemError, match="silent for 1 s") as lost:
+        await collect(request)
+    assert lost.value.kind is ErrorKind.WORKER_LOST and lost.value.facts.http == 502
+    await until(lambda: "cancel" in prefill.verbs(str(request.life.request.id)))
+
+
+async def test_a_worker_whose_process_ends_is_lost(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefill, decode = await rig.pair()
+    request = await rig.running()
+    monkeypatch.setattr(worker_link, "RECONNECT_S", 0.2)
+    await prefill.stop()
+    with pytest.raises(TandemError, match="worker p was lost"):
+        await collect(request)
+    await until(lambda: "cancel" in decode.verbs(str(request.life.request.id)))
+    again = await rig.running()
+    assert again.path == "fallback;reason=no_prefill_worker"
+    await again.aclose()
+
+
+@pytest.mark.parametrize("phase", ["BOOKING", "STARTING"])
+async def test_before_all_have_taken_their_jobs_a_loss_costs_only_the_place(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, phase: str
+) -> None:
+    prefill, decode = await rig.pair()
+    spare = await rig.add("e", "decode")
+    lost, other = (decode, spare) if phase == "BOOKING" else (prefill, decode)
+    lost.hold_submit = asyncio.Event()
+    spare.load = replace(spare.load, num_running=9)
+    await until(lambda: len(rig.fleet.view().linked) == 2)
+    request = await rig.open()
+    await until(lambda: request.life.phase.name == phase)
+    monkeypatch.setattr(worker_link, "RECONNECT_S", 0.2)
+    await lost.stop()
+    await until(lambda: request.life.phase.name == "RUNNING")
+    assert request.life.placement is not None and request.life.placement.decode == other.ref
+    assert request.life.key.attempt >= 2
+    await request.aclose()
+    lost.hold_submit.set()
+
+
+async def test_a_newer_life_takes_the_place_of_the_older(rig: Rig) -> None:
+    prefill, decode = await rig.pair()
+    request = await rig.running()
+    rig.workers.remove(decode)
+    newer = await rig.add("d", "decode")
+    assert newer.ref.incarnation > decode.ref.incarnation
+    with pytest.raises(TandemError, match="restarted") as lost:
+        await collect(request)
+    assert lost.value.kind is ErrorKind.WORKER_LOST
+    await until(lambda: rig.fleet.view().linked == {(prefill.ref, newer.ref)})
+    again = await rig.running()
+    assert again.life.placement is not None and again.life.placement.decode == newer.ref
+    await again.aclose()
+    await decode.stop()
+
+
+async def test_an_address_that_another_life_answers_at_is_not_that_worker(rig: Rig) -> None:
+    worker = await rig.add("m", "mixed")
+    listed = worker.ref
+    await until(lambda: rig.dispatch.ready() is None)
+    worker.ref = replace(listed, incarnation=listed.incarnation + 1)  # type: ignore[arg-type]
+    await until(lambda: rig.dispatch.ready() is None and rig.fleet.view().workers[0].ref == worker.ref)
+
+
+async def test_a_registry_that_fails_is_said_once_and_stops_nothing(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    await rig.pair()
+    rig.registry_fails = True
+    await until(lambda: "cannot list workers" in caplog.text)
+    request = await rig.running()
+    assert request.path == "remote"
+    await request.aclose()
+    rig.registry_fails = False
+    await until(lambda: "can be listed again" in caplog.text)
+    assert caplog.text.count("cannot list workers") == 1
+
+
+async def test_a_worker_that_is_gone_and_not_listed_is_forgotten(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = await rig.add("m", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+    monkeypatch.setattr(worker_link, "RECONNECT_S", 0.1)
+    rig.workers.remove(worker)
+    assert rig.dispatch.ready() is None, "who answers lives, listed or not"
+    await worker.stop()
+    await until(lambda: not rig.fleet._links)
+    assert rig.dispatch.ready() == "no live worker"

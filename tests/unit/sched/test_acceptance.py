@@ -1,0 +1,74 @@
+"""What a worker takes on, and what it refuses because it might wait for it in a circle."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.ids import HandoffId, Incarnation, RequestId, WorkerId, WorkerRef
+from tandem.core.request import Generate, Prefill, Request, Resume, SamplingParams
+from tandem.sched.acceptance import Commitments, check_fits, check_prefill, check_promise, prefill_need, pull_need
+from tandem.sched.policy import SchedulerLimits
+
+LIMITS = SchedulerLimits(max_num_batched_tokens=8, max_num_seqs=4, max_model_len=40)
+EMPTY = Commitments(num_blocks=10, num_leased=0, num_seqs=0, promises=(), prefills=())
+SOURCE = WorkerRef(WorkerId("p"), Incarnation(1), "p:1")
+
+
+def request(prompt: int, max_tokens: int) -> Request:
+    return Request(
+        id=RequestId("r"), model="m", prompt_tokens=(1,) * prompt, sampling=SamplingParams(max_tokens=max_tokens)
+    )
+
+
+def refusal(check: object, *args: object) -> ErrorKind | None:
+    try:
+        check(*args)  # type: ignore[operator]
+    except TandemError as error:
+        return error.kind
+    return None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "pull", "prefill"), [(8, 9, 3, 2), (9, 9, 4, 3), (7, 1, 2, 2), (8, 1, 3, 2), (1, 1, 1, 1)]
+)
+def test_a_pull_takes_one_block_more_unless_it_will_never_need_it(
+    prompt: int, max_tokens: int, pull: int, prefill: int
+) -> None:
+    job = Resume(request=request(prompt, max_tokens), attempt=1, handoff=HandoffId("h"), source=SOURCE)
+    assert (pull_need(job, 4), prefill_need(job, 4)) == (pull, prefill)
+
+
+def test_what_can_never_run_is_refused_for_good() -> None:
+    generate = Generate(request=request(30, 10), attempt=1)
+    assert refusal(check_fits, generate, LIMITS, 10, 4) is None
+    assert refusal(check_fits, generate, LIMITS, 9, 4) is ErrorKind.CONTEXT_LENGTH
+    assert refusal(check_fits, Generate(request=request(31, 10), attempt=1), LIMITS, 99, 4) is ErrorKind.CONTEXT_LENGTH
+    prefill = Prefill(request=request(30, 10), attempt=1, handoff=HandoffId("h"))
+    assert refusal(check_fits, prefill, LIMITS, 8, 4) is None
+    drawn = Generate(request=request(3, 2), attempt=1, output_tokens=(1, 2))
+    assert refusal(check_fits, drawn, LIMITS, 9, 4) is ErrorKind.INVALID_REQUEST
+
+
+def test_a_promise_fits_beside_leases_and_promises() -> None:
+    held = replace(EMPTY, num_leased=4, promises=(3,))
+    assert refusal(check_promise, 3, held, LIMITS) is None
+    assert refusal(check_promise, 4, held, LIMITS) is ErrorKind.OVERLOADED
+
+
+def test_a_promise_needs_a_seat() -> None:
+    assert refusal(check_promise, 1, replace(EMPTY, num_seqs=2, promises=(1,)), LIMITS) is None
+    assert refusal(check_promise, 1, replace(EMPTY, num_seqs=2, promises=(1, 1)), LIMITS) is ErrorKind.OVERLOADED
+
+
+def test_a_prefill_and_a_promise_that_exclude_each_other_are_not_both_taken() -> None:
+    assert refusal(check_prefill, 6, replace(EMPTY, promises=(4, 2))) is None
+    assert refusal(check_prefill, 6, replace(EMPTY, promises=(5,))) is ErrorKind.OVERLOADED
+    assert refusal(check_promise, 4, replace(EMPTY, prefills=(6,)), LIMITS) is None
+    assert refusal(check_promise, 5, replace(EMPTY, prefills=(6,)), LIMITS) is ErrorKind.OVERLOADED
+
+
+def test_a_prefill_may_wait_for_leases() -> None:
+    assert refusal(check_prefill, 6, replace(EMPTY, num_leased=10)) is None

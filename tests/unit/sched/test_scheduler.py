@@ -1,0 +1,219 @@
+"""Single decisions of the scheduler, each by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import FinishReason, SampledToken
+from tandem.core.ids import HandoffId, Incarnation, RequestId, WorkerId, WorkerRef
+from tandem.core.request import Generate, Job, Prefill, Request, Resume, SamplingParams
+from tandem.kv.pool import BlockPool, Holder
+from tandem.sched.outcome import Planned, Progress
+from tandem.sched.plan import SliceResult, StepPlan, StepResult
+from tandem.sched.policy import SchedulerLimits
+from tandem.sched.scheduler import Scheduler
+
+SOURCE = WorkerRef(WorkerId("p"), Incarnation(1), "p:1")
+
+
+def scheduler(num_blocks: int = 10, block_size: int = 2, *, budget: int = 8, seqs: int = 4) -> Scheduler:
+    limits = SchedulerLimits(max_num_batched_tokens=budget, max_num_seqs=seqs, max_model_len=64)
+    return Scheduler(BlockPool(num_blocks, block_size), limits, "model")
+
+
+def request(
+    name: str, prompt: int, max_tokens: int, *, salt: str = "", priority: int = 0, text: str = ""
+) -> Request:
+    """Requests share a prefix when they have one `text`; it is the name where none is given."""
+    first = 1000 * sum(map(ord, text or name))
+    return Request(
+        id=RequestId(name),
+        model="m",
+        prompt_tokens=tuple(range(first, first + prompt)),
+        sampling=SamplingParams(max_tokens=max_tokens, stop_token_ids=frozenset({99})),
+        cache_salt=salt,
+        priority=priority,
+    )
+
+
+def generate(name: str, prompt: int, max_tokens: int, **more: object) -> Generate:
+    return Generate(request=request(name, prompt, max_tokens, **more), attempt=1)  # type: ignore[arg-type]
+
+
+def prefill(name: str, prompt: int) -> Prefill:
+    return Prefill(request=request(name, prompt, 9), attempt=1, handoff=HandoffId(name))
+
+
+def resume(name: str, prompt: int, max_tokens: int = 2) -> Resume:
+    return Resume(request=request(name, prompt, max_tokens), attempt=1, handoff=HandoffId(name), source=SOURCE)
+
+
+def names(s: Scheduler, step: StepPlan | None) -> list[str]:
+    return [str(s._by_id[piece.seq].key.request) for piece in step.slices] if step is not None else []
+
+
+def finish(s: Scheduler, step: StepPlan | None, *tokens: int) -> list[Progress]:
+    """Commit a plan in which every draw yields `tokens`, one unless a test says otherwise."""
+    assert step is not None
+    drawn = tuple(SampledToken(t) for t in tokens or (50,))
+    return s.commit(StepResult(step.number, tuple(SliceResult(p.seq, drawn if p.sampling else ()) for p in step.slices)))
+
+
+def step(s: Scheduler) -> tuple[list[str], Planned]:
+    """One whole step: who was in it, and what was planned."""
+    planned = s.plan()
+    who = names(s, planned.step)
+    if planned.step is not None:
+        finish(s, planned.step)
+    s.check()
+    return who, planned
+
+
+def add(s: Scheduler, *jobs: Job) -> None:
+    for job in jobs:
+        s.add(job)
+
+
+def test_decodes_come_before_prompts() -> None:
+    s = scheduler(budget=4)
+    add(s, generate("a", 3, 5))
+    step(s)
+    add(s, generate("b", 9, 5))
+    who, planned = step(s)
+    assert who == ["a", "b"]
+    assert planned.step is not None and [p.num_tokens for p in planned.step.slices] == [1, 3]
+
+
+def test_tokens_after_the_end_are_dropped() -> None:
+    s = scheduler()
+    add(s, generate("a", 3, 5))
+    planned = s.plan()
+    (progress,) = finish(s, planned.step, 50, 99, 51)
+    assert [t.id for t in progress.tokens] == [50, 99] and progress.finish is FinishReason.STOP
+    assert s.num_sequences == 0 and s.pool.num_free == 10
+
+
+def test_a_plan_made_before_the_end_was_known_frees_when_it_is_committed() -> None:
+    s = scheduler()
+    add(s, generate("a", 3, 5))
+    first, second = s.plan().step, s.plan().step
+    assert second is not None and second.slices[0].chained
+    (progress,) = finish(s, first, 99)
+    assert progress.finish is FinishReason.STOP and s.pool.num_free == 8
+    s.check()
+    assert finish(s, second) == [] and s.pool.num_free == 10
+
+
+def test_results_come_in_order() -> None:
+    s = scheduler()
+    add(s, generate("a", 3, 5))
+    s.plan()
+    second = s.plan().step
+    assert second is not None
+    with pytest.raises(ValueError, match="oldest open plan"):
+        s.commit(StepResult(second.number, (SliceResult(second.slices[0].seq),)))
+    assert s.num_open_plans == 2
+    s.check()
+
+
+def test_other_salts_share_nothing() -> None:
+    s = scheduler()
+    add(s, generate("a", 7, 1))
+    step(s)
+    add(s, generate("b", 7, 1, text="a", salt="tenant"), generate("c", 7, 1, text="a"))
+    planned = s.plan()
+    assert planned.step is not None and [p.start for p in planned.step.slices] == [0, 6]
+
+
+def test_a_hit_leaves_a_token_to_compute() -> None:
+    s = scheduler()
+    add(s, generate("a", 6, 1))
+    step(s)
+    add(s, generate("b", 6, 1, text="a"))
+    planned = s.plan()
+    assert planned.step is not None and planned.step.slices[0].start == 4
+
+
+def test_the_youngest_gives_way_and_comes_back_to_its_place() -> None:
+    s = scheduler(num_blocks=5)
+    add(s, generate("a", 3, 7), generate("b", 3, 5))
+    assert [step(s)[0] for _ in range(2)] == [["a", "b"]] * 2
+    add(s, generate("c", 7, 2))
+    who, planned = step(s)
+    assert (who, planned.num_preempted) == (["a"], 1)
+    assert [x.key.request for x in s._waiting] == ["b", "c"]
+    assert [len(x.tokens) for x in s._waiting] == [5, 7], "what b has drawn is kept"
+
+
+def test_lower_priority_gives_way_first() -> None:
+    s = scheduler(num_blocks=5)
+    add(s, generate("low", 3, 5, priority=1), generate("high", 3, 7))
+    step(s)
+    assert [step(s)[0] for _ in range(2)][-1] == ["high"]
+    assert [x.key.request for x in s._waiting] == ["low"]
+
+
+def test_an_offered_prefill_never_gives_way() -> None:
+    """The oldest needs a block and only a younger, half-computed prefill holds one."""
+    s = scheduler(num_blocks=7, budget=3)
+    add(s, generate("old", 3, 9))
+    step(s)
+    add(s, prefill("young", 7))
+    assert [step(s)[0] for _ in range(3)] == [["old", "young"]] * 3
+    assert s.pool.num_free == 0
+    who, planned = step(s)
+    assert (who, planned.num_preempted) == (["young"], 1)
+
+
+def test_a_pull_passes_what_waits_for_leases() -> None:
+    """The lease may be the very one that the pull's own source waits for."""
+    s = scheduler(num_blocks=10)
+    add(s, resume("r", 5), prefill("p", 10))
+    step(s)
+    step(s)
+    assert s.pool.num_leased == 5
+    add(s, generate("g", 11, 1, priority=-1))
+    s.may_pull(resume("r", 5).key)
+    planned = s.plan()
+    assert [g.key.request for g in planned.pulls] == ["r"] and planned.step is None
+
+
+def test_a_pull_does_not_pass_what_waits_for_running_sequences() -> None:
+    s = scheduler(num_blocks=10, budget=16)
+    add(s, generate("a", 11, 3))
+    step(s)
+    add(s, generate("g", 9, 1), resume("r", 3))
+    s.may_pull(resume("r", 3).key)
+    assert s.plan().pulls == ()
+
+
+def test_small_work_does_not_pass_large_work_for_ever() -> None:
+    s = scheduler(num_blocks=10, budget=16)
+    add(s, generate("a", 11, 3))
+    step(s)
+    add(s, generate("large", 9, 1), generate("small", 1, 1))
+    assert step(s)[0] == ["a"]
+
+
+def test_a_prefill_waits_for_leases_and_holds_back_only_prefills() -> None:
+    s = scheduler(num_blocks=10, budget=16)
+    add(s, prefill("p", 12))
+    (offer,) = step(s)[1].offers
+    add(s, prefill("q", 10), prefill("small", 1), generate("g", 1, 1))
+    assert step(s)[0] == ["g"]
+    s.pool.drop(offer.blocks, Holder.LEASE)
+    assert step(s)[0] == ["q", "small"]
+
+
+def test_a_prefill_and_a_promise_that_exclude_each_other() -> None:
+    s = scheduler(num_blocks=10)
+    add(s, resume("r", 9, 3))
+    with pytest.raises(TandemError) as refusal:
+        s.add(prefill("p", 9))
+    assert refusal.value.kind is ErrorKind.OVERLOADED and s.num_sequences == 1
+    s.cancel(resume("r", 9, 3).key)
+    add(s, prefill("p", 9))
+    with pytest.raises(TandemError) as refusal:
+        s.add(resume("r", 9, 3))
+    assert refusal.value.kind is ErrorKind.OVERLOADED and s.num_sequences == 1
