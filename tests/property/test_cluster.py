@@ -181,14 +181,16 @@ class PromptCluster(Cluster):
         return 0.01
 
 
-def mutual(length: int, num_pairs: int) -> tuple[PromptCluster, int]:
+def mutual(length: int, num_pairs: int, budget: int) -> PromptCluster:
     """Two workers of ten blocks of eight tokens, and requests of `length` tokens from each to the other."""
-    knobs = Knobs(num_blocks=(10, 10), block_size=8, budget=4, max_num_seqs=4, pull_timeout_s=NEVER, slow_reads=0.0)
+    knobs = Knobs(
+        num_blocks=(10, 10), block_size=8, budget=budget, max_num_seqs=4, pull_timeout_s=NEVER, slow_reads=0.0
+    )
     cluster = PromptCluster(1, knobs)
     for number in range(2 * num_pairs):
         giver, taker = number % 2, (number + 1) % 2
         cluster.ask(Ask(giver, taker, length, 0, 3).request(number), giver, taker)
-    return cluster, 2 * num_pairs
+    return cluster
 
 
 def check_all_finish(cluster: Cluster) -> None:
@@ -200,23 +202,25 @@ def check_all_finish(cluster: Cluster) -> None:
 def test_two_pools_that_exclude_each_others_promises_do_not_wait_in_a_circle() -> None:
     """Each prompt takes six of ten blocks: a worker cannot lease that beside a promise of seven, and the one who was
     promised it waits for the other's lease."""
-    cluster, _ = mutual(48, 2)
+    cluster = mutual(48, 2, budget=16)
     check_all_finish(cluster)
 
 
 def test_two_pools_do_not_fill_up_with_leases_for_each_other() -> None:
-    """Two leases of four blocks each would leave too little for the promise of five at both."""
-    cluster, _ = mutual(32, 2)
+    """Two leases of four blocks each would leave too little for the promise of five at both, and both would start in
+    one step."""
+    cluster = mutual(32, 2, budget=33)
     check_all_finish(cluster)
     assert cluster.num_pulled == 4
 
 
 def test_urgent_work_that_waits_for_leases_does_not_hold_up_the_pulls_that_end_them() -> None:
-    cluster, number = mutual(32, 1)
+    """It arrives before the first chunk is announced, and goes ahead of the pull."""
+    cluster = mutual(32, 1, budget=4)
     while min(worker.engine.books().num_leased_blocks for worker in cluster.workers) == 0:
         cluster.run(1)
     for index in (0, 1):
         ask = Ask(index, index, length=55, shared=0, max_tokens=1, priority=-1)
-        cluster.ask(ask.request(number + index), index, index)
+        cluster.ask(ask.request(2 + index), index, index)
     check_all_finish(cluster)
     assert cluster.num_pulled == 2

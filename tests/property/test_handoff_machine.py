@@ -93,7 +93,7 @@ class HandoffMachine(RuleBasedStateMachine):
     def taker_ticks(self) -> None:
         self.carry_out(self.pulls.tick(self.now))
         for pull in self.pulls.live():
-            assert pull.lease_until is None or self.now <= pull.lease_until, "a lease ran out unnoticed"
+            assert pull.lease_until is None or self.now < pull.lease_until, "a lease ran out unnoticed"
 
     @rule()
     def taker_renews(self) -> None:

@@ -180,7 +180,7 @@ class PullBook:
                 continue
             if pull.lease_until is None:
                 pull.lease_until = sent_at + lease_s
-            elif sent_at <= pull.lease_until:
+            elif sent_at < pull.lease_until:
                 pull.lease_until = max(pull.lease_until, sent_at + lease_s)
 
     # ---- what the transport says
@@ -348,7 +348,7 @@ class PullBook:
         return reading + max(0, min(len(pull.offered), pull.num_known) - pull.next_index)
 
     def _is_lapsed(self, pull: Pull, now: float) -> bool:
-        return pull.lease_until is not None and now > pull.lease_until
+        return pull.lease_until is not None and now >= pull.lease_until
 
     def _forget(self, pull: Pull) -> None:
         del self._pulls[pull.key], self._by_job[pull.job]

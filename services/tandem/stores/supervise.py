@@ -32,7 +32,7 @@ def main(socket_path: str, log_path: str, command: list[str]) -> int:
     try:
         return _supervise(socket_path, log_path, command)
     except OSError as error:
-        os.write(1, str(error).encode())
+        _tell(str(error).encode())
         return 1
     finally:
         shutil.rmtree(Path(socket_path).parent, ignore_errors=True)
@@ -42,11 +42,17 @@ def _supervise(socket_path: str, log_path: str, command: list[str]) -> int:
     wake = _wake_on_signals()
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_parent())
     if _comes_up(server, socket_path, wake):
-        os.write(1, b"ready\n")
+        _tell(b"ready\n")
         select.select([0, wake], [], [])
     else:
-        os.write(1, _tail(log_path))
+        _tell(_tail(log_path))
     return _stop(server)
+
+
+def _tell(words: bytes) -> None:
+    """To the owner, who may have gone in the meantime; then its end of the other pipe is closed too."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(1, words)
 
 
 def _comes_up(server: subprocess.Popen[bytes], socket_path: str, wake: int) -> bool:

@@ -79,22 +79,23 @@ def test_a_lease_that_ran_out_during_the_read() -> None:
     assert kinds(book.read_done(read.read, 10.1)) == ["ReadEnded", "Lost"]
 
 
-def test_the_last_moment_of_a_lease_counts() -> None:
+@pytest.mark.parametrize(("now", "last"), [(9.9, "Arrived"), (10.0, "Lost")])
+def test_a_lease_ends_at_the_moment_at_which_the_giver_ends_it(now: float, last: str) -> None:
     book, read = reading(10.0)
-    assert kinds(book.read_done(read.read, 10.0)) == ["ReadEnded", "Arrived"]
+    assert kinds(book.read_done(read.read, now)) == ["ReadEnded", last]
 
 
 def test_a_renewal_counts_from_its_question_and_never_shortens() -> None:
     book, read = reading(10.0)
     book.renewed((KEY,), 5.0, 10.0)
     book.renewed((KEY,), 4.0, 10.0)
-    assert kinds(book.read_done(read.read, 15.0)) == ["ReadEnded", "Arrived"]
+    assert kinds(book.read_done(read.read, 14.9)) == ["ReadEnded", "Arrived"]
 
 
 def test_a_renewal_does_not_count_from_its_answer() -> None:
     book, read = reading(10.0)
     book.renewed((KEY,), 5.0, 10.0)
-    assert kinds(book.read_done(read.read, 15.1)) == ["ReadEnded", "Lost"]
+    assert kinds(book.read_done(read.read, 15.0)) == ["ReadEnded", "Lost"]
 
 
 def test_a_renewal_asked_for_too_late_revives_nothing() -> None:
