@@ -3,113 +3,24 @@ happens is drawn from one seed. It checks every word of every engine and never k
 
 from __future__ import annotations
 
-import heapq
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from random import Random
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, Finished, JobEvent, Pulled, Token
-from tandem.core.ids import BlockId, HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
+from tandem.core.ids import BlockId, HandoffId, RequestId, WorkerRef
 from tandem.core.request import Generate, Job, Request
 from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Unfollow
-from tandem.engine.engine import Engine, HandoffLimits
 from tandem.flow.commands import CancelJob, Command, Deliver, End, Place, ReleaseLease, Submit
 from tandem.flow.lifecycle import Phase, RequestLife
 from tandem.kv.handoff import HandoffKey
-from tandem.kv.pool import BlockPool
 from tandem.kv.pull_book import StartRead, Teardown
 from tandem.routing.placement import Placement
-from tandem.sched.plan import StepPlan
-from tandem.sched.policy import SchedulerLimits
-from tests.property.model import KVStore, ModelExecutor, expected_output
+from tests.property.model import expected_output
+from tests.property.workers import Action, Agenda, Knobs, Link, Worker
 
-Action = Callable[[], None]
 ROUND_S = 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Knobs:
-    """Faults are probabilities per occasion; `digests=False` leaves the lease alone to keep wrong KV out."""
-
-    num_blocks: tuple[int, ...] = (10, 10)
-    block_size: int = 2
-    budget: int = 6
-    max_num_seqs: int = 4
-    chunked: bool = True
-    plan_depth: int = 1
-    digests: bool = True
-    lease_s: float = 3.0
-    pull_timeout_s: float = 6.0
-    drain_timeout_s: float = 3.0
-    slow_reads: float = 0.3
-    lost_calls: float = 0.0
-    broken_links: float = 0.0
-    broken_reads: float = 0.0
-    hung_reads: float = 0.0
-    failed_slices: float = 0.0
-    stalls: float = 0.0
-    deaths: float = 0.0
-    cancels: float = 0.0
-    drains: float = 0.0
-
-
-class Agenda:
-    """What is to happen when."""
-
-    def __init__(self) -> None:
-        self.now = 1.0
-        self._heap: list[tuple[float, int, Action]] = []
-        self._count = 0
-
-    def after(self, seconds: float, action: Action) -> None:
-        self._count += 1
-        heapq.heappush(self._heap, (self.now + seconds, self._count, action))
-
-    def advance(self, seconds: float) -> None:
-        stop = self.now + seconds
-        while self._heap and self._heap[0][0] <= stop:
-            self.now, _, action = heapq.heappop(self._heap)
-            action()
-        self.now = stop
-
-
-@dataclass(eq=False)
-class Link:
-    """A Follow stream. Messages of an older `life` are lost; each direction keeps its order."""
-
-    life: int = 0
-    last: dict[str, float] = field(default_factory=dict)
-    following: set[HandoffKey] = field(default_factory=set)
-
-
-class Worker:
-    """One life of one worker process."""
-
-    def __init__(self, index: int, incarnation: int, knobs: Knobs) -> None:
-        self.index = index
-        self.ref = WorkerRef(WorkerId(f"w{index}"), Incarnation(incarnation), f"w{index}:{incarnation}")
-        limits = SchedulerLimits(
-            max_num_batched_tokens=max(knobs.budget, knobs.max_num_seqs),
-            max_num_seqs=knobs.max_num_seqs,
-            max_model_len=64,
-            enable_chunked_prefill=knobs.chunked,
-            digest_handoffs=knobs.digests,
-        )
-        handoff = HandoffLimits(
-            lease_s=knobs.lease_s, pull_timeout_s=knobs.pull_timeout_s, drain_timeout_s=knobs.drain_timeout_s
-        )
-        pool = BlockPool(knobs.num_blocks[index], knobs.block_size)
-        self.engine = Engine(pool, limits, handoff, "model", plan_depth=knobs.plan_depth)
-        self.store = KVStore(knobs.num_blocks[index], knobs.block_size)
-        self.executor = ModelExecutor(self.store)
-        self.plans: list[StepPlan] = []
-        self.inbox: list[Action] = []
-        self.stalled_until = 0.0
-        self.is_alive = True
-        self.ends: dict[JobKey, str] = {}
-        self.next_index: dict[JobKey, int] = {}
 
 
 class Cluster:
@@ -192,7 +103,8 @@ class Cluster:
                 arrive(worker)
 
         if self.chance(self.knobs.lost_calls):
-            return self.lose_call(life, ref, job)
+            self.lose_call(life, ref, job)
+            return
         self.call(ref, arrive)
         # Whatever becomes of the call, its deadline answers; a true answer that came before makes this one void.
         self.agenda.after(8.0, lambda: self.lose_call(life, ref, job))
@@ -399,7 +311,7 @@ class Cluster:
             for key in keys if what == "release" else ():
                 self.effects(giver, giver.engine.release(key, now))
             if what != "release":
-                self.tell(giver, taker.ref, lambda w: w.engine.renewed(keys, sent_at, self.knobs.lease_s) or [])
+                self.tell(giver, taker.ref, lambda w: self.renew(w, keys, sent_at))
 
         def arrive() -> None:
             giver = self.find(source)
@@ -410,6 +322,10 @@ class Cluster:
                 taker.inbox.append(lost)
 
         self.deliver("up", self.links[taker.ref, source], arrive)
+
+    def renew(self, taker: Worker, keys: tuple[HandoffKey, ...], sent_at: float) -> list[Effect]:
+        taker.engine.renewed(keys, sent_at, self.knobs.lease_s)
+        return []
 
     # ---- the transport
 
@@ -474,7 +390,9 @@ class Cluster:
         match event:
             case Token(_, index, token):
                 assert index == worker.next_index.get(key, 0), f"{worker.ref}: {event} is out of turn"
-                assert token.id == self.expected[key.request][index], f"{worker.ref}: {event} is not what the model says"
+                assert token.id == self.expected[key.request][index], (
+                    f"{worker.ref}: {event} is not what the model says"
+                )
                 worker.next_index[key] = index + 1
             case Pulled():
                 self.num_pulled += 1

@@ -82,7 +82,7 @@ class HandoffMachine(RuleBasedStateMachine):
         for ended in self.leases.lapse(self.now):
             self.give_back(ended)
 
-    @precondition(lambda self: len(self.leases))
+    @precondition(lambda self: len(self.leases) > 0)
     @rule()
     def giver_lapses_in_time(self) -> None:
         """The first moment at which the giver may take a lease's blocks back."""
@@ -145,7 +145,7 @@ class HandoffMachine(RuleBasedStateMachine):
 
     # ---- the giver computes
 
-    @precondition(lambda self: len(self.leases))
+    @precondition(lambda self: len(self.leases) > 0)
     @rule(data=st.data(), num=st.integers(0, 3))
     def compute(self, data: st.DataObject, num: int) -> None:
         keys = sorted(lease.key for lease in self.leases)
@@ -459,7 +459,7 @@ class HandoffMachine(RuleBasedStateMachine):
         blocks = self.tables.pop(arrived.key)
         assert arrived.first_token == TOKEN
         assert arrived.stats.num_blocks == PROMPT_BLOCKS - self.hits[arrived.key]
-        assert 0 <= arrived.stats.exposed_s <= arrived.stats.total_s and 0 <= arrived.stats.busy_s
+        assert 0 <= arrived.stats.exposed_s <= arrived.stats.total_s and arrived.stats.busy_s >= 0
         content = [self.taken[b] for b in blocks[:PROMPT_BLOCKS]]
         assert content == [(arrived.key, i) for i in range(PROMPT_BLOCKS)], "wrong KV was accepted"
         if not self.digests:

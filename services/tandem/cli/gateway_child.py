@@ -20,13 +20,15 @@ from tandem.core.settings import settings
 _PR_SET_PDEATHSIG = 1
 GATEWAY = (sys.executable, "-m", "tandem.cli", "gateway")
 POLL_S = 0.1
-STOP_S = 30.0
+STOP_MARGIN_S = 10.0
+"""How much longer than its `drain_s` the gateway gets before it is killed."""
 
 
 class GatewayChild:
     """A process of its own: without torch, and one that dies with this one. It is told all settings by environment."""
 
     def __init__(self, config: Config, command: Sequence[str] = GATEWAY) -> None:
+        self._stop_s = config.gateway.drain_s + STOP_MARGIN_S
         environment = dict(os.environ)
         environment.update({leaf.env: str(value_of(config, leaf.key)) for leaf in settings()})
         self._process = subprocess.Popen(
@@ -79,7 +81,7 @@ class GatewayChild:
         """Let it drain; kill it when that takes too long."""
         self._process.terminate()
         try:
-            self._process.wait(STOP_S)
+            self._process.wait(self._stop_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -89,6 +89,7 @@ class GatewayConfig:
     max_body: Bytes = _doc("largest request body", Bytes(4 << 20))
     queue_timeout_s: float = _doc("a request that finds no place for this long is refused", 120.0)
     progress_timeout_s: float = _doc("a request without a new token for this long fails", 120.0)
+    drain_s: float = _doc("how long requests under way may take after SIGTERM", 20.0)
     worker_silence_s: float = _doc("a worker whose stream carries nothing for this long is lost", 10.0)
     max_queued: int = _doc("requests that may wait for a place", 1024)
 
@@ -178,7 +179,7 @@ _RULES: tuple[_Rule, ...] = (
     *_each("must be more than 0", lambda v: v > 0, "gateway.queue_timeout_s", "gateway.progress_timeout_s"),
     _one("gateway.worker_silence_s", "must be at least 3, because workers speak once per second", lambda v: v >= 3),
     *_each("must not be negative", lambda v: v >= 0, "engine.num_threads", "gateway.max_queued"),
-    *_each("must not be negative", lambda v: v >= 0, "worker.drain_s", "worker.gateway_grace_s"),
+    *_each("must not be negative", lambda v: v >= 0, "worker.drain_s", "gateway.drain_s", "worker.gateway_grace_s"),
     *_each("must not be negative", lambda v: v >= 0, "serve.prefill", "serve.decode", "serve.mixed"),
     (
         "serve.mixed",

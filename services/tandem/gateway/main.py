@@ -25,7 +25,6 @@ from tandem.gateway.text_models import TextModels
 from tandem.stores.registry import RegistryUnavailable, WorkerRegistry
 
 log = logging.getLogger(__name__)
-DRAIN_S = 20.0
 FLUSH_S = 2.0
 """For clients to read the end of their responses, once every request has ended."""
 
@@ -36,6 +35,7 @@ class Gateway:
     def __init__(self, config: Config) -> None:
         name = GatewayId(f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")
         clock = SystemClock()
+        self._drain_s = config.gateway.drain_s
         self._registry = WorkerRegistry(config.redis.url, config.redis.namespace)
         self._fleet = Fleet(name, self._discover, TextModels(config.model.generation_config), clock, config.gateway)
         self._dispatcher = Dispatcher(self._fleet, config.gateway, clock)
@@ -56,10 +56,10 @@ class Gateway:
         await self._server.start()
 
     async def stop(self) -> None:
-        """Let requests under way end, within `DRAIN_S`; then cut them off, each with a typed error."""
-        cut = await self._dispatcher.drain(DRAIN_S)
+        """Let requests under way end, within `gateway.drain_s`; then cut them off, each with a typed error."""
+        cut = await self._dispatcher.drain(self._drain_s)
         if cut:
-            log.warning("%d requests were cut off after %g s", cut, DRAIN_S)
+            log.warning("%d requests were cut off after %g s", cut, self._drain_s)
         await self._server.stop()
         await self._fleet.stop()
         await self._dispatcher.stop()

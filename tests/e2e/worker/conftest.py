@@ -22,7 +22,7 @@ SETTINGS = {
     "--lease-s": str(LEASE_S),
     "--pull-timeout-s": "2.0",
     "--drain-timeout-s": "2.0",
-    "--drain-s": "5.0",
+    "--worker-drain-s": "5.0",
 }
 
 Start = Callable[[str, str, str], WorkerProcess]

@@ -80,9 +80,10 @@ def test_it_is_told_every_setting_by_environment(tmp_path: Path) -> None:
 
 
 def test_one_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway_child, "STOP_S", 0.2)
+    monkeypatch.setattr(gateway_child, "STOP_MARGIN_S", 0.2)
     code = 'import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(\'{"url": ""}\', flush=True)\n'
-    with GatewayChild(Config(), [sys.executable, "-S", "-c", code + "while True: signal.pause()"]) as child:
+    config = Config(gateway=GatewayConfig(drain_s=0))
+    with GatewayChild(config, [sys.executable, "-S", "-c", code + "while True: signal.pause()"]) as child:
         assert child.wait_until_listening()
     assert child.exit_code() == -signal.SIGKILL
 

@@ -11,9 +11,7 @@ from tandem.engine.job_table import JobTable
 
 
 def job(attempt: int, choice: int = 0) -> Generate:
-    request = Request(
-        id=RequestId("r"), model="m", prompt_tokens=(1,), sampling=SamplingParams(max_tokens=1)
-    )
+    request = Request(id=RequestId("r"), model="m", prompt_tokens=(1,), sampling=SamplingParams(max_tokens=1))
     return Generate(request=request, attempt=attempt, choice=choice)
 
 

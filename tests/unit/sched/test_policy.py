@@ -8,9 +8,7 @@ from tandem.sched.policy import SchedulerLimits, chunk_size, may_offer
 
 
 def limits(chunked: bool) -> SchedulerLimits:
-    return SchedulerLimits(
-        max_num_batched_tokens=8, max_num_seqs=2, max_model_len=32, enable_chunked_prefill=chunked
-    )
+    return SchedulerLimits(max_num_batched_tokens=8, max_num_seqs=2, max_model_len=32, enable_chunked_prefill=chunked)
 
 
 @pytest.mark.parametrize(("remaining", "budget", "expected"), [(20, 8, 8), (5, 8, 5), (1, 8, 1), (5, 0, 0), (0, 8, 0)])

@@ -22,9 +22,7 @@ def scheduler(num_blocks: int = 10, block_size: int = 2, *, budget: int = 8, seq
     return Scheduler(BlockPool(num_blocks, block_size), limits, "model")
 
 
-def request(
-    name: str, prompt: int, max_tokens: int, *, salt: str = "", priority: int = 0, text: str = ""
-) -> Request:
+def request(name: str, prompt: int, max_tokens: int, *, salt: str = "", priority: int = 0, text: str = "") -> Request:
     """Requests share a prefix when they have one `text`; it is the name where none is given."""
     first = 1000 * sum(map(ord, text or name))
     return Request(
@@ -57,7 +55,9 @@ def finish(s: Scheduler, step: StepPlan | None, *tokens: int) -> list[Progress]:
     """Commit a plan in which every draw yields `tokens`, one unless a test says otherwise."""
     assert step is not None
     drawn = tuple(SampledToken(t) for t in tokens or (50,))
-    return s.commit(StepResult(step.number, tuple(SliceResult(p.seq, drawn if p.sampling else ()) for p in step.slices)))
+    return s.commit(
+        StepResult(step.number, tuple(SliceResult(p.seq, drawn if p.sampling else ()) for p in step.slices))
+    )
 
 
 def step(s: Scheduler) -> tuple[list[str], Planned]:

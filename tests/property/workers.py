@@ -1,0 +1,100 @@
+"""What a simulated cluster is made of: its knobs, its agenda, its streams, and one life of one worker; never acts."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tandem.core.ids import Incarnation, JobKey, WorkerId, WorkerRef
+from tandem.engine.engine import Engine, HandoffLimits
+from tandem.kv.handoff import HandoffKey
+from tandem.kv.pool import BlockPool
+from tandem.sched.plan import StepPlan
+from tandem.sched.policy import SchedulerLimits
+from tests.property.model import KVStore, ModelExecutor
+
+Action = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knobs:
+    """Faults are probabilities per occasion; `digests=False` leaves the lease alone to keep wrong KV out."""
+
+    num_blocks: tuple[int, ...] = (10, 10)
+    block_size: int = 2
+    budget: int = 6
+    max_num_seqs: int = 4
+    chunked: bool = True
+    plan_depth: int = 1
+    digests: bool = True
+    lease_s: float = 3.0
+    pull_timeout_s: float = 6.0
+    drain_timeout_s: float = 3.0
+    slow_reads: float = 0.3
+    lost_calls: float = 0.0
+    broken_links: float = 0.0
+    broken_reads: float = 0.0
+    hung_reads: float = 0.0
+    failed_slices: float = 0.0
+    stalls: float = 0.0
+    deaths: float = 0.0
+    cancels: float = 0.0
+    drains: float = 0.0
+
+
+class Agenda:
+    """What is to happen when."""
+
+    def __init__(self) -> None:
+        self.now = 1.0
+        self._heap: list[tuple[float, int, Action]] = []
+        self._count = 0
+
+    def after(self, seconds: float, action: Action) -> None:
+        self._count += 1
+        heapq.heappush(self._heap, (self.now + seconds, self._count, action))
+
+    def advance(self, seconds: float) -> None:
+        stop = self.now + seconds
+        while self._heap and self._heap[0][0] <= stop:
+            self.now, _, action = heapq.heappop(self._heap)
+            action()
+        self.now = stop
+
+
+@dataclass(eq=False)
+class Link:
+    """A Follow stream. Messages of an older `life` are lost; each direction keeps its order."""
+
+    life: int = 0
+    last: dict[str, float] = field(default_factory=dict)
+    following: set[HandoffKey] = field(default_factory=set)
+
+
+class Worker:
+    """One life of one worker process."""
+
+    def __init__(self, index: int, incarnation: int, knobs: Knobs) -> None:
+        self.index = index
+        self.ref = WorkerRef(WorkerId(f"w{index}"), Incarnation(incarnation), f"w{index}:{incarnation}")
+        limits = SchedulerLimits(
+            max_num_batched_tokens=max(knobs.budget, knobs.max_num_seqs),
+            max_num_seqs=knobs.max_num_seqs,
+            max_model_len=64,
+            enable_chunked_prefill=knobs.chunked,
+            digest_handoffs=knobs.digests,
+        )
+        handoff = HandoffLimits(
+            lease_s=knobs.lease_s, pull_timeout_s=knobs.pull_timeout_s, drain_timeout_s=knobs.drain_timeout_s
+        )
+        pool = BlockPool(knobs.num_blocks[index], knobs.block_size)
+        self.engine = Engine(pool, limits, handoff, "model", plan_depth=knobs.plan_depth)
+        self.store = KVStore(knobs.num_blocks[index], knobs.block_size)
+        self.executor = ModelExecutor(self.store)
+        self.plans: list[StepPlan] = []
+        self.inbox: list[Action] = []
+        self.stalled_until = 0.0
+        self.is_alive = True
+        self.ends: dict[JobKey, str] = {}
+        self.next_index: dict[JobKey, int] = {}
