@@ -25,11 +25,14 @@ from transformers import (
 
 from tandem.core.config import Bytes, EngineConfig
 from tandem.core.ids import BlockId, SeqId
+from tandem.core.request import SamplingParams
 from tandem.kv.layout import KVGroup, KVLayout
 from tandem.runtime.catalog import cache_root, locate
 from tandem.runtime.executor import TorchExecutor
 from tandem.runtime.load import load_executor
 from tandem.runtime.model_config import read_model_config
+from tandem.runtime.philox import uniform
+from tandem.runtime.sampler import kept_tokens
 from tandem.sched.plan import Slice
 
 REAL_MODEL = "smollm2-135m-instruct"
@@ -64,6 +67,7 @@ TINY: dict[str, Callable[[], PretrainedConfig]] = {
     "llama": lambda: LlamaConfig(**_SHAPE, rope_parameters=_LLAMA3),
     "llama-yarn": lambda: LlamaConfig(**_SHAPE, rope_parameters=_YARN, attention_bias=True, mlp_bias=True),
     "llama-linear": lambda: LlamaConfig(**_SHAPE, rope_parameters=_LINEAR, tie_word_embeddings=True),
+    "llama-long": lambda: LlamaConfig(**_SHAPE | {"max_position_embeddings": 8192}),
     "mistral": lambda: MistralConfig(**_SHAPE, sliding_window=None),
     "qwen2": lambda: Qwen2Config(**_SHAPE, tie_word_embeddings=True),
     "qwen3": lambda: Qwen3Config(**_SHAPE, head_dim=32),
@@ -192,6 +196,27 @@ def check_greedy(reference: Reference, prompt: Sequence[int], got: Sequence[int]
         margin = float(row.max() - row[token])
         assert margin < NEAR_TIE, f"output {index}: {token} for {int(row.argmax())}, which is better by {margin}"
         if int(row.argmax()) != token:
+            ties.append(NearTie(index, margin, 0.0))
+    return ties
+
+
+def check_sampled(
+    reference: Reference, prompt: Sequence[int], got: Sequence[int], params: SamplingParams
+) -> list[NearTie]:
+    """Assert that each token of `got` is what our draw yields from transformers' logits after the tokens before it.
+
+    `margin` of a tie is the distance of the random number to the token's share of the distribution, at most `NEAR_TIE`.
+    """
+    logits = reference.last_logits([*prompt, *got[:-1]], len(got)).to(torch.float64)
+    ties: list[NearTie] = []
+    for index, (row, token) in enumerate(zip(logits, got, strict=True)):
+        kept = kept_tokens(row, params).tolist()
+        shares = torch.softmax(row[kept] / params.temperature, 0).cumsum(0).tolist()
+        assert token in kept, f"output {index}: {token} was filtered out"
+        place, number = kept.index(token), uniform(params.seed, 0, index)
+        margin = max(0.0, (shares[place - 1] if place else 0.0) - number, number - shares[place])
+        assert margin < NEAR_TIE, f"output {index}: {token} was drawn {margin} away from its share"
+        if margin > 0:
             ties.append(NearTie(index, margin, 0.0))
     return ties
 

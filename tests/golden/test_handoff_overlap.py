@@ -28,17 +28,18 @@ def test_first_token_leaves_the_prefill_worker_while_no_kv_has_moved(tiny: TinyM
         assert outcome.ids == reference.greedy(_PROMPT, 4)
 
 
-@pytest.mark.parametrize("chunk", [16, 64, 128])
-def test_what_is_left_after_the_last_chunk_is_that_chunk_and_one_block_at_most(tiny: TinyModels, chunk: int) -> None:
-    reference = tiny("llama", "float64")
-    executors = [reference.executor(), reference.executor()]
+@pytest.mark.parametrize(("num_tokens", "chunk"), [(400, 16), (400, 64), (400, 128), (4096, 512), (4095, 512)])
+def test_what_is_left_after_the_last_chunk_is_that_chunk_and_one_block_at_most(
+    tiny: TinyModels, num_tokens: int, chunk: int
+) -> None:
+    reference = tiny("llama-long", "float32")
+    executors = [reference.executor(num_blocks=260), reference.executor(num_blocks=260)]
     with Cluster(executors, Knobs(remote=True, chunk=chunk)) as cluster:
-        name = cluster.submit(_PROMPT, _GREEDY)
+        name = cluster.submit([i % 251 for i in range(num_tokens)], _GREEDY)
         cluster.run()
         pulled = cluster.outcomes[name].pulled
-    assert pulled is not None and pulled.num_blocks == 25
-    block = executors[0].layout.block_bytes
-    assert pulled.num_bytes == 25 * block
+    block, num_blocks = executors[0].layout.block_bytes, -(-num_tokens // 16)
+    assert pulled is not None and pulled.num_blocks == num_blocks and pulled.num_bytes == num_blocks * block
     assert 0 < pulled.num_exposed_bytes <= (chunk // 16 + 1) * block
 
 

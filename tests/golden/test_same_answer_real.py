@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -19,7 +20,7 @@ from tandem.runtime.bundle import read_bundle
 from tandem.runtime.executor import TorchExecutor
 from tandem.runtime.model_config import read_model_config
 from tests.golden.cluster import Cluster, Knobs
-from tests.golden.models import NearTie, Reference, check_greedy
+from tests.golden.models import NearTie, Reference, check_greedy, check_sampled
 from tests.golden.prompts import prompts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -68,7 +69,9 @@ def _executors(real: Reference, texts: Sequence[list[int]], knobs: Knobs) -> lis
     return [real.executor(block_size=knobs.block_size, num_blocks=num_blocks) for _ in range(1 + knobs.remote)]
 
 
-def _check(real: Reference, judge: Judge, texts: Sequence[list[int]], knobs: Knobs) -> None:
+def _outputs(
+    real: Reference, texts: Sequence[list[int]], knobs: Knobs, sampling: SamplingParams
+) -> list[tuple[int, ...]]:
     with Cluster(_executors(real, texts, knobs), knobs) as cluster:
         if knobs.prefix_hit:
             for prompt in texts:
@@ -76,7 +79,7 @@ def _check(real: Reference, judge: Judge, texts: Sequence[list[int]], knobs: Kno
             cluster.run()
         names = []
         for prompt in texts:
-            names.append(cluster.submit(prompt, _GREEDY))
+            names.append(cluster.submit(prompt, sampling))
             if not knobs.company:
                 cluster.run()
         cluster.run()
@@ -85,7 +88,12 @@ def _check(real: Reference, judge: Judge, texts: Sequence[list[int]], knobs: Kno
     assert all(isinstance(o.end, Finished) and len(o.ids) == _OUTPUTS for o in outcomes)
     if knobs.remote:
         assert all(o.pulled is not None and o.first_from == "p" for o in outcomes)
-    ties = [t for p, o in zip(texts, outcomes, strict=True) for t in judge(tuple(p), tuple(o.ids))]
+    return [tuple(o.ids) for o in outcomes]
+
+
+def _check(real: Reference, judge: Judge, texts: Sequence[list[int]], knobs: Knobs) -> None:
+    outputs = _outputs(real, texts, knobs, _GREEDY)
+    ties = [tie for prompt, output in zip(texts, outputs, strict=True) for tie in judge(tuple(prompt), output)]
     print(f"{knobs}: {len(ties)} near-ties in {len(texts) * _OUTPUTS} tokens", *ties, sep="\n  ")  # noqa: T201
     assert len(ties) <= 2
 
@@ -97,6 +105,18 @@ def test_every_prompt_over_the_default_path(real: Reference, judge: Judge, texts
 @pytest.mark.parametrize("knobs", _VARIANTS[1:], ids=str)
 def test_a_few_prompts_over_each_setting(real: Reference, judge: Judge, texts: list[list[int]], knobs: Knobs) -> None:
     _check(real, judge, [texts[i] for i in (0, 4, 9, 19, 20)], knobs)
+
+
+@pytest.mark.parametrize("knobs", [_DEFAULT, replace(_DEFAULT, remote=False, chunk=64)], ids=str)
+@pytest.mark.parametrize("params", [{"top_p": 0.9}, {"temperature": 1.4, "top_k": 40, "min_p": 0.02}], ids=str)
+def test_seeded_draws_follow_the_logits_of_transformers(
+    real: Reference, texts: list[list[int]], params: dict[str, Any], knobs: Knobs
+) -> None:
+    sampling = SamplingParams(max_tokens=_OUTPUTS, seed=2**63 + 5, **params)
+    some = [texts[i] for i in (0, 4, 9, 19)]
+    outputs = _outputs(real, some, knobs, sampling)
+    ties = [t for p, o in zip(some, outputs, strict=True) for t in check_sampled(real, p, o, sampling)]
+    assert len(ties) <= 1, [str(tie) for tie in ties]
 
 
 @pytest.mark.parametrize("num_tokens", [32, 64])

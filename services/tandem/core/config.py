@@ -51,7 +51,7 @@ class ModelConfig:
 class EngineConfig:
     max_num_batched_tokens: int = _doc("token budget of one step", 512)
     max_num_seqs: int = _doc("sequences that may run at once", 64)
-    max_model_len: int = _doc("prompt and output tokens of one request; 0: the model's limit", 0)
+    max_model_len: int = _doc("prompt and output tokens of one request; 0: what the model and the KV pool allow", 0)
     block_size: int = _doc("tokens per KV block", 16)
     enable_chunked_prefill: bool = _doc("off: a prompt is computed in one step, whatever the budget", True)
     enable_prefix_caching: bool = _doc("reuse the KV of equal prefixes", True)
@@ -168,7 +168,7 @@ _RULES: tuple[_Rule, ...] = (
         "must be at least engine.max_num_seqs, because a step takes every running sequence",
         lambda c: c.engine.max_num_batched_tokens >= max(1, c.engine.max_num_seqs),
     ),
-    _one("engine.max_model_len", "must be 0 (the model's limit) or at least 2", lambda v: v == 0 or v >= 2),
+    _one("engine.max_model_len", "must be 0 (what the model and the KV pool allow) or at least 2", lambda v: v == 0 or v >= 2),
     _one("engine.block_size", "must be a power of two from 8 to 256", _BLOCK_SIZES.__contains__),
     _one("redis.url", f"must start with {', '.join(_REDIS_SCHEMES)}", lambda v: not v or v.startswith(_REDIS_SCHEMES)),
     _one("redis.namespace", "must be letters, digits, '.', '_' or '-'", _is_plain),

@@ -62,10 +62,18 @@ def load_executor(directory: Path, config: DecoderConfig, dtype: str, engine: En
     if num_blocks < 1:
         needed = f"one block of {layout} has {layout.block_bytes} bytes"
         raise TandemError(ErrorKind.INVALID_REQUEST, f"{needed}, kv_cache_memory is less", param="kv_cache_memory")
-    max_model_len = engine.max_model_len or config.max_length
-    if max_model_len > config.max_length:
-        limit = f"the model's positions end at {config.max_length}"
-        raise TandemError(ErrorKind.INVALID_REQUEST, f"max_model_len={max_model_len}: {limit}", param="max_model_len")
+    max_model_len = _max_model_len(engine.max_model_len, config.max_length, num_blocks * engine.block_size)
     with Checkpoint(directory, torch_dtype(dtype)) as checkpoint:
         decoder = Decoder(config, checkpoint)
     return TorchExecutor(decoder, KVCache(layout, num_blocks), max_model_len)
+
+
+def _max_model_len(asked: int, num_positions: int, num_slots: int) -> int:
+    """The longest request, in tokens. Where nothing is asked for, a small KV pool bounds it too: requests that say no
+    `max_tokens` get all the room there is, and one that the pool cannot hold would be refused."""
+    limits = {"the model's positions end at": num_positions, "kv_cache_memory holds": num_slots}
+    for limit, num_tokens in limits.items():
+        if asked > num_tokens:
+            message = f"max_model_len={asked}: {limit} {num_tokens}"
+            raise TandemError(ErrorKind.INVALID_REQUEST, message, param="max_model_len")
+    return asked or min(limits.values())

@@ -190,3 +190,7 @@ def test_settings_that_cannot_be_are_refused(model_dir: Path) -> None:
         _executor(model_dir, max_model_len=129)
     assert _executor(model_dir, max_model_len=64).max_model_len == 64
     assert _executor(model_dir).max_model_len == 128
+    one_block = {"kv_cache_memory": 1 << 10}
+    with pytest.raises(TandemError, match="max_model_len=5: kv_cache_memory holds 4"):
+        _executor(model_dir, max_model_len=5, **one_block)
+    assert _executor(model_dir, **one_block).max_model_len == 4, "a request without max_tokens must fit the pool"
