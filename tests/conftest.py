@@ -17,7 +17,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # No deadline, because a shared machine stalls; the same examples in every run, because a red test must stay red.
 settings.register_profile("tandem", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("soak", deadline=None, derandomize=False, max_examples=2000)
 settings.load_profile("tandem")
 
 

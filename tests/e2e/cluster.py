@@ -23,47 +23,41 @@ PATIENCE_S = 60.0
 _BECOME = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-os.execv(sys.executable, [sys.executable, "-m", "tandem.cli", *sys.argv[1:]])
+os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
-def spawn(arguments: list[str], log: Path) -> subprocess.Popen[bytes]:
-    """`tandem ARGUMENTS` with its standard error in `log`. It is killed when the thread that called this ends."""
-    with log.open("ab") as stderr:
-        return subprocess.Popen(
-            [sys.executable, "-c", _BECOME, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-        )
+def spawn(*command: str, **streams: Any) -> subprocess.Popen[bytes]:
+    """A process without input. It is killed when the thread that called this ends."""
+    become = [sys.executable, "-I", "-S", "-c", _BECOME]
+    return subprocess.Popen([*become, *command], stdin=subprocess.DEVNULL, **streams)
 
 
-class WorkerProcess:
-    """One `tandem worker`. `log` holds all that it wrote to standard error."""
+class Program:
+    """One `tandem` process; `log` holds all that it wrote to standard error, `ready` what it said when it served."""
 
-    def __init__(self, name: str, arguments: list[str], log_path: Path) -> None:
+    def __init__(self, directory: Path, name: str, *arguments: str) -> None:
         self.name = name
-        self._log_path = log_path
-        self._process = spawn(["worker", "--worker-id", name, *arguments], log_path)
-        self._ready: dict[str, Any] | None = None
+        self.arguments = arguments
+        number = len(list(directory.glob(f"{name}-*.log")))
+        self.log_path = directory / f"{name}-{number}.log"
+        command = (sys.executable, "-m", "tandem.cli", *arguments)
+        with self.log_path.open("wb") as log:
+            self._process = spawn(*command, stdout=subprocess.PIPE, stderr=log)
+        self.ready: dict[str, Any] = {}
+
+    def wait_ready(self) -> None:
+        """Read the line that says where it listens."""
+        out = self._process.stdout
+        assert out is not None
+        assert select.select([out], [], [], PATIENCE_S)[0], f"{self.name} says nothing: {self.log}"
+        line = out.readline()
+        assert line, f"{self.name} ended with {self.wait()}: {self.log}"
+        self.ready = json.loads(line)
 
     @property
     def log(self) -> str:
-        return self._log_path.read_text(errors="replace")
-
-    @property
-    def ref(self) -> WorkerRef:
-        """Who it says that it is; waits until it serves."""
-        if self._ready is None:
-            out = self._process.stdout
-            assert out is not None
-            assert select.select([out], [], [], PATIENCE_S)[0], f"{self.name} says nothing: {self.log}"
-            line = out.readline()
-            assert line, f"{self.name} ended with {self._process.wait(PATIENCE_S)}: {self.log}"
-            self._ready = json.loads(line)
-            assert self._ready is not None
-        said = self._ready
-        return WorkerRef(WorkerId(said["worker"]), Incarnation(said["incarnation"]), said["address"])
+        return self.log_path.read_text(errors="replace")
 
     @property
     def exit_code(self) -> int | None:
@@ -96,3 +90,18 @@ class WorkerProcess:
         """Log lines that a user would worry about."""
         bad = ("WARNING", "ERROR", "CRITICAL", "Traceback", "Exception")
         return [f"{self.name}: {line}" for line in self.log.splitlines() if any(word in line for word in bad)]
+
+
+class WorkerProcess(Program):
+    """One `tandem worker`."""
+
+    def __init__(self, directory: Path, name: str, *arguments: str) -> None:
+        super().__init__(directory, name, "worker", "--worker-id", name, *arguments)
+
+    @property
+    def ref(self) -> WorkerRef:
+        """Who it says that it is; waits until it serves."""
+        if not self.ready:
+            self.wait_ready()
+        said = self.ready
+        return WorkerRef(WorkerId(said["worker"]), Incarnation(said["incarnation"]), said["address"])

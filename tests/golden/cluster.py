@@ -139,6 +139,27 @@ class Cluster(AbstractContextManager["Cluster"]):
         self._carry_out(self.giver, self.giver.engine.submit(prefill, self.clock.now()))
         return name
 
+    def ask(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Outcome]:
+        """What clients see of all prompts, which run to their end; checks that what the knobs ask for did happen."""
+        knobs = self.knobs
+        if knobs.prefix_hit:
+            for prompt in prompts:
+                self.submit(prompt, SamplingParams(max_tokens=1, temperature=0.0))
+            self.run()
+        names = []
+        for prompt in prompts:
+            names.append(self.submit(prompt, sampling))
+            if not knobs.company:
+                self.run()
+        self.run()
+        outcomes = [self.outcomes[name] for name in names]
+        assert all(isinstance(o.end, Finished) and len(o.ids) == sampling.max_tokens for o in outcomes)
+        if knobs.remote:
+            assert all(o.pulled is not None and o.first_from == "p" for o in outcomes)
+        if knobs.preempt and knobs.company:
+            assert self.taker.engine.num_preempted > 0, f"nobody gave way under {knobs}"
+        return outcomes
+
     def cancel(self, name: RequestId) -> None:
         for node in self.nodes:
             self._carry_out(node, node.engine.cancel(JobKey(name, 1), self.clock.now()))

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from tandem.core.events import Finished
 from tandem.core.request import SamplingParams
 from tandem.runtime.bundle import read_bundle
 from tandem.runtime.executor import TorchExecutor
@@ -73,22 +72,7 @@ def _outputs(
     real: Reference, texts: Sequence[list[int]], knobs: Knobs, sampling: SamplingParams
 ) -> list[tuple[int, ...]]:
     with Cluster(_executors(real, texts, knobs), knobs) as cluster:
-        if knobs.prefix_hit:
-            for prompt in texts:
-                cluster.submit(prompt, SamplingParams(max_tokens=1, temperature=0.0))
-            cluster.run()
-        names = []
-        for prompt in texts:
-            names.append(cluster.submit(prompt, sampling))
-            if not knobs.company:
-                cluster.run()
-        cluster.run()
-        outcomes = [cluster.outcomes[name] for name in names]
-        assert not knobs.preempt or cluster.taker.engine.num_preempted > 0
-    assert all(isinstance(o.end, Finished) and len(o.ids) == _OUTPUTS for o in outcomes)
-    if knobs.remote:
-        assert all(o.pulled is not None and o.first_from == "p" for o in outcomes)
-    return [tuple(o.ids) for o in outcomes]
+        return [tuple(outcome.ids) for outcome in cluster.ask(texts, sampling)]
 
 
 def _check(real: Reference, judge: Judge, texts: Sequence[list[int]], knobs: Knobs) -> None:

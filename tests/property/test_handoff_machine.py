@@ -86,7 +86,7 @@ class HandoffMachine(RuleBasedStateMachine):
     @rule()
     def giver_lapses_in_time(self) -> None:
         """The first moment at which the giver may take a lease's blocks back."""
-        self.now = max(self.now, self.leases.next_deadline() or 0.0)
+        self.now = max(self.now, min((lease.until for lease in self.leases), default=0.0))
         self.giver_ticks()
 
     @rule()

@@ -65,7 +65,7 @@ class HandoffConfig:
     lease_s: float = _doc("how long a giver keeps offered KV without a renewal", 10.0)
     pull_timeout_s: float = _doc("a pull without progress for this long is lost", 20.0)
     drain_timeout_s: float = _doc("a read that does not end for this long costs the whole peer", 10.0)
-    digests: bool = _doc("check every block that was read", True)
+    digests: bool = _doc("check every block that was read; off is for measuring only", True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +168,7 @@ _RULES: tuple[_Rule, ...] = (
         "must be at least engine.max_num_seqs, because a step takes every running sequence",
         lambda c: c.engine.max_num_batched_tokens >= max(1, c.engine.max_num_seqs),
     ),
-    _one("engine.max_model_len", "must be 0 (what the model and the KV pool allow) or at least 2", lambda v: v == 0 or v >= 2),
+    _one("engine.max_model_len", "must be 0 (whatever fits) or at least 2", lambda v: v == 0 or v >= 2),
     _one("engine.block_size", "must be a power of two from 8 to 256", _BLOCK_SIZES.__contains__),
     _one("redis.url", f"must start with {', '.join(_REDIS_SCHEMES)}", lambda v: not v or v.startswith(_REDIS_SCHEMES)),
     _one("redis.namespace", "must be letters, digits, '.', '_' or '-'", _is_plain),
@@ -178,7 +178,8 @@ _RULES: tuple[_Rule, ...] = (
     *_each("must be more than 0", lambda v: v > 0, "handoff.drain_timeout_s", "worker.step_stall_s"),
     *_each("must be more than 0", lambda v: v > 0, "gateway.queue_timeout_s", "gateway.progress_timeout_s"),
     _one("gateway.worker_silence_s", "must be at least 3, because workers speak once per second", lambda v: v >= 3),
-    *_each("must not be negative", lambda v: v >= 0, "engine.num_threads", "gateway.max_queued"),
+    _one("gateway.max_queued", "must be at least 1, because every request begins in the queue", lambda v: v >= 1),
+    _one("engine.num_threads", "must not be negative", lambda v: v >= 0),
     *_each("must not be negative", lambda v: v >= 0, "worker.drain_s", "gateway.drain_s", "worker.gateway_grace_s"),
     *_each("must not be negative", lambda v: v >= 0, "serve.prefill", "serve.decode", "serve.mixed"),
     (

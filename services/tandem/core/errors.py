@@ -28,33 +28,29 @@ class ErrorKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ErrorFacts:
-    """`openai_type` is the `type` of OpenAI's error body; `grpc` the name of a gRPC status code.
-
-    `retryable`: the same request may succeed if it is sent again unchanged.
-    """
+    """`openai_type` is the `type` of OpenAI's error body; `grpc` the name of a gRPC status code."""
 
     http: int
     grpc: str
     openai_type: str
-    retryable: bool
 
 
 ERROR_TABLE: dict[ErrorKind, ErrorFacts] = {
-    ErrorKind.INVALID_REQUEST: ErrorFacts(400, "INVALID_ARGUMENT", "invalid_request_error", False),
-    ErrorKind.CONTEXT_LENGTH: ErrorFacts(400, "INVALID_ARGUMENT", "invalid_request_error", False),
-    ErrorKind.UNSUPPORTED: ErrorFacts(400, "UNIMPLEMENTED", "invalid_request_error", False),
-    ErrorKind.MODEL_NOT_FOUND: ErrorFacts(404, "NOT_FOUND", "invalid_request_error", False),
-    ErrorKind.NOT_FOUND: ErrorFacts(404, "NOT_FOUND", "invalid_request_error", False),
-    ErrorKind.METHOD_NOT_ALLOWED: ErrorFacts(405, "UNIMPLEMENTED", "invalid_request_error", False),
-    ErrorKind.BODY_TOO_LARGE: ErrorFacts(413, "INVALID_ARGUMENT", "invalid_request_error", False),
-    ErrorKind.OVERLOADED: ErrorFacts(503, "UNAVAILABLE", "overloaded_error", True),
-    ErrorKind.NO_WORKER: ErrorFacts(503, "UNAVAILABLE", "server_error", True),
-    ErrorKind.DRAINING: ErrorFacts(503, "UNAVAILABLE", "server_error", True),
-    ErrorKind.WORKER_LOST: ErrorFacts(502, "UNAVAILABLE", "server_error", True),
-    ErrorKind.KV_LOST: ErrorFacts(502, "UNAVAILABLE", "server_error", True),
-    ErrorKind.DEADLINE: ErrorFacts(504, "DEADLINE_EXCEEDED", "server_error", True),
-    ErrorKind.CANCELLED: ErrorFacts(499, "CANCELLED", "invalid_request_error", True),
-    ErrorKind.INTERNAL: ErrorFacts(500, "INTERNAL", "server_error", False),
+    ErrorKind.INVALID_REQUEST: ErrorFacts(400, "INVALID_ARGUMENT", "invalid_request_error"),
+    ErrorKind.CONTEXT_LENGTH: ErrorFacts(400, "INVALID_ARGUMENT", "invalid_request_error"),
+    ErrorKind.UNSUPPORTED: ErrorFacts(400, "UNIMPLEMENTED", "invalid_request_error"),
+    ErrorKind.MODEL_NOT_FOUND: ErrorFacts(404, "NOT_FOUND", "invalid_request_error"),
+    ErrorKind.NOT_FOUND: ErrorFacts(404, "NOT_FOUND", "invalid_request_error"),
+    ErrorKind.METHOD_NOT_ALLOWED: ErrorFacts(405, "UNIMPLEMENTED", "invalid_request_error"),
+    ErrorKind.BODY_TOO_LARGE: ErrorFacts(413, "INVALID_ARGUMENT", "invalid_request_error"),
+    ErrorKind.OVERLOADED: ErrorFacts(503, "UNAVAILABLE", "overloaded_error"),
+    ErrorKind.NO_WORKER: ErrorFacts(503, "UNAVAILABLE", "server_error"),
+    ErrorKind.DRAINING: ErrorFacts(503, "UNAVAILABLE", "server_error"),
+    ErrorKind.WORKER_LOST: ErrorFacts(502, "UNAVAILABLE", "server_error"),
+    ErrorKind.KV_LOST: ErrorFacts(502, "UNAVAILABLE", "server_error"),
+    ErrorKind.DEADLINE: ErrorFacts(504, "DEADLINE_EXCEEDED", "server_error"),
+    ErrorKind.CANCELLED: ErrorFacts(499, "CANCELLED", "invalid_request_error"),
+    ErrorKind.INTERNAL: ErrorFacts(500, "INTERNAL", "server_error"),
 }
 
 

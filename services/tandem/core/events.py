@@ -39,7 +39,8 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A job ended well. A `Prefill` job that handed over its KV ends with `reason=None`."""
+    """A job ended well. With `reason=None` its part is done and another job's end is the request's: a `Prefill` that
+    handed over its KV, or a `Resume` whose source drew the last token already."""
 
     key: JobKey
     reason: FinishReason | None

@@ -147,11 +147,15 @@ class Fleet:
             await asyncio.sleep(DISCOVERY_PERIOD_S)
 
     async def _meet(self, refs: Sequence[WorkerRef]) -> None:
-        """Link to new workers and new lives; drop a dead link once its worker is not listed any more."""
+        """Link to new workers and new lives; drop a dead link once its worker is not listed any more.
+
+        Of two lives that answer, the newer one counts. Where that is gone, whoever is listed does: a clock may have
+        been set back between them.
+        """
         listed = {ref.id: ref for ref in refs}
         for ref in refs:
             known = self._links.get(ref.id)
-            if known is None or ref.incarnation > known.ref.incarnation:
+            if known is None or ref.incarnation > known.ref.incarnation or (known.is_gone and ref != known.ref):
                 if known is not None:
                     self._drop(known, "the worker restarted")
                     await known.close()

@@ -156,9 +156,6 @@ class LeaseBook:
         lease = self._leases.get(key.handoff)
         return lease if lease is not None and lease.key == key else None
 
-    def next_deadline(self) -> float | None:
-        return min((lease.until for lease in self._leases.values()), default=None)
-
     def blocks(self) -> Iterator[BlockId]:
         """Every block once per lease that holds it; for the pool's check."""
         return (b for lease in self._leases.values() for b in lease.blocks)

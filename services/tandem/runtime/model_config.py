@@ -93,23 +93,6 @@ _NEUTRAL: dict[str, Any] = {
     "partial_rotary_factor": 1.0,
     "residual_multiplier": 1.0,
 }
-_ROPE_KEYS = {
-    "default": frozenset[str](),
-    "linear": frozenset({"factor"}),
-    "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
-    "yarn": frozenset(
-        {
-            "factor",
-            "original_max_position_embeddings",
-            "attention_factor",
-            "beta_fast",
-            "beta_slow",
-            "mscale",
-            "mscale_all_dim",
-            "truncate",
-        }
-    ),
-}
 _ROPE_OPTIONAL = frozenset(
     {
         "original_max_position_embeddings",
@@ -121,6 +104,12 @@ _ROPE_OPTIONAL = frozenset(
         "truncate",
     }
 )
+_ROPE_KEYS = {
+    "default": frozenset[str](),
+    "linear": frozenset({"factor"}),
+    "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
+    "yarn": _ROPE_OPTIONAL | {"factor"},
+}
 _DEFAULT_THETA = 10_000.0
 _MISTRAL_WINDOW = 4096
 

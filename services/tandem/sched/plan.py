@@ -57,10 +57,6 @@ class StepPlan:
     def num_tokens(self) -> int:
         return sum(s.num_tokens for s in self.slices)
 
-    @property
-    def num_decode_tokens(self) -> int:
-        return sum(1 for s in self.slices if s.num_tokens == 1 and s.sampling is not None)
-
     def __str__(self) -> str:
         parts = ", ".join(f"{s.seq}[{s.start}:{s.stop}){'*' if s.sampling else ''}" for s in self.slices)
         return f"plan {self.number}: {parts}"

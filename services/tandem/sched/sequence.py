@@ -7,7 +7,7 @@ from enum import Enum
 from tandem.core.events import FinishReason
 from tandem.core.ids import BlockHash, JobKey, SeqId
 from tandem.core.request import Generate, Job, Prefill, Resume
-from tandem.kv.hashing import child_hash
+from tandem.kv.hashing import chain_hashes
 from tandem.kv.pool import BlockTable
 from tandem.sched.plan import Sampling
 
@@ -86,10 +86,11 @@ class Sequence:
 
     def hashes(self, num_blocks: int, block_size: int) -> list[BlockHash]:
         """Names of the first `num_blocks` full blocks of the known tokens."""
-        while len(self._hashes) < num_blocks:
-            start = len(self._hashes) * block_size
+        num_hashed = len(self._hashes)
+        if num_hashed < num_blocks:
             parent = self._hashes[-1] if self._hashes else self._root
-            self._hashes.append(child_hash(parent, self.tokens[start : start + block_size]))
+            fresh = self.tokens[num_hashed * block_size : num_blocks * block_size]
+            self._hashes += chain_hashes(parent, fresh, block_size)
         return self._hashes[:num_blocks]
 
     def __repr__(self) -> str:

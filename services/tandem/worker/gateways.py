@@ -44,10 +44,6 @@ class Gateways:
     def __len__(self) -> int:
         return len(self._boxes)
 
-    @property
-    def num_streams(self) -> int:
-        return len(self._watches)
-
     def expect(self, gateway: GatewayId, key: JobKey, first_index: int, now: float) -> bool:
         """A job is about to be submitted. False, and nothing changed, when it is expected already."""
         if self._box_of(key) is not None:

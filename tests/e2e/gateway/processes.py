@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-import json
-import select
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,10 +17,7 @@ from tandem.wire.channels import channel_options
 from tandem.wire.convert import decode_books
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.gen.worker_pb2_grpc import WorkerStub
-
-PATIENCE_S = 60.0
-"""After this a test has failed, on however slow a machine."""
-_PR_SET_PDEATHSIG = 1
+from tests.e2e.cluster import PATIENCE_S, Program, spawn
 
 
 def until(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
@@ -35,75 +27,6 @@ def until(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_
         assert time.monotonic() < deadline, f"never came: {what}"
         time.sleep(0.005)
     return answer
-
-
-class Program:
-    """One `tandem` process; `log` holds all that it wrote to standard error."""
-
-    def __init__(self, directory: Path, name: str, *arguments: str) -> None:
-        self.name = name
-        self.arguments = arguments
-        number = len(list(directory.glob(f"{name}-*.log")))
-        self.log_path = directory / f"{name}-{number}.log"
-        with self.log_path.open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tandem.cli", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                preexec_fn=_die_with_parent,
-            )
-        self.ready: dict[str, Any] = {}
-
-    def wait_ready(self) -> None:
-        """Read the line that says where it listens."""
-        out = self._process.stdout
-        assert out is not None
-        assert select.select([out], [], [], PATIENCE_S)[0], f"{self.name} says nothing: {self.log}"
-        line = out.readline()
-        assert line, f"{self.name} ended: {self.log}"
-        self.ready = json.loads(line)
-
-    @property
-    def log(self) -> str:
-        return self.log_path.read_text(errors="replace")
-
-    def complaints(self) -> list[str]:
-        """Log lines that a user would worry about."""
-        bad = ("WARNING", "ERROR", "CRITICAL", "Traceback", "Exception")
-        return [f"{self.name}: {line}" for line in self.log.splitlines() if any(word in line for word in bad)]
-
-    def signal(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
-
-    @property
-    def exit_code(self) -> int | None:
-        return self._process.poll()
-
-    def wait(self) -> int:
-        return self._process.wait(PATIENCE_S)
-
-    def kill(self) -> None:
-        self.signal(signal.SIGKILL)
-        self.wait()
-
-    def stop(self) -> int:
-        """End it in order; kill it when that takes too long. Returns the exit code."""
-        if self.exit_code is None:
-            self.signal(signal.SIGCONT)
-            self.signal(signal.SIGTERM)
-            try:
-                self.wait()
-            except subprocess.TimeoutExpired:
-                self.kill()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-        assert self.exit_code is not None
-        return self.exit_code
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Worker(Program):
@@ -197,10 +120,8 @@ class Redis:
         return f"unix://{self._socket}"
 
     def start(self) -> None:
-        command = [str(find_program()), "--port", "0", "--unixsocket", str(self._socket), "--save", ""]
-        self._process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, cwd=self._socket.parent, preexec_fn=_die_with_parent
-        )
+        options = ("--port", "0", "--unixsocket", str(self._socket), "--save", "")
+        self._process = spawn(str(find_program()), *options, stdout=subprocess.DEVNULL, cwd=self._socket.parent)
         until(self._socket.exists, "the socket of a Redis server")
 
     def stop(self) -> None:

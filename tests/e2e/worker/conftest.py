@@ -42,8 +42,7 @@ def start(tiny_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     def begin(name: str, pool: str, transport: str) -> WorkerProcess:
         flags = [word for pair in SETTINGS.items() for word in pair]
         identity = ["--pool", pool, "--handoff-transport", transport, "--model", str(tiny_directory)]
-        log = logs / f"{name}-{len(processes)}.log"
-        processes.append(WorkerProcess(name, [*identity, *flags], log))
+        processes.append(WorkerProcess(logs, name, *identity, *flags))
         return processes[-1]
 
     yield begin

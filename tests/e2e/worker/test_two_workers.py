@@ -226,7 +226,7 @@ async def works(pair: Pair) -> None:
 
 
 def test_a_model_that_is_not_there_is_one_line_and_a_status(tmp_path: Path) -> None:
-    process = WorkerProcess("lost", ["--model", str(tmp_path / "nowhere")], tmp_path / "log")
+    process = WorkerProcess(tmp_path, "lost", "--model", str(tmp_path / "nowhere"))
     assert process.wait() == 1
     assert process.stop() == 1
     assert "nowhere" in process.log and "Traceback" not in process.log

@@ -162,6 +162,18 @@ async def test_a_newer_life_takes_the_place_of_the_older(rig: Rig) -> None:
     await decode.stop()
 
 
+async def test_a_life_with_an_earlier_stamp_takes_the_place_of_one_that_is_gone(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier = await rig.add("m", "mixed")
+    later = await rig.add("m", "mixed")
+    await until(lambda: [view.ref for view in rig.fleet.view().workers] == [later.ref])
+    monkeypatch.setattr(worker_link, "RECONNECT_S", 0.1)
+    rig.workers.remove(later)
+    await later.stop()
+    await until(lambda: [view.ref for view in rig.fleet.view().workers] == [earlier.ref])
+
+
 async def test_an_address_that_another_life_answers_at_is_not_that_worker(rig: Rig) -> None:
     worker = await rig.add("m", "mixed")
     listed = worker.ref
