@@ -30,7 +30,7 @@ class HandoffLimits:
     """Seconds; see `HandoffConfig`. `block_bytes` only turns blocks into bytes in reports."""
 
     lease_s: float = 10.0
-    pull_timeout_s: float = 20.0
+    pull_timeout_s: float = 30.0
     drain_timeout_s: float = 10.0
     block_bytes: int = 0
 

@@ -94,6 +94,7 @@ class Pull:
         self.next_index = 0
         self.open_reads: set[int] = set()
         self.lease_until: float | None = None
+        self.read_at = now
         self.moved_at = now
         self.first_at = self.last_at = self.busy_since = now
         self.busy_s = 0.0
@@ -172,16 +173,15 @@ class PullBook:
         return self._read_on(pull, now)
 
     def renewed(self, keys: tuple[HandoffKey, ...], sent_at: float, lease_s: float) -> None:
-        """The source granted `lease_s` more; the taker counts them from when it asked. To have asked after the lease
-        had run out does not bring it back: the blocks may have been reused in between."""
+        """The source granted `lease_s` more; the taker counts them from when it asked.
+
+        A source grants only what it has never ended, so its answer vouches for all the time before it too: a late one,
+        of a source that was busy with a long step, makes up for a lease that had run out here.
+        """
         for key in keys:
             pull = self.find(key)
-            if pull is None:
-                continue
-            if pull.lease_until is None:
-                pull.lease_until = sent_at + lease_s
-            elif sent_at < pull.lease_until:
-                pull.lease_until = max(pull.lease_until, sent_at + lease_s)
+            if pull is not None:
+                pull.lease_until = max(pull.lease_until or 0.0, sent_at + lease_s)
 
     # ---- what the transport says
 
@@ -192,11 +192,8 @@ class PullBook:
             return []
         pull = read.pull
         self._end_read(pull, read_id, now)
-        ended: list[PullOutcome] = [ReadEnded(read.blocks)]
-        if pull.is_live and self._is_lapsed(pull, now):
-            return ended + self.abandon(pull.job, ErrorKind.KV_LOST, "the lease ran out during the read", now)
-        pull.moved_at = now
-        return ended + self._arrive(pull, now)
+        pull.moved_at = pull.read_at = now
+        return [ReadEnded(read.blocks), *self._arrive(pull, now)]
 
     def read_failed(self, read_id: int, reason: str, *, drained: bool, now: float) -> list[PullOutcome]:
         """A read went wrong. `drained` says that nothing of it can still write."""
@@ -248,8 +245,8 @@ class PullBook:
         """Enforce the deadlines: leases, pulls without progress, reads that do not end."""
         outcomes: list[PullOutcome] = []
         for pull in [p for p in self._pulls.values() if p.is_live]:
-            if self._is_lapsed(pull, now):
-                outcomes += self.abandon(pull.job, ErrorKind.KV_LOST, "the lease ran out", now)
+            if pull.lease_until is not None and now - pull.lease_until >= self._pull_timeout_s:
+                outcomes += self.abandon(pull.job, ErrorKind.KV_LOST, "the source does not renew the lease", now)
             elif now - pull.moved_at >= self._pull_timeout_s:
                 outcomes += self._overdue(pull, now)
             else:
@@ -317,15 +314,15 @@ class PullBook:
         return [StartRead(read_id, pull.source, first, offered, local)]
 
     def _arrive(self, pull: Pull, now: float) -> list[PullOutcome]:
-        """Conclude a pull that has all it needs, a lease that the source has confirmed included."""
+        """Conclude a pull that has all it needs, the source's word included that the lease outlived the last read."""
         if pull.state is not PullState.READING or pull.first_token is None:
             return []
         if len(pull.offered) < pull.num_known:
             return self.abandon(pull.job, ErrorKind.KV_LOST, "the source offered too few blocks", now)
-        if pull.next_index < pull.num_known or pull.open_reads or pull.lease_until is None:
+        if pull.next_index < pull.num_known or pull.open_reads:
             return []
-        if self._is_lapsed(pull, now):
-            return self.abandon(pull.job, ErrorKind.KV_LOST, "the lease ran out", now)
+        if pull.lease_until is None or pull.read_at >= pull.lease_until:
+            return []
         pull.state = next_pull(pull.state, PullEvent.ARRIVED)
         self._forget(pull)
         num_read = pull.num_known - pull.num_hits
@@ -346,9 +343,6 @@ class PullBook:
             return len(pull.offered)
         reading = sum(len(self._reads[r].blocks) for r in pull.open_reads)
         return reading + max(0, min(len(pull.offered), pull.num_known) - pull.next_index)
-
-    def _is_lapsed(self, pull: Pull, now: float) -> bool:
-        return pull.lease_until is not None and now >= pull.lease_until
 
     def _forget(self, pull: Pull) -> None:
         del self._pulls[pull.key], self._by_job[pull.job]

@@ -177,6 +177,16 @@ async def test_leases_are_renewed_while_a_pull_waits(nodes: Nodes) -> None:
     assert taker.client.tokens(key) == continuation(PROMPT, 4)
 
 
+async def test_steps_longer_than_the_lease_lose_nothing(nodes: Nodes) -> None:
+    """A giver answers between its steps only, so the lease runs out in each for the taker; late answers make up."""
+    handoff = HandoffConfig(lease_s=0.4, pull_timeout_s=10.0)
+    giver, taker = await nodes.start(handoff=handoff), await nodes.start(handoff=handoff)
+    pace(giver.executor, 3 * handoff.lease_s)
+    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT[:20], 4))
+    assert isinstance(await taker.client.end_of(key), Finished)
+    assert taker.client.tokens(key) == continuation(PROMPT[:20], 4)
+
+
 async def test_a_source_that_is_not_there_fails_the_resume(nodes: Nodes) -> None:
     giver, taker = await nodes.start(), await nodes.start()
     await giver.worker.stop()
