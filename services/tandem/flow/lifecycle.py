@@ -2,7 +2,7 @@
 
     QUEUED  --placed-->  BOOKING  --accepted-->  STARTING  --accepted-->  RUNNING
        ^                    |  (local: straight to RUNNING)  |                |
-       +----- no room ------+------------- no room ----------+                +--> ENDED (from everywhere)
+       +----- no room ------+------------- no room ----------+--- no room ----+--> ENDED (from everywhere)
 
 The decode worker books first: it alone knows whether it has room, and only then does a prefill worker begin.
 """
@@ -51,6 +51,7 @@ PHASE_TABLE: dict[tuple[Phase, Step], Phase] = {
     (Phase.STARTING, Step.STARTED): Phase.RUNNING,
     (Phase.STARTING, Step.NO_ROOM): Phase.QUEUED,
     (Phase.STARTING, Step.END): Phase.ENDED,
+    (Phase.RUNNING, Step.NO_ROOM): Phase.QUEUED,
     (Phase.RUNNING, Step.END): Phase.ENDED,
 }
 
@@ -137,6 +138,10 @@ class RequestLife:
                 return []
             case Finished():
                 return self._take_finish(worker, event)
+            case Failed(kind=ErrorKind.OVERLOADED):
+                # The decode worker promised room and got none in time; another one, or this one later, may have it.
+                self._open.pop(worker, None)
+                return self._place_again(worker)
             case Failed():
                 self._open.pop(worker, None)
                 return self._end(TandemError(event.kind, event.message))

@@ -13,14 +13,15 @@ from tandem.routing.placement import Placement
 
 
 class ActiveRequest:
-    """A TokenStream over a life. `moved_at` is when it last came forward, on the dispatch's clock.
+    """A TokenStream over a life. `came_at` is when it was admitted and `moved_at` when it last came forward, on the
+    dispatch's clock.
 
     `pinned` names the workers of a probe, which is not routed. The queue is bounded by the request's `max_tokens`.
     """
 
     def __init__(self, life: RequestLife, now: float, on_close: Callable[[ActiveRequest], None]) -> None:
         self.life = life
-        self.moved_at = now
+        self.came_at = self.moved_at = now
         self.pinned: Placement | None = None
         self.excluded_until: dict[WorkerRef, float] = {}
         self.waiting_for = "a place"

@@ -197,17 +197,18 @@ class Dispatcher:
             self.place_queued()
             now = self._clock.now()
             for active in list(self._active.values()):
-                error = self._overdue(active, now - active.moved_at)
+                error = self._overdue(active, now)
                 if error is not None:
                     self._carry_out(active, active.life.failed(error))
 
-    def _overdue(self, active: ActiveRequest, waited_s: float) -> TandemError | None:
+    def _overdue(self, active: ActiveRequest, now: float) -> TandemError | None:
+        """A request that is sent back to the queue does not begin its wait anew."""
         if active.life.phase is Phase.QUEUED:
-            if waited_s < self._config.queue_timeout_s:
+            if now - active.came_at < self._config.queue_timeout_s:
                 return None
             reason = f"no place within {self._config.queue_timeout_s:g} s: {active.waiting_for}"
             return TandemError(ErrorKind.NO_WORKER, reason, retry_after_s=1.0)
-        if waited_s < self._config.progress_timeout_s:
+        if now - active.moved_at < self._config.progress_timeout_s:
             return None
         return TandemError(ErrorKind.DEADLINE, f"no progress within {self._config.progress_timeout_s:g} s")
 

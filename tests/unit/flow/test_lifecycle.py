@@ -110,6 +110,19 @@ def test_prefill_without_room_undoes_the_booking() -> None:
     assert life.phase is Phase.QUEUED
 
 
+def test_a_pull_that_gets_no_room_is_placed_again_and_repeats_no_token() -> None:
+    life = remote()
+    life.reported(P, token(0))
+    life.reported(P, Finished(key(), None, 1, 0))
+    commands = shape(life.reported(D, Failed(key(), ErrorKind.OVERLOADED, "no room for the KV")))
+    assert commands == ["release p", "place without d"] and life.phase is Phase.QUEUED
+    life.placed(Placement(P, D))
+    life.accepted(D, key(2))
+    life.accepted(P, key(2))
+    assert life.reported(P, token(0, 2)) == [], "the client has it"
+    assert shape(life.reported(D, token(1, 2))) == ["token 1"]
+
+
 def test_a_refusal_that_waiting_does_not_cure_ends_the_request() -> None:
     life = RequestLife(REQUEST, HandoffId("h"))
     life.placed(Placement(D, D))
