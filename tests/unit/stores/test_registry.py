@@ -41,6 +41,13 @@ def record(name: str = "w0", incarnation: int = BORN, port: int = 1) -> WorkerRe
     )
 
 
+@pytest.fixture(scope="module")
+def redis_url() -> Iterator[str]:
+    """A server of their own: these tests empty it, and the workers of other tests live in the session's."""
+    with EmbeddedServer.start() as server:
+        yield server.url
+
+
 @pytest.fixture
 async def redis(redis_url: str) -> AsyncIterator[Redis]:
     client = connect(redis_url)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -19,6 +18,7 @@ from tandem.sched.policy import SchedulerLimits
 from tandem.worker.driver import EngineDriver, Snapshot
 from tandem.worker.pulse import STALL_FACTOR, Pulse
 from tests.e2e.client import new_request
+from tests.unit.worker.conftest import pace
 from tests.unit.worker.fake_model import BLOCK_SIZE, FakeExecutor
 
 NUM_BLOCKS = 64
@@ -106,7 +106,7 @@ def test_what_comes_during_a_step_is_done_right_after_it(rig: Rig) -> None:
 
 
 def test_stop_fails_what_is_live_and_answers_what_waits(rig: Rig) -> None:
-    rig.executor.before_step = lambda plan: time.sleep(0.005)
+    pace(rig.executor)
     rig.driver.start()
     job = rig.submit(190)
     assert rig.driver.stop(10)
@@ -120,6 +120,7 @@ def test_stop_fails_what_is_live_and_answers_what_waits(rig: Rig) -> None:
 
 @pytest.mark.parametrize("how", ["post", "call"])
 def test_a_defect_in_a_command_ends_the_engine(rig: Rig, how: str) -> None:
+    pace(rig.executor)
     rig.driver.start()
     job = rig.submit(190)
 
