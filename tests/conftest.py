@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tandem.stores.embedded import EmbeddedServer
+
+_HERE = Path(__file__).parent
 
 # Before torch is imported: tests share few cores, so a thread that waits must not spin, and their results do not depend
 # on the number of threads.
@@ -25,3 +28,10 @@ def redis_url() -> Iterator[str]:
     """One server for the session; tests take a namespace each."""
     with EmbeddedServer.start() as server:
         yield server.url
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole models and whole processes take longer than `make check` has."""
+    for item in items:
+        if {_HERE / "golden", _HERE / "e2e"} & set(item.path.parents):
+            item.add_marker(pytest.mark.slow)

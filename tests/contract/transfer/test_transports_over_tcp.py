@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.slow
 def test_the_contract_holds_over_tcp() -> None:
     suites = [str(Path(__file__).with_name(name)) for name in ("test_transports.py", "test_mover_contract.py")]
     command = [

@@ -63,7 +63,7 @@ def start_pair(running: Cluster) -> Pair:
     return pair
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def calm(tmp_path_factory: pytest.TempPathFactory, redis_url: str, model: Path) -> Iterator[Pair]:
     """At the end nothing is held, no gateway has to cut anything off, all exit with 0, and no log has a complaint."""
     directory = tmp_path_factory.mktemp("calm")
