@@ -18,7 +18,7 @@ from tandem.core.ids import GatewayId, JobKey, WorkerId, WorkerRef
 from tandem.core.request import Job
 from tandem.gateway.ports import ServedModel
 from tandem.gateway.text_models import TextModels
-from tandem.gateway.worker_link import WorkerLink
+from tandem.gateway.worker_link import LinkCalls, WorkerLink
 from tandem.kv.handoff import HandoffKey
 from tandem.routing.placement import Placement
 from tandem.routing.view import ClusterView
@@ -166,9 +166,10 @@ class Fleet:
             await link.close()
 
     def _open(self, ref: WorkerRef) -> WorkerLink:
-        assert self._listener is not None
+        told = self._listener
+        assert told is not None
         link = WorkerLink(self._gateway, ref, self._texts, self._clock, self._config)
-        link.start(self._listener.reported, self._lost, self._listener.positions, self._listener.place_queued)
+        link.start(LinkCalls(told.reported, self._lost, told.positions, told.place_queued))
         return link
 
     def _lost(self, worker: WorkerRef, reason: str) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import get_args
 
 import grpc
@@ -46,7 +47,16 @@ RECONNECT_S = 2.0
 RETRY_S = 0.25
 FLUSH_S = 1.0
 
-Report = Callable[[WorkerRef, Sequence[JobEvent]], None]
+
+@dataclass(frozen=True, slots=True)
+class LinkCalls:
+    """What a link calls, on the event loop. `positions` says which jobs are waited for and from which token on;
+    `changed` is called when the worker may have room that it had not before."""
+
+    reported: Callable[[WorkerRef, Sequence[JobEvent]], None]
+    lost: Callable[[WorkerRef, str], None]
+    positions: Callable[[WorkerRef], list[tuple[JobKey, int]]]
+    changed: Callable[[], None]
 
 
 class WorkerLink:
@@ -71,15 +81,8 @@ class WorkerLink:
         self._calls: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
 
-    def start(
-        self,
-        reported: Report,
-        lost: Callable[[WorkerRef, str], None],
-        positions: Callable[[WorkerRef], list[tuple[JobKey, int]]],
-        changed: Callable[[], None],
-    ) -> None:
-        """`changed` is called when the worker may have room it had not before."""
-        self._task = asyncio.create_task(self._run(reported, lost, positions, changed), name=f"watch-{self.ref.id}")
+    def start(self, calls: LinkCalls) -> None:
+        self._task = asyncio.create_task(self._run(calls), name=f"watch-{self.ref.id}")
 
     async def close(self) -> None:
         """What was sent last gets `FLUSH_S` to arrive; a worker that is gone must hold nobody up."""
@@ -136,26 +139,20 @@ class WorkerLink:
 
     # ---- the stream
 
-    async def _run(
-        self,
-        reported: Report,
-        lost: Callable[[WorkerRef, str], None],
-        positions: Callable[[WorkerRef], list[tuple[JobKey, int]]],
-        changed: Callable[[], None],
-    ) -> None:
+    async def _run(self, calls: LinkCalls) -> None:
         down_since = self._clock.now()
         while True:
             reason = "the stream ended"
             try:
                 await self._describe()
-                async with aclosing(self._watch(positions(self.ref))) as updates:
+                async with aclosing(self._watch(calls.positions(self.ref))) as updates:
                     async for update in updates:
                         if not self.is_live:
                             self.is_live, self.is_gone = True, False
                             log.info("worker %s (%s) is live", self.ref, self._pool_name())
                         self._load = decode_load(update.load)
-                        reported(self.ref, decode_update(update))
-                        changed()
+                        calls.reported(self.ref, decode_update(update))
+                        calls.changed()
             except grpc.aio.AioRpcError as error:
                 reason = _reason(error)
             except TandemError as error:
@@ -166,7 +163,7 @@ class WorkerLink:
                 self.is_live, down_since = False, self._clock.now()
             if not self.is_gone and self._clock.now() - down_since >= RECONNECT_S:
                 self.is_gone = True
-                lost(self.ref, reason)
+                calls.lost(self.ref, reason)
             await asyncio.sleep(RETRY_S)
 
     async def _describe(self) -> None:

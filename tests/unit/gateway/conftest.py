@@ -1,4 +1,4 @@
-"""A small real tokenizer, a scripted dispatch, and the gateway's app on a real server; asserts nothing itself."""
+"""A small real tokenizer, a scripted dispatch, the app on a real server, and whole dispatchers; asserts nothing."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from tandem.gateway.app import create_app
 from tandem.gateway.ports import ServedModel
 from tandem.gateway.server import HttpServer
 from tandem.gateway.text import TextModel
+from tests.unit.gateway.rig import Rig, rigs
 
 SPECIAL = ["<s>", "<|im_end|>", "<|im_start|>"]
 CORPUS = [
@@ -228,3 +229,16 @@ def front(running_front: Front) -> Front:
 def http(front: Front) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=front.url, timeout=20, trust_env=False) as client:
         yield client
+
+
+@pytest.fixture
+async def make_rig(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> AsyncIterator[Callable[..., Rig]]:
+    async with rigs(monkeypatch, tokenizer) as make:
+        yield make
+
+
+@pytest.fixture
+async def rig(make_rig: Callable[..., Rig]) -> Rig:
+    rig = make_rig()
+    await rig.start()
+    return rig

@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import pytest
-from tokenizers import Tokenizer
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Failed, Finished, FinishReason
 from tandem.core.request import Generate, Prefill, Resume
-from tests.unit.gateway.rig import Rig, collect, is_probe, pulled, rigs, token
+from tests.unit.gateway.rig import Rig, collect, is_probe, pulled, token
 from tests.unit.gateway.scripted_worker import until
-
-
-@pytest.fixture
-async def make_rig(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> AsyncIterator[Callable[..., Rig]]:
-    async with rigs(monkeypatch, tokenizer) as make:
-        yield make
-
-
-@pytest.fixture
-async def rig(make_rig: Callable[..., Rig]) -> Rig:
-    rig = make_rig()
-    await rig.start()
-    return rig
 
 
 async def test_the_decode_worker_books_first_and_tokens_come_in_order(rig: Rig) -> None:

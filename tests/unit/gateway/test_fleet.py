@@ -5,33 +5,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from tokenizers import Tokenizer
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, FinishReason
 from tandem.core.load import Load
 from tandem.gateway import worker_link
-from tests.unit.gateway.rig import Rig, collect, is_probe, probe_events, pulled, rigs, token
+from tests.unit.gateway.rig import Rig, collect, is_probe, probe_events, pulled, token
 from tests.unit.gateway.scripted_worker import until
 
 MOVED_NOTHING = "no block has moved between a prefill and a decode worker yet"
-
-
-@pytest.fixture
-async def make_rig(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> AsyncIterator[Callable[..., Rig]]:
-    async with rigs(monkeypatch, tokenizer) as make:
-        yield make
-
-
-@pytest.fixture
-async def rig(make_rig: Callable[..., Rig]) -> Rig:
-    rig = make_rig()
-    await rig.start()
-    return rig
 
 
 async def test_readiness_says_what_is_missing(rig: Rig) -> None:
