@@ -209,11 +209,14 @@ def paged_attention(
     team: Team, query: torch.Tensor, pool: torch.Tensor, layer: int, batch: AttentionBatch, scale: float
 ) -> torch.Tensor:
     """`contract.paged_attention` for layer `layer` of a whole pool."""
+    heads, head_dim = query.shape[1:]
+    if heads % pool.shape[1] or head_dim % 4:
+        raise ValueError(f"{heads} query heads of {head_dim} over {pool.shape[1]} KV heads")
     out = torch.empty_like(query)
-    width = query.shape[1] * query.shape[2]
+    width = heads * head_dim
     check(
         load().tandem_attention(
-            team.handle, address(query), width, byref(pool_of(pool)), layer, byref(rows_of(batch)), query.shape[1],
+            team.handle, address(query), width, byref(pool_of(pool)), layer, byref(rows_of(batch)), heads,
             scale, address(out), width,
         )
     )  # fmt: skip

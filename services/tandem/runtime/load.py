@@ -6,6 +6,8 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.config import EngineConfig, ModelConfig
 from tandem.core.errors import ErrorKind, TandemError
@@ -13,7 +15,7 @@ from tandem.kv.layout import KVGroup, KVLayout, ModelFingerprint
 from tandem.runtime.bundle import read_bundle
 from tandem.runtime.cache import KVCache
 from tandem.runtime.catalog import cache_root, locate
-from tandem.runtime.device import require_cpu, set_threads, torch_dtype
+from tandem.runtime.device import num_compute_threads, require_cpu, torch_dtype
 from tandem.runtime.executor import TorchExecutor
 from tandem.runtime.fingerprint import model_fingerprint, weights_digest
 from tandem.runtime.model_config import DecoderConfig, read_model_config
@@ -70,8 +72,10 @@ def load_executor(directory: Path, config: DecoderConfig, model: ModelConfig, en
         needed = f"one block of {layout} has {layout.block_bytes} bytes"
         raise TandemError(ErrorKind.INVALID_REQUEST, f"{needed}, kv_cache_memory is less", param="kv_cache_memory")
     max_model_len = _max_model_len(engine.max_model_len, config.max_length, num_blocks * engine.block_size)
-    num_threads = set_threads(engine.num_threads)
+    num_threads = num_compute_threads(engine.num_threads)
     reason = _why_reference(config, model, engine)
+    # Next to compiled kernels torch only draws tokens: threads of its own would take cores from theirs.
+    torch.set_num_threads(1 if reason is None else num_threads)
     if reason is None:
         decoder: CausalModel = _load_compiled(directory, config, model, num_threads)
         cache = KVCache(layout, num_blocks, native.block_digest)

@@ -31,7 +31,7 @@ struct Pool {
     int kv_heads;
     int layers;
     int block_size;
-    int head_dim;  // a multiple of 8
+    int head_dim;  // a multiple of 4
 };
 
 // Which rows belong to which sequence: `AttentionBatch` of contract.py.
@@ -86,7 +86,7 @@ class Attention {
     static constexpr int kItemFloats = 192 * 64;
     // Fewer items per lane than this are cut further, so that a lane that is slow for a while does not hold up others.
     static constexpr int kItemsPerLane = 8;
-    static constexpr int kItemsPerGrain = 4;
+    static constexpr int kItemsPerGrain = 4;  // one-row items that a lane takes at once where there are many
     static constexpr int kFewestRows = 24;
     static constexpr int kShortTokens = 8;  // sequences of up to so many rows may be cut into segments
     static constexpr int kPartials = 512;   // per lane
@@ -121,9 +121,9 @@ class Attention {
     static std::size_t partial_floats(const Pool& pool) { return padded(pool.head_dim) + 2 * kStripes; }
     static std::size_t own_floats(const Pool& pool, std::size_t rows) {
         const std::size_t width = padded(pool.head_dim);
-        return rounded(rows * width                                    // queries
-                       + 2 * (rows * (width + kStripes) + rounded(rows))  // sums of a segment and of those before
-                       + kGroup * kTile + 2 * width * kTile + 2 * kTile);  // weights, keys, staged values, mask
+        const std::size_t sums = rows * (width + kStripes) + rounded(rows);
+        const std::size_t tile = kGroup * kTile + 2 * width * kTile + 2 * kTile;
+        return rounded(rows * width + 2 * sums + tile);
     }
 
     void carve(float* scratch, Lane& lane) {
@@ -413,8 +413,8 @@ class Attention {
         const int vectors = (count + kWidth - 1) / kWidth;
         const Sums of = row_of(sums, first);
         score<R, Ahead>(queries_ + std::size_t(first) * width_, vectors);
-        soften<R>(seen, vectors, of);
-        weigh<R, Ahead>(count, of.values);
+        update_softmax<R>(seen, vectors, of);
+        add_values<R, Ahead>(count, of.values);
     }
 
     // Vectors of columns held in registers for R rows: enough chains to fill the pipeline, few enough not to spill.
@@ -473,7 +473,7 @@ class Attention {
 
     // Turns scores in tile_ into weights relative to the largest score so far; decay_ takes what sums before shrink by.
     template <int R>
-    void soften(const int* seen, int vectors, const Sums& sums) {
+    void update_softmax(const int* seen, int vectors, const Sums& sums) {
         std::fill(decay_, decay_ + kWidth, 0.0f);
         for (int r = 0; r < R; ++r) {
             float* row = tile_ + r * kTile;
@@ -504,7 +504,7 @@ class Attention {
 
     // values[R][width_] = values * decay_ + tile_[R][count] * values_.
     template <int R, bool Ahead, int V = columns_of<R>()>
-    void weigh(int count, float* values, int column = 0) {
+    void add_values(int count, float* values, int column = 0) {
         for (; column + V * kWidth <= width_; column += V * kWidth) {
             Vec sums[R][V];
 #pragma GCC unroll 6
@@ -522,7 +522,7 @@ class Attention {
                 for (int v = 0; v < V; ++v) store(values + r * width_ + column + v * kWidth, sums[r][v]);
         }
         if constexpr (V > 1)
-            if (column < width_) weigh<R, Ahead, V / 2>(count, values, column);
+            if (column < width_) add_values<R, Ahead, V / 2>(count, values, column);
     }
 
     const float* const query_;
@@ -541,15 +541,19 @@ class Attention {
     int tokens_ = 1;  // of an item at most
     bool is_split_ = false;
     int num_items_ = 0, num_long_ = 0, num_merges_ = 0;
-    int grain_ = 1;  // short items that a lane takes at once, so that it knows what it reads next
+    int grain_ = 1;  // one-row items that a lane takes at once, so that it knows what it reads next
 
-    float *queries_, *tile_, *keys_, *staged_, *mask_;
+    float* queries_;  // [rows][width_], times factor_
+    float* tile_;     // [kGroup][kTile]: scores, then weights
+    float* keys_;     // [dim_][kTile]
+    float* staged_;   // [kTile][width_]
+    float* mask_;     // kTile ones and kTile zeros
     float decay_[kWidth];  // of the rows of a group
     Sums total_, segment_;
-    const float* values_[kTile];
+    const float* values_[kTile];  // of the slots of the tile
     const float* next_[kTile];  // keys of the tile that comes after
     std::size_t own_floats_, lane_floats_;
-    float* lanes_;
+    float* lanes_;  // scratch of lane 0
 };
 
 // Floats of scratch per lane, a multiple of 16.

@@ -169,7 +169,7 @@ inline Vec exp(Vec x) {
     return scale_by_power(p, n);
 }
 
-// 2**x to about 1 ulp for x in [-126, 127], clamped below: a minimax polynomial of degree 6 over [-1/2, 1/2]. 2**0 is 1.
+// 2**x to about 1 ulp for x up to 127, clamped at -126: a minimax polynomial of degree 6 over [-1/2, 1/2]. 2**0 is 1.
 inline Vec exp2(Vec x) {
     x = max(x, splat(-126.0f));
     const Vec n = round(x);

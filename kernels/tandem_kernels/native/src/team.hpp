@@ -6,6 +6,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -83,9 +84,11 @@ class Team {
   private:
     friend class Lane;
     static constexpr int kPhases = 64;
-    // Turns of a waiting lane before it sleeps, some tens of microseconds: long enough for the next piece of a healthy
-    // partner, short enough not to hold a core that somebody else could use.
-    static constexpr int kSpins = 4000;
+    // How long a lane looks for the others before it sleeps. To wake up costs a virtual core some hundred microseconds,
+    // a product's share of a decode step; lanes of one run have about the same work, so a longer wait means that a
+    // partner has lost its core, and then somebody else may want this one.
+    static constexpr std::chrono::microseconds kPatience{1000};
+    static constexpr int kSpins = 64;  // between two looks at the clock
 
     void serve(int rank) {
         std::uint64_t seen = 0;
@@ -113,10 +116,13 @@ class Team {
             generation_.notify_all();
             return;
         }
-        for (int spin = 0; spin < kSpins; ++spin) {
-            if (generation_.load(std::memory_order_acquire) != generation) return;
-            relax();
-        }
+        const auto until = std::chrono::steady_clock::now() + kPatience;
+        do {
+            for (int spin = 0; spin < kSpins; ++spin) {
+                if (generation_.load(std::memory_order_acquire) != generation) return;
+                relax();
+            }
+        } while (std::chrono::steady_clock::now() < until);
         while (generation_.load(std::memory_order_acquire) == generation) generation_.wait(generation);
     }
 
