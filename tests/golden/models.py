@@ -36,6 +36,7 @@ from tandem.runtime.sampler import kept_tokens
 from tandem.sched.plan import Slice
 
 Kernels = Literal["auto", "compiled", "reference"]
+Quantization = Literal["none", "int8"]
 REAL_MODEL = "smollm2-135m-instruct"
 TINY_VOCAB = 256
 # Near-tie rule of the design: below this margin of the reference's two best logits, either may win.
@@ -112,7 +113,14 @@ class Reference:
         """Teacher-forced logits `[count, vocab]` of the last `count` positions."""
         return self.model(torch.tensor([list(tokens)]), logits_to_keep=count).logits[0]
 
-    def executor(self, *, block_size: int = 16, num_blocks: int = 64, kernels: Kernels = "auto") -> TorchExecutor:
+    def executor(
+        self,
+        *,
+        block_size: int = 16,
+        num_blocks: int = 64,
+        kernels: Kernels = "auto",
+        quantization: Quantization = "none",
+    ) -> TorchExecutor:
         """Ours, of the same directory and dtype, with as many threads as torch has."""
         config = read_model_config(self.directory)
         layout = KVLayout(block_size, (KVGroup(config.layers, config.kv_heads, config.head_dim, self.dtype),))
@@ -122,7 +130,8 @@ class Reference:
             num_threads=torch.get_num_threads(),
             kernels=kernels,
         )
-        return load_executor(self.directory, config, ModelConfig(dtype=self.dtype, cache_dir=self.cache_dir), engine)
+        model = ModelConfig(dtype=self.dtype, quantization=quantization, cache_dir=self.cache_dir)
+        return load_executor(self.directory, config, model, engine)
 
 
 def make_tiny(name: str, directory: Path, dtype: str) -> Reference:

@@ -13,7 +13,7 @@ from tandem.core.request import SamplingParams
 from tandem.runtime.executor import TorchExecutor
 from tandem.sched.plan import Sampling, Slice, StepPlan
 from tests.golden.conftest import TinyModels
-from tests.golden.models import TINY, TINY_VOCAB, Reference, teacher_forced
+from tests.golden.models import TINY, TINY_VOCAB, Quantization, Reference, teacher_forced
 
 _LENGTH = 150
 
@@ -36,22 +36,26 @@ def _in_chunks(executor: TorchExecutor, tokens: Sequence[int], sizes: Sequence[i
     return torch.cat(rows)
 
 
-def _check_cuts(reference: Reference, vocab: int, cuts: Sequence[Sequence[int]]) -> None:
+def _check_cuts(
+    reference: Reference, vocab: int, cuts: Sequence[Sequence[int]], quantization: Quantization = "none"
+) -> None:
     tokens = _tokens(3, vocab)
-    whole = teacher_forced(reference.executor(kernels="compiled"), tokens)
+    whole = teacher_forced(reference.executor(kernels="compiled", quantization=quantization), tokens)
     for block_size in (8, 32):
-        executor = reference.executor(block_size=block_size, kernels="compiled")
+        executor = reference.executor(block_size=block_size, kernels="compiled", quantization=quantization)
         for sizes in cuts:
             assert torch.equal(_in_chunks(executor, tokens, sizes), whole), f"blocks of {block_size}, chunks {sizes}"
 
 
 @pytest.mark.parametrize("name", sorted(TINY))
-def test_cuts_of_a_prompt_change_no_bit(tiny: TinyModels, name: str) -> None:
-    _check_cuts(tiny(name, "float32"), TINY_VOCAB, ((1,), (2, 3, 5), (13,), (64,), (100, 1)))
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_cuts_of_a_prompt_change_no_bit(tiny: TinyModels, name: str, quantization: Quantization) -> None:
+    _check_cuts(tiny(name, "float32"), TINY_VOCAB, ((1,), (2, 3, 5), (13,), (64,), (100, 1)), quantization)
 
 
-def test_cuts_of_a_prompt_change_no_bit_of_the_real_model(real: Reference) -> None:
-    _check_cuts(real, 49152, ((1,), (7, 30, 2), (64,)))
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_cuts_of_a_prompt_change_no_bit_of_the_real_model(real: Reference, quantization: Quantization) -> None:
+    _check_cuts(real, 49152, ((1,), (7, 30, 2), (64,)), quantization)
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])

@@ -19,6 +19,7 @@ from tandem_kernels.native.library import (
     Team,
     address,
     check,
+    int8_spec,
     load,
     pool_of,
     rows_of,
@@ -45,12 +46,14 @@ class DecoderShape:
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """A matrix `[n, k]` as panels (see `pack_linear`); `bias` `[n]` in the order of the panels' columns."""
+    """A matrix `[n, k]` as panels, see `pack_linear` and, where there are `scales`, `pack_linear_int8`; `bias` in the
+    order of the panels' columns."""
 
     panels: torch.Tensor
     n: int
     k: int
     bias: torch.Tensor | None = None
+    scales: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +90,10 @@ class CompiledDecoder:
         embeddings: torch.Tensor | None,
         team: Team,
     ) -> None:
-        """`embeddings` `[vocab, hidden]`; None: they are the head's weights. Raises ValueError for a shape that it
-        cannot have and NativeUnavailable without a library."""
+        """`embeddings` `[vocab, hidden]`; None: they are the head's weights. All matrices are int8 or none is.
+
+        Raises ValueError for a shape that it cannot have and NativeUnavailable without a library.
+        """
         reason = unsupported(shape)
         if reason is not None:
             raise ValueError(reason)
@@ -154,7 +159,9 @@ def _shape(shape: DecoderShape) -> CShape:
 
 
 def _linear(weights: PackedLinear) -> CLinear:
-    return CLinear(address(weights.panels), None, address(weights.bias), weights.n, weights.k)
+    if weights.scales is not None:
+        return int8_spec(weights.panels, weights.scales, weights.bias, weights.n, weights.k)
+    return CLinear(address(weights.panels), None, address(weights.bias), weights.n, weights.k, 0)
 
 
 def _layer(layer: PackedLayer) -> CLayer:

@@ -35,6 +35,7 @@ class CLinear(Structure):
         ("bias", c_void_p),
         ("n", c_int),
         ("k", c_int),
+        ("group", c_int),
     )
 
 
@@ -121,6 +122,8 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "tandem_decoder_forward": (c_char_p, (c_void_p, c_void_p, POINTER(CStep), c_void_p)),
     "tandem_decoder_logits": (c_char_p, (c_void_p, c_void_p, c_void_p, c_int, c_void_p)),
     "tandem_linear": (None, (c_void_p, c_void_p, c_int, c_int, POINTER(CLinear), c_void_p, c_int, c_int)),
+    "tandem_linear_int8": (c_char_p, (c_void_p, c_void_p, c_int, POINTER(CLinear), c_void_p, c_int, c_int)),
+    "tandem_embed_int8": (None, (POINTER(CLinear), c_void_p, c_int, c_void_p)),
     "tandem_attention": (
         c_char_p,
         (c_void_p, c_void_p, c_int, POINTER(CPool), c_int, POINTER(CRows), c_int, c_float, c_void_p, c_int),
@@ -198,11 +201,31 @@ def pool_of(pool: torch.Tensor) -> CPool:
 
 def linear(team: Team, x: torch.Tensor, panels: torch.Tensor, n: int, into: Into, y: torch.Tensor) -> torch.Tensor:
     """`y = x W^T` with float panels of a matrix `[n, k]`; see `pack_linear`. `x` `[m, k]`; yields `y`."""
-    spec = CLinear(address(panels), None, None, n, x.shape[1])
+    spec = CLinear(address(panels), None, None, n, x.shape[1], 0)
     load().tandem_linear(
         team.handle, address(x), x.shape[1], x.shape[0], byref(spec), address(y), y.shape[1], int(into)
     )
     return y
+
+
+def linear_int8(team: Team, x: torch.Tensor, weights: CLinear, into: Into, y: torch.Tensor) -> torch.Tensor:
+    """The same with int8 weights, see `int8_spec`; their tensors must live as long as the call."""
+    check(load().tandem_linear_int8(team.handle, address(x), len(x), byref(weights), address(y), y.shape[1], int(into)))
+    return y
+
+
+def int8_spec(panels: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, n: int, k: int) -> CLinear:
+    """Int8 weights `[n, k]` as the library sees them; the number of scales tells how many components share one."""
+    return CLinear(address(panels, torch.uint8), address(scales), address(bias), n, k, k // scales.shape[1])
+
+
+def embed_int8(panels: torch.Tensor, scales: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Rows `tokens` (int64 `[T]`) of a table in int8 panels, as floats `[T, k]`."""
+    k = panels.shape[1] * panels.shape[3]
+    out = torch.empty((len(tokens), k))
+    spec = int8_spec(panels, scales, None, len(panels) * panels.shape[2], k)
+    load().tandem_embed_int8(byref(spec), address(tokens, torch.int64), len(tokens), address(out))
+    return out
 
 
 def paged_attention(

@@ -14,7 +14,7 @@ _HALF = _PANEL // 2
 
 def pack_linear(weight: torch.Tensor) -> torch.Tensor:
     """`weight` `[n, k]` -> panels `[ceil(n / 32), k, 32]`; features beyond `n` are zero."""
-    return _fill(weight, _PANEL).unflatten(0, (-1, _PANEL)).transpose(1, 2).contiguous()
+    return _groups(weight, _PANEL).transpose(1, 2).contiguous()
 
 
 def pack_gate_up(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -26,8 +26,7 @@ def pack_gate_up(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """
     if gate.shape != up.shape:
         raise ValueError(f"gate and up need equal shapes, got {tuple(gate.shape)} and {tuple(up.shape)}")
-    halves = [_fill(part, _HALF).unflatten(0, (-1, _HALF)) for part in (gate, up)]
-    return torch.cat(halves, dim=1).transpose(1, 2).contiguous()
+    return torch.cat([_groups(gate, _HALF), _groups(up, _HALF)], dim=1).transpose(1, 2).contiguous()
 
 
 def unpack_linear(panels: torch.Tensor, n: int) -> torch.Tensor:
@@ -35,6 +34,6 @@ def unpack_linear(panels: torch.Tensor, n: int) -> torch.Tensor:
     return panels.transpose(1, 2).flatten(0, 1)[:n]
 
 
-def _fill(weight: torch.Tensor, multiple: int) -> torch.Tensor:
-    """`weight` with rows of zeros up to a multiple."""
-    return F.pad(weight, (0, 0, 0, -len(weight) % multiple))
+def _groups(weight: torch.Tensor, size: int) -> torch.Tensor:
+    """`weight` `[n, k]` as `[ceil(n / size), size, k]`, filled with rows of zeros."""
+    return F.pad(weight, (0, 0, 0, -len(weight) % size)).reshape(-1, size, weight.shape[1])

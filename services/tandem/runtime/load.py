@@ -18,6 +18,7 @@ from tandem.runtime.catalog import cache_root, locate
 from tandem.runtime.device import num_compute_threads, require_cpu, torch_dtype
 from tandem.runtime.executor import TorchExecutor
 from tandem.runtime.fingerprint import model_fingerprint, weights_digest
+from tandem.runtime.int8 import check_int8
 from tandem.runtime.model_config import DecoderConfig, read_model_config
 from tandem.runtime.models.causal import CausalModel
 from tandem.runtime.models.compiled import CompiledModel, packed_weights, shape_of
@@ -54,18 +55,21 @@ def load_model(model: ModelConfig, engine: EngineConfig) -> LoadedModel:
     config = read_model_config(directory)
     bundle = read_bundle(directory, config)
     executor = load_executor(directory, config, model, engine)
+    digest = weights_digest(directory, cache_dir)
     return LoadedModel(
         name=model.served_name or Path(model.id).name.removesuffix(".gguf"),
         directory=directory,
         config=config,
         executor=executor,
         bundle=bundle,
-        fingerprint=model_fingerprint(weights_digest(directory, cache_dir), config, bundle, executor.layout),
+        fingerprint=model_fingerprint(digest, config, model.quantization, bundle, executor.layout),
     )
 
 
 def load_executor(directory: Path, config: DecoderConfig, model: ModelConfig, engine: EngineConfig) -> TorchExecutor:
     """Weights and a KV pool of `engine.kv_cache_memory` bytes. Raises TandemError."""
+    if model.quantization == "int8":
+        check_int8(config, model.dtype)
     layout = KVLayout(engine.block_size, (KVGroup(config.layers, config.kv_heads, config.head_dim, model.dtype),))
     num_blocks = engine.kv_cache_memory // layout.block_bytes
     if num_blocks < 1:
@@ -82,7 +86,7 @@ def load_executor(directory: Path, config: DecoderConfig, model: ModelConfig, en
         _log.info("compiled kernels, vectors of %d floats, %d threads", native.vector_width(), num_threads)
     else:
         with Checkpoint(directory, torch_dtype(model.dtype)) as checkpoint:
-            decoder = Decoder(config, checkpoint)
+            decoder = Decoder(config, checkpoint, model.quantization)
         cache = KVCache(layout, num_blocks)
         _log.info("reference kernels in plain torch (%s), %d threads", reason, num_threads)
     return TorchExecutor(decoder, cache, max_model_len)
@@ -109,7 +113,7 @@ def _load_compiled(directory: Path, config: DecoderConfig, model: ModelConfig, n
     cache_dir = cache_root(model.cache_dir)
     digest = weights_digest(directory, cache_dir)
     dtype = torch_dtype(model.dtype)
-    weights = packed_weights(lambda: Checkpoint(directory, dtype), config, digest, cache_dir)
+    weights = packed_weights(lambda: Checkpoint(directory, dtype), config, model.quantization, digest, cache_dir)
     return CompiledModel(config, weights, native.Team(num_threads))
 
 

@@ -5,12 +5,15 @@
 // operator reads what another lane may have written.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
 #include "attention.hpp"
 #include "linear.hpp"
+#include "linear_int8.hpp"
 #include "rows.hpp"
 #include "team.hpp"
 
@@ -66,24 +69,63 @@ class Buffer {
     std::size_t size_ = 0;
 };
 
-// Rows as the input of a product with `Weights`.
+// Rows as the input of a product with `Weights`: `prepare` each after `reserve`, then `multiply` them.
 template <typename Weights>
-struct Input;
+class Input;
 
 template <>
-struct Input<Matrix> {
-    // Nothing to prepare: products read the rows as they are.
+class Input<Matrix> {
+  public:
+    // Products read the rows as they are.
     static constexpr bool kIsPlain = true;
+
     void reserve(std::size_t, int) {}
     void prepare(const float*, int, int) {}
-    void multiply(Lane& lane, const float* x, int ldx, int rows, const Matrix& w, float* y, int ldy, Into into) {
-        linear(lane, x, ldx, rows, w, y, ldy, into);
+    void multiply(Lane& lane, const float* x, int rows, const Matrix& w, float* y, int ldy, Into into) {
+        linear(lane, x, w.k, rows, w, y, ldy, into);
     }
     std::size_t bytes() const { return 0; }
 };
 
+template <>
+class Input<Int8Matrix> {
+  public:
+    static constexpr bool kIsPlain = false;
+
+    // For so many rows of at most `width` components.
+    void reserve(std::size_t rows, int width) {
+        values_.at_least(rows * width);
+        scales_.at_least(rows * width / kRowGroup);
+        offsets_.at_least(rows * width / kRowGroup);
+    }
+    void prepare(const float* x, int width, int row) { quantize_row(x, row, rows_of(width)); }
+    void multiply(Lane& lane, const float*, int rows, const Int8Matrix& w, float* y, int ldy, Into into) {
+        linear(lane, rows_of(w.k), rows, w, y, ldy, into);
+    }
+    std::size_t bytes() const { return values_.bytes() + scales_.bytes() + offsets_.bytes(); }
+
+  private:
+    Int8Rows rows_of(int width) { return {values_.at_least(0), scales_.at_least(0), offsets_.at_least(0), width}; }
+
+    Buffer<Activation> values_;
+    Buffer<float> scales_;
+    Buffer<std::int32_t> offsets_;
+};
+
+// A decoder whatever its weights are.
+class AnyDecoder {
+  public:
+    virtual ~AnyDecoder() = default;
+    // Writes the KV of the step's rows to the pool and their last hidden states to `hidden` [num_rows, hidden].
+    virtual void forward(Team& team, const Step& step, float* hidden) = 0;
+    // Next-token logits [num_rows, vocab] of hidden rows.
+    virtual void logits(Team& team, const float* hidden, int num_rows, float* out) = 0;
+    // Private memory between operators.
+    virtual std::size_t buffer_bytes() const = 0;
+};
+
 template <typename Weights>
-class Decoder {
+class Decoder final : public AnyDecoder {
   public:
     // `embed(token, out)` writes a token's row; weights must outlive this object.
     using Embed = std::function<void(std::int64_t, float*)>;
@@ -91,8 +133,7 @@ class Decoder {
     Decoder(const Shape& shape, std::vector<Layer<Weights>> layers, const float* norm, Weights head, Embed embed)
         : shape_(shape), layers_(std::move(layers)), norm_(norm), head_(head), embed_(std::move(embed)) {}
 
-    // Writes the KV of the step's rows to the pool and their last hidden states to `hidden` [num_rows, hidden].
-    void forward(Team& team, const Step& step, float* hidden) {
+    void forward(Team& team, const Step& step, float* hidden) override {
         const std::size_t rows = step.num_rows;
         const Shape& s = shape_;
         const Work work{
@@ -102,7 +143,7 @@ class Decoder {
             .inner = inner_.at_least(rows * s.inner),
             .scratch = scratch_.at_least(team.size() * scratch_stride(step.pool)),
         };
-        input_.reserve(rows, s.inner > s.hidden ? s.inner : s.hidden);
+        input_.reserve(rows, std::max({s.hidden, s.inner, s.heads * s.head_dim}));
         team.run([&](Lane& lane) {
             lane.share(step.num_rows, kRowGrain, [&](int begin, int end) {
                 for (int r = begin; r < end; ++r) embed_(step.tokens[r], hidden + std::size_t(r) * s.hidden);
@@ -112,18 +153,17 @@ class Decoder {
         });
     }
 
-    // Next-token logits [num_rows, vocab] of hidden rows.
-    void logits(Team& team, const float* hidden, int num_rows, float* out) {
+    void logits(Team& team, const float* hidden, int num_rows, float* out) override {
         float* normed = normed_.at_least(std::size_t(num_rows) * shape_.hidden);
         input_.reserve(num_rows, shape_.hidden);
         team.run([&](Lane& lane) {
             normalise(lane, hidden, num_rows, norm_, normed);
             lane.wait();
-            input_.multiply(lane, normed, shape_.hidden, num_rows, head_, out, shape_.vocab, Into::kStore);
+            input_.multiply(lane, normed, num_rows, head_, out, shape_.vocab, Into::kStore);
         });
     }
 
-    std::size_t buffer_bytes() const {
+    std::size_t buffer_bytes() const override {
         return normed_.bytes() + qkv_.bytes() + mixed_.bytes() + inner_.bytes() + scratch_.bytes() + input_.bytes();
     }
 
@@ -147,30 +187,30 @@ class Decoder {
         const int rows = step.num_rows;
         normalise(lane, x, rows, layer.attention_norm, work.normed);
         lane.wait();
-        input_.multiply(lane, work.normed, s.hidden, rows, layer.qkv, work.qkv, qkv_width(), Into::kStore);
+        input_.multiply(lane, work.normed, rows, layer.qkv, work.qkv, qkv_width(), Into::kStore);
         lane.wait();
         place(lane, step, layer, index, work.qkv);
         lane.wait();
         attention(lane, work.qkv, qkv_width(), step.pool, index, step.sequences, s.heads, s.attention_scale,
                   work.mixed, s.heads * s.head_dim, work.scratch + lane.rank() * scratch_stride(step.pool));
         lane.wait();
-        add_product(lane, work.mixed, s.heads * s.head_dim, rows, layer.output, x);
+        add_product(lane, work.mixed, rows, layer.output, x);
         normalise(lane, x, rows, layer.mlp_norm, work.normed);
         lane.wait();
-        input_.multiply(lane, work.normed, s.hidden, rows, layer.gate_up, work.inner, s.inner, Into::kSwiGlu);
+        input_.multiply(lane, work.normed, rows, layer.gate_up, work.inner, s.inner, Into::kSwiGlu);
         lane.wait();
-        add_product(lane, work.inner, s.inner, rows, layer.down, x);
+        add_product(lane, work.inner, rows, layer.down, x);
     }
 
     // x += in * W^T; waits at its end.
-    void add_product(Lane& lane, const float* in, int width, int rows, const Weights& weights, float* x) {
+    void add_product(Lane& lane, const float* in, int rows, const Weights& weights, float* x) {
         if constexpr (!Input<Weights>::kIsPlain) {
             lane.share(rows, kRowGrain, [&](int begin, int end) {
-                for (int r = begin; r < end; ++r) input_.prepare(in + std::size_t(r) * width, width, r);
+                for (int r = begin; r < end; ++r) input_.prepare(in + std::size_t(r) * weights.k, weights.k, r);
             });
             lane.wait();
         }
-        input_.multiply(lane, in, width, rows, weights, x, shape_.hidden, Into::kAdd);
+        input_.multiply(lane, in, rows, weights, x, shape_.hidden, Into::kAdd);
         lane.wait();
     }
 

@@ -9,6 +9,7 @@
 #include "decoder.hpp"
 #include "digest.hpp"
 #include "linear.hpp"
+#include "linear_int8.hpp"
 #include "rows.hpp"
 #include "team.hpp"
 
@@ -20,7 +21,7 @@ struct LinearSpec {
     const void* panels;
     const float* scales;  // null: panels of floats
     const float* bias;
-    int n, k;
+    int n, k, group;
 };
 
 struct LayerSpec {
@@ -42,28 +43,41 @@ struct DecoderSpec {
     const float* embeddings;  // [vocab, hidden]; null: the head's weights
 };
 
-Matrix matrix(const LinearSpec& spec) {
+template <typename Weights>
+Weights weights_of(const LinearSpec& spec);
+
+template <>
+Matrix weights_of(const LinearSpec& spec) {
     return {static_cast<const float*>(spec.panels), spec.bias, spec.n, spec.k};
 }
 
-using FloatDecoder = Decoder<Matrix>;
+template <>
+Int8Matrix weights_of(const LinearSpec& spec) {
+    return {static_cast<const std::uint8_t*>(spec.panels), spec.scales, spec.bias, spec.n, spec.k, spec.group};
+}
 
-FloatDecoder* float_decoder(const DecoderSpec& spec) {
-    std::vector<Layer<Matrix>> layers;
+void embed(const Matrix& table, std::int64_t token, float* out) {
+    const float* column = table.panels + (token / kPanel) * table.k * kPanel + token % kPanel;
+    for (int i = 0; i < table.k; ++i) out[i] = column[std::size_t(i) * kPanel];
+}
+
+void embed(const Int8Matrix& table, std::int64_t token, float* out) { embed_int8(table, token, out); }
+
+template <typename Weights>
+AnyDecoder* make_decoder(const DecoderSpec& spec) {
+    std::vector<Layer<Weights>> layers;
     for (int i = 0; i < spec.shape.layers; ++i) {
         const LayerSpec& l = spec.layers[i];
-        layers.push_back({l.attention_norm, matrix(l.qkv), l.query_norm, l.key_norm, matrix(l.output), l.mlp_norm,
-                          matrix(l.gate_up), matrix(l.down)});
+        layers.push_back({l.attention_norm, weights_of<Weights>(l.qkv), l.query_norm, l.key_norm,
+                          weights_of<Weights>(l.output), l.mlp_norm, weights_of<Weights>(l.gate_up),
+                          weights_of<Weights>(l.down)});
     }
     const int width = spec.shape.hidden;
-    const Matrix head = matrix(spec.head);
-    FloatDecoder::Embed embed = [head, width](std::int64_t token, float* out) {
-        const float* column = head.panels + (token / kPanel) * head.k * kPanel + token % kPanel;
-        for (int i = 0; i < width; ++i) out[i] = column[std::size_t(i) * kPanel];
-    };
+    const Weights head = weights_of<Weights>(spec.head);
+    typename Decoder<Weights>::Embed from = [head](std::int64_t token, float* out) { embed(head, token, out); };
     if (const float* table = spec.embeddings)
-        embed = [table, width](std::int64_t token, float* out) { copy_row(table + token * width, width, out); };
-    return new FloatDecoder(spec.shape, std::move(layers), spec.norm, head, std::move(embed));
+        from = [table, width](std::int64_t token, float* out) { copy_row(table + token * width, width, out); };
+    return new Decoder<Weights>(spec.shape, std::move(layers), spec.norm, head, std::move(from));
 }
 
 // What a call returns: null when it went well, else a message that lives for ever.
@@ -95,29 +109,49 @@ Team* tandem_team_new(int size) {
 
 void tandem_team_delete(Team* team) { delete team; }
 
-FloatDecoder* tandem_decoder_new(const DecoderSpec* spec) {
+AnyDecoder* tandem_decoder_new(const DecoderSpec* spec) {
     try {
-        return float_decoder(*spec);
+        return spec->head.scales ? make_decoder<Int8Matrix>(*spec) : make_decoder<Matrix>(*spec);
     } catch (...) {
         return nullptr;
     }
 }
 
-void tandem_decoder_delete(FloatDecoder* decoder) { delete decoder; }
+void tandem_decoder_delete(AnyDecoder* decoder) { delete decoder; }
 
-std::size_t tandem_decoder_buffer_bytes(const FloatDecoder* decoder) { return decoder->buffer_bytes(); }
+std::size_t tandem_decoder_buffer_bytes(const AnyDecoder* decoder) { return decoder->buffer_bytes(); }
 
-const char* tandem_decoder_forward(FloatDecoder* decoder, Team* team, const Step* step, float* hidden) {
+const char* tandem_decoder_forward(AnyDecoder* decoder, Team* team, const Step* step, float* hidden) {
     return guarded([&] { decoder->forward(*team, *step, hidden); });
 }
 
-const char* tandem_decoder_logits(FloatDecoder* decoder, Team* team, const float* hidden, int rows, float* out) {
+const char* tandem_decoder_logits(AnyDecoder* decoder, Team* team, const float* hidden, int rows, float* out) {
     return guarded([&] { decoder->logits(*team, hidden, rows, out); });
 }
 
 void tandem_linear(Team* team, const float* x, int ldx, int m, const LinearSpec* spec, float* y, int ldy, int into) {
-    const Matrix w = matrix(*spec);
+    const Matrix w = weights_of<Matrix>(*spec);
     team->run([&](Lane& lane) { linear(lane, x, ldx, m, w, y, ldy, static_cast<Into>(into)); });
+}
+
+const char* tandem_linear_int8(Team* team, const float* x, int m, const LinearSpec* spec, float* y, int ldy, int into) {
+    return guarded([&] {
+        const Int8Matrix w = weights_of<Int8Matrix>(*spec);
+        Input<Int8Matrix> input;
+        input.reserve(m, w.k);
+        team->run([&](Lane& lane) {
+            lane.share(m, 1, [&](int begin, int end) {
+                for (int r = begin; r < end; ++r) input.prepare(x + std::size_t(r) * w.k, w.k, r);
+            });
+            lane.wait();
+            input.multiply(lane, x, m, w, y, ldy, static_cast<Into>(into));
+        });
+    });
+}
+
+void tandem_embed_int8(const LinearSpec* table, const std::int64_t* tokens, int count, float* out) {
+    const Int8Matrix w = weights_of<Int8Matrix>(*table);
+    for (std::int64_t i = 0; i < count; ++i) embed_int8(w, tokens[i], out + i * w.k);
 }
 
 const char* tandem_attention(Team* team, const float* query, int ldq, const Pool* pool, int layer, const Rows* rows,

@@ -1,4 +1,4 @@
-"""The Llama family on compiled kernels: packs a checkpoint once per machine and runs it; never samples or plans.
+"""The Llama family on compiled kernels, float32 or with int8 weights; never samples or plans.
 
 `tandem.runtime.models.decoder` is the meaning; rows agree with it up to the order of sums. Beyond that, a row's result
 is the same bits whatever shares its step: kernels keep one order of operations per row.
@@ -6,7 +6,7 @@ is the same bits whatever shares its step: kernels keep one order of operations 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -15,12 +15,12 @@ from tandem.runtime.cache import KVCache
 from tandem.runtime.importing import build_once
 from tandem.runtime.model_config import DecoderConfig
 from tandem.runtime.packed import read_tensors, write_tensors
+from tandem.runtime.packing import pack
 from tandem.runtime.rope import inverse_frequencies
 from tandem.runtime.weights import Checkpoint
 from tandem_kernels.contract import AttentionBatch
 from tandem_kernels.native.decoder import CompiledDecoder, DecoderShape, PackedLayer, PackedLinear
 from tandem_kernels.native.library import Team
-from tandem_kernels.native.pack import pack_gate_up, pack_linear
 from tandem_kernels.reference import rope_tables
 
 _FORMAT = 1
@@ -37,7 +37,7 @@ class CompiledModel:
             shape_of(config),
             [_layer(config, weights, f"layers.{i}.") for i in range(config.layers)],
             weights["norm"],
-            PackedLinear(weights["head"], config.vocab_size, config.hidden_size),
+            _linear(weights, "head", config.vocab_size, config.hidden_size),
             weights.get("embeddings"),
             team,
         )
@@ -94,7 +94,7 @@ def shape_of(config: DecoderConfig) -> DecoderShape:
 
 
 def packed_weights(
-    open_checkpoint: Callable[[], Checkpoint], config: DecoderConfig, digest: str, cache_dir: Path
+    open_checkpoint: Callable[[], Checkpoint], config: DecoderConfig, quantization: str, digest: str, cache_dir: Path
 ) -> Mapping[str, torch.Tensor]:
     """The weights as the kernels read them, packed on first use and mapped. `digest` names the checkpoint.
 
@@ -103,75 +103,26 @@ def packed_weights(
 
     def build(folder: Path) -> None:
         with open_checkpoint() as checkpoint:
-            write_tensors(folder, _pack(config, checkpoint))
+            write_tensors(folder, pack(config, checkpoint, quantization))
             checkpoint.finish()
 
-    return read_tensors(build_once(cache_dir / "packed" / f"{digest[:32]}-{_FORMAT}", build))
-
-
-def _pack(config: DecoderConfig, checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
-    table = (config.vocab_size, config.hidden_size)
-    checkpoint.drop(".rotary_emb.inv_freq")
-    for i in range(config.layers):
-        yield from _pack_layer(config, checkpoint, f"model.layers.{i}.", f"layers.{i}.")
-    yield "norm", checkpoint.take("model.norm.weight", (config.hidden_size,))
-    embeddings = checkpoint.take("model.embed_tokens.weight", table)
-    if config.tied_embeddings:
-        checkpoint.drop("lm_head.weight")
-        yield "head", pack_linear(embeddings)
-    else:
-        yield "embeddings", embeddings
-        yield "head", pack_linear(checkpoint.take("lm_head.weight", table))
-
-
-def _pack_layer(
-    config: DecoderConfig, checkpoint: Checkpoint, source: str, target: str
-) -> Iterator[tuple[str, torch.Tensor]]:
-    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
-    query, kv = config.heads * dim, config.kv_heads * dim
-
-    def weight(name: str, out: int, width: int) -> torch.Tensor:
-        return checkpoint.take(f"{source}{name}.weight", (out, width))
-
-    def bias(name: str, out: int) -> torch.Tensor:
-        return checkpoint.take(f"{source}{name}.bias", (out,))
-
-    projections = (("self_attn.q_proj", query), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv))
-    yield f"{target}attention_norm", checkpoint.take(f"{source}input_layernorm.weight", (hidden,))
-    yield f"{target}qkv", pack_linear(torch.cat([weight(name, out, hidden) for name, out in projections]))
-    if config.qkv_bias:
-        yield f"{target}qkv.bias", torch.cat([bias(name, out) for name, out in projections])
-    if config.qk_norm:
-        yield f"{target}query_norm", checkpoint.take(f"{source}self_attn.q_norm.weight", (dim,))
-        yield f"{target}key_norm", checkpoint.take(f"{source}self_attn.k_norm.weight", (dim,))
-    yield f"{target}output", pack_linear(weight("self_attn.o_proj", hidden, query))
-    if config.output_bias:
-        yield f"{target}output.bias", bias("self_attn.o_proj", hidden)
-    yield f"{target}mlp_norm", checkpoint.take(f"{source}post_attention_layernorm.weight", (hidden,))
-    gate, up = weight("mlp.gate_proj", inner, hidden), weight("mlp.up_proj", inner, hidden)
-    yield f"{target}gate_up", pack_gate_up(gate, up)
-    if config.mlp_bias:
-        rows = pack_gate_up(bias("mlp.gate_proj", inner)[:, None], bias("mlp.up_proj", inner)[:, None])
-        yield f"{target}gate_up.bias", rows.flatten()
-    yield f"{target}down", pack_linear(weight("mlp.down_proj", hidden, inner))
-    if config.mlp_bias:
-        yield f"{target}down.bias", bias("mlp.down_proj", hidden)
+    return read_tensors(build_once(cache_dir / "packed" / f"{digest[:32]}-{quantization}-{_FORMAT}", build))
 
 
 def _layer(config: DecoderConfig, weights: Mapping[str, torch.Tensor], prefix: str) -> PackedLayer:
     hidden, query = config.hidden_size, config.heads * config.head_dim
     kv = config.kv_heads * config.head_dim
-
-    def linear(name: str, n: int, k: int) -> PackedLinear:
-        return PackedLinear(weights[prefix + name], n, k, weights.get(f"{prefix}{name}.bias"))
-
     return PackedLayer(
         attention_norm=weights[f"{prefix}attention_norm"],
-        qkv=linear("qkv", query + 2 * kv, hidden),
+        qkv=_linear(weights, f"{prefix}qkv", query + 2 * kv, hidden),
         query_norm=weights.get(f"{prefix}query_norm"),
         key_norm=weights.get(f"{prefix}key_norm"),
-        output=linear("output", hidden, query),
+        output=_linear(weights, f"{prefix}output", hidden, query),
         mlp_norm=weights[f"{prefix}mlp_norm"],
-        gate_up=linear("gate_up", 2 * config.intermediate_size, hidden),
-        down=linear("down", hidden, config.intermediate_size),
+        gate_up=_linear(weights, f"{prefix}gate_up", 2 * config.intermediate_size, hidden),
+        down=_linear(weights, f"{prefix}down", hidden, config.intermediate_size),
     )
+
+
+def _linear(weights: Mapping[str, torch.Tensor], name: str, n: int, k: int) -> PackedLinear:
+    return PackedLinear(weights[name], n, k, weights.get(f"{name}.bias"), weights.get(f"{name}.scales"))
