@@ -180,6 +180,12 @@ def test_guesses_take_no_block_that_others_grow_into_or_wait_for(num_blocks: int
     assert s.pool.num_free == free - (drafted > 1)
 
 
+def test_one_free_block_holds_the_guesses_of_one() -> None:
+    s = started(scheduler(num_blocks=5), generate("a", max_tokens=9), generate("b", max_tokens=9))
+    assert s.pool.num_free == 3, "one of them is spare: two are what the sequences grow into next"
+    assert [p.num_drafted for p in plan(s).slices] == [4, 0] and s.pool.num_free == 2
+
+
 def test_bounds() -> None:
     for bad in ({"num_tokens": 0}, {"max_batch_tokens": 0}):
         with pytest.raises(ValueError, match="guesses"):
