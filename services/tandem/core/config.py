@@ -56,7 +56,10 @@ class EngineConfig:
     enable_chunked_prefill: bool = _doc("off: a prompt is computed in one step, whatever the budget", True)
     enable_prefix_caching: bool = _doc("reuse the KV of equal prefixes", True)
     kv_cache_memory: Bytes = _doc("size of the KV pool", Bytes(1 << 30))
-    num_threads: int = _doc("torch threads of one worker; 0: cores divided by local workers", 0)
+    num_threads: int = _doc("compute threads of one worker; 0: cores divided by local workers", 0)
+    kernels: Literal["auto", "compiled", "reference"] = _doc(
+        "auto: compiled ones where a C++ compiler, dtype and sizes allow, else plain torch", "auto"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

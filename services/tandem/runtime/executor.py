@@ -18,7 +18,7 @@ from tandem.kv.handoff import BlockDigest
 from tandem.kv.layout import KVLayout
 from tandem.runtime.batch import build_batch
 from tandem.runtime.cache import KVCache
-from tandem.runtime.models.decoder import Decoder
+from tandem.runtime.models.causal import CausalModel
 from tandem.runtime.sampler import sample_while_guessed
 from tandem.sched.plan import Slice, SliceResult, StepPlan, StepResult
 
@@ -36,10 +36,10 @@ class _Work:
 class TorchExecutor:
     """An `engine.ports.Executor`. `max_model_len` bounds positions, in tokens."""
 
-    def __init__(self, decoder: Decoder, cache: KVCache, max_model_len: int) -> None:
+    def __init__(self, model: CausalModel, cache: KVCache, max_model_len: int) -> None:
         self.cache = cache
         self.max_model_len = max_model_len
-        self._decoder = decoder
+        self.model = model
         # The token sampled last for each sequence that one of the last two plans named.
         self._last: dict[SeqId, int] = {}
         self._previous: frozenset[SeqId] = frozenset()
@@ -76,7 +76,7 @@ class TorchExecutor:
         checked = self._check(piece)
         if isinstance(checked, str):
             raise ValueError(checked)
-        return self._decoder.logits(self._forward([checked])[0])
+        return self.model.logits(self._forward([checked])[0])
 
     def _check(self, piece: Slice) -> _Work | str:
         """The slice made ready, or why it cannot be computed."""
@@ -98,7 +98,7 @@ class TorchExecutor:
             return f"a block is outside the pool of {self.num_blocks}"
         if piece.digest_blocks and not set(piece.digest_blocks) <= set(piece.blocks):
             return "a block to be digested is not among the slice's blocks"
-        if min(tokens) < 0 or max(tokens) >= self._decoder.config.vocab_size:
+        if min(tokens) < 0 or max(tokens) >= self.model.config.vocab_size:
             return "a token id is outside the vocabulary"
         return _Work(piece, tokens)
 
@@ -123,13 +123,13 @@ class TorchExecutor:
         pieces = [work.piece for work in works]
         self.cache.clear([block for piece in pieces for block in _partly_filled(piece, block_size)])
         batch = build_batch(pieces, [work.tokens for work in works], block_size)
-        hidden = self._decoder.forward(batch.tokens, batch.positions, batch.slots, batch.attention, self.cache)
+        hidden = self.model.forward(batch.tokens, batch.positions, batch.slots, batch.attention, self.cache)
         return hidden, batch.drawn_rows
 
     def _finish(self, works: Sequence[_Work], drawn_rows: torch.Tensor) -> dict[SeqId, SliceResult]:
         """Sample and digest; `drawn_rows` is `[rows, hidden]`. Logits exist only for rows that are drawn from."""
         counts = [1 + work.piece.num_drafted if work.piece.sampling is not None else 0 for work in works]
-        logits = self._decoder.logits(drawn_rows) if len(drawn_rows) else drawn_rows
+        logits = self.model.logits(drawn_rows) if len(drawn_rows) else drawn_rows
         results = (self._result(work, rows) for work, rows in zip(works, torch.split(logits, counts), strict=True))
         return {result.seq: result for result in results}
 
@@ -161,7 +161,7 @@ class TorchExecutor:
         self._previous = named
 
     def __repr__(self) -> str:
-        return f"TorchExecutor({self._decoder.config.model_type}, {self.cache!r})"
+        return f"TorchExecutor({self.model.config.model_type}, {self.cache!r})"
 
 
 def _partly_filled(piece: Slice, block_size: int) -> tuple[BlockId, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tandem.core.config import Bytes, EngineConfig
+from tandem.core.config import Bytes, EngineConfig, ModelConfig
 from tandem.core.errors import TandemError
 from tandem.core.ids import BlockId, SeqId
 from tandem.core.request import SamplingParams
@@ -22,8 +22,9 @@ _PROMPT = (5, 6, 7, 8, 9, 10, 11)
 
 
 def _executor(directory: Path, **engine: int) -> TorchExecutor:
-    settings = EngineConfig(**({"block_size": 4, "kv_cache_memory": Bytes(1 << 16)} | engine))  # type: ignore[arg-type]
-    return load_executor(directory, read_model_config(directory), "float32", settings)
+    settings = EngineConfig(**({"block_size": 4, "kv_cache_memory": Bytes(1 << 16), "num_threads": 1} | engine))  # type: ignore[arg-type]
+    model = ModelConfig(cache_dir=str(directory / "cache"))
+    return load_executor(directory, read_model_config(directory), model, settings)
 
 
 @pytest.fixture
@@ -183,28 +184,28 @@ def test_failure_inside_the_step_is_pinned_to_its_slice(
 ) -> None:
     good = _slice(2, base=8)
     alone = _token(_run(executor, 1, good)[0])
-    forward = executor._decoder.forward
+    forward = executor.model.forward
 
     def failing(tokens: torch.Tensor, *rest: object) -> torch.Tensor:
         if 13 in tokens.tolist():
             raise RuntimeError("no memory")
         return forward(tokens, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(executor._decoder, "forward", failing)
+    monkeypatch.setattr(executor.model, "forward", failing)
     bad, fine = _run(executor, 2, _slice(1, (13, 13)), good)
     assert bad.error == "RuntimeError: no memory"
     assert _token(fine) == alone
 
 
 def test_infinite_logits_fail_their_slice_only(executor: TorchExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    logits = executor._decoder.logits
+    logits = executor.model.logits
 
     def broken(hidden: torch.Tensor) -> torch.Tensor:
         rows = logits(hidden).clone()
         rows[0, 7] = float("nan")
         return rows
 
-    monkeypatch.setattr(executor._decoder, "logits", broken)
+    monkeypatch.setattr(executor.model, "logits", broken)
     bad, fine = _run(executor, 1, _slice(1), _slice(2, base=8))
     assert bad.error is not None and "finite" in bad.error
     assert fine.error is None
@@ -212,7 +213,7 @@ def test_infinite_logits_fail_their_slice_only(executor: TorchExecutor, monkeypa
 
 def test_garbage_of_an_earlier_owner_does_not_leak(executor: TorchExecutor) -> None:
     clean = _token(_run(executor, 1, _slice(1))[0])
-    executor.cache._pool.fill_(float("nan"))
+    executor.cache.pool.fill_(float("nan"))
     first = _token(_run(executor, 2, _slice(1))[0])
     second = _run(executor, 3, _chained(1, 7), _slice(2, (3,), base=8))
     assert first == clean

@@ -46,7 +46,7 @@ class Layer:
 
 
 class Decoder:
-    """A causal language model over paged KV."""
+    """A `runtime.models.causal.CausalModel` in any floating type, in plain torch."""
 
     def __init__(self, config: DecoderConfig, checkpoint: Checkpoint) -> None:
         """Takes every tensor of `checkpoint`. Raises TandemError when one is missing, left over or misshapen."""
