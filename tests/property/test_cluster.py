@@ -74,6 +74,7 @@ def shapes(**fixed: object) -> st.SearchStrategy[Knobs]:
         max_num_seqs=st.integers(2, 6),
         chunked=st.booleans(),
         plan_depth=st.sampled_from([1, 2]),
+        right_guesses=st.sampled_from([None, 1.0, 0.6]),
         **{name: st.just(value) for name, value in fixed.items()},
     )
 

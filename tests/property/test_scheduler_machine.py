@@ -16,6 +16,7 @@ from tandem.sched.policy import SchedulerLimits
 from tandem.sched.scheduler import Scheduler
 from tandem.sched.sequence import Sequence, Status
 from tests.property.effort import effort
+from tests.property.guesses import speculation
 from tests.property.jobs import Shape, Witness, job_of, shapes
 from tests.property.model import KVStore, ModelExecutor
 
@@ -33,6 +34,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunked=st.booleans(),
         caching=st.sampled_from([True, True, False]),
         digests=st.booleans(),
+        right=st.sampled_from([None, None, 1.0, 0.7, 0.2]),
+        seed=st.integers(0, 1000),
     )
     def start(
         self,
@@ -43,6 +46,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunked: bool,
         caching: bool,
         digests: bool,
+        right: float | None,
+        seed: int,
     ) -> None:
         self.limits = SchedulerLimits(
             # The configuration demands as much: a step has room for every running sequence.
@@ -54,7 +59,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.block_size = block_size
         self.pool = BlockPool(num_blocks, block_size, enable_prefix_caching=caching)
-        self.scheduler = Scheduler(self.pool, self.limits, "model")
+        self.speculation = speculation(lambda: [w.job for w in self.live()], seed, right)
+        self.scheduler = Scheduler(self.pool, self.limits, "model", self.speculation)
         self.store = KVStore(num_blocks, block_size)
         self.executor = ModelExecutor(self.store)
         self.plans: list[StepPlan] = []
@@ -224,6 +230,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def take_plan(self) -> bool:
         ready = [s for s in self.scheduler._running if s.is_drawing and s.num_remaining == 1]
         free = self.pool.num_free
+        sizes = {s.id: len(s.table) for s in self.scheduler._running}
         before = [(s, s.num_open_plans) for s in self.scheduler._running]
         planned = self.scheduler.plan()
         self.check_victims(before)
@@ -241,6 +248,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.plans.append(planned.step)
             self.check_plan(planned.step)
             self.check_decodes_first(planned, ready, free)
+            self.check_guesses(planned.step, sizes)
         return planned.step is not None
 
     def check_victims(self, before: list[tuple[Sequence, int]]) -> None:
@@ -267,7 +275,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert over < largest, f"{plan}: more than one prompt exceeds the budget"
         for piece in plan.slices:
             seq = self.scheduler._by_id[piece.seq]
-            assert piece.num_tokens == 1 or piece.stop == len(seq.tokens), f"{plan} cuts a prompt in pieces"
+            certain = piece.stop - piece.num_drafted
+            assert piece.num_certain == 1 or certain == len(seq.tokens), f"{plan} cuts a prompt in pieces"
 
     def check_decodes_first(self, planned: Planned, ready: list[Sequence], free: int) -> None:
         """Where there is room for all, every decode is in the plan, ahead of all prompts."""
@@ -276,6 +285,24 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         names = [s.seq for s in planned.step.slices][: len(ready)]
         assert names == [s.id for s in ready], f"{planned.step} lacks decodes of {ready}"
+
+    def check_guesses(self, plan: StepPlan, sizes: dict[SeqId, int]) -> None:
+        """They take no room that somebody may want next, and none of them is beyond a sequence's last token."""
+        rows = 0
+        for piece in plan.slices:
+            seq = self.scheduler._by_id[piece.seq]
+            rows += piece.num_tokens if piece.num_certain == 1 else 0
+            if not piece.num_drafted:
+                continue
+            assert not piece.chained and not isinstance(seq.job, Prefill) and piece.sampling is not None
+            assert piece.sampling.index + piece.num_drafted < seq.job.request.sampling.max_tokens
+            certain = -(-(piece.stop - piece.num_drafted) // self.block_size)
+            if len(seq.table) > max(certain, sizes.get(seq.id, 0)):
+                waiting = sum(-(-len(s.tokens) // self.block_size) + 1 for s in self.scheduler._waiting)
+                assert self.pool.num_free >= len(self.scheduler._running) + waiting, f"{plan} takes others' room"
+        if plan.num_drafted:
+            assert self.speculation is not None
+            assert rows <= self.speculation._max_batch_tokens, f"{plan} guesses in a batch that is large enough"
 
     def take_result(self, failing: set[SeqId]) -> None:
         plan = self.plans.pop(0)

@@ -12,6 +12,7 @@ from tandem.kv.handoff import HandoffKey
 from tandem.kv.pool import BlockPool
 from tandem.sched.plan import StepPlan
 from tandem.sched.policy import SchedulerLimits
+from tests.property.guesses import speculation
 from tests.property.model import KVStore, ModelExecutor
 
 Action = Callable[[], None]
@@ -19,7 +20,8 @@ Action = Callable[[], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knobs:
-    """Faults are probabilities per occasion; `digests=False` leaves the lease alone to keep wrong KV out."""
+    """Faults are probabilities per occasion; `digests=False` leaves the lease alone to keep wrong KV out.
+    `right_guesses` is the share of guesses that are right; None is no speculation."""
 
     num_blocks: tuple[int, ...] = (10, 10)
     block_size: int = 2
@@ -27,6 +29,7 @@ class Knobs:
     max_num_seqs: int = 4
     chunked: bool = True
     plan_depth: int = 1
+    right_guesses: float | None = None
     digests: bool = True
     lease_s: float = 3.0
     pull_timeout_s: float = 6.0
@@ -89,7 +92,8 @@ class Worker:
             lease_s=knobs.lease_s, pull_timeout_s=knobs.pull_timeout_s, drain_timeout_s=knobs.drain_timeout_s
         )
         pool = BlockPool(knobs.num_blocks[index], knobs.block_size)
-        self.engine = Engine(pool, limits, handoff, "model", plan_depth=knobs.plan_depth)
+        guesses = speculation(lambda: self.engine._jobs, index + incarnation, knobs.right_guesses)
+        self.engine = Engine(pool, limits, handoff, "model", plan_depth=knobs.plan_depth, speculation=guesses)
         self.store = KVStore(knobs.num_blocks[index], knobs.block_size)
         self.executor = ModelExecutor(self.store)
         self.plans: list[StepPlan] = []

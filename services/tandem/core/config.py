@@ -64,6 +64,19 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeConfig:
+    method: Literal["off", "ngram"] = _doc(
+        "ngram: guess what followed the same tokens before; never changes output", "off"
+    )
+    num_tokens: int = _doc("guesses of one sequence in a step, at most", 8)
+    max_batch_tokens: int = _doc(
+        "running sequences and guesses in one step; more sequences than this guess nothing", 16
+    )
+    ngram_min: int = _doc("tokens that must have come before for a guess", 2)
+    ngram_max: int = _doc("tokens compared to choose among several places", 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HandoffConfig:
     transport: Literal["nixl", "local"] = _doc("how KV blocks move between workers", "nixl")
     lease_s: float = _doc("how long a giver keeps offered KV without a renewal", 10.0)
@@ -115,6 +128,7 @@ class ServeConfig:
 class Config:
     model: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
+    speculative: SpeculativeConfig = SpeculativeConfig()
     handoff: HandoffConfig = HandoffConfig()
     worker: WorkerConfig = WorkerConfig()
     gateway: GatewayConfig = GatewayConfig()
@@ -174,6 +188,13 @@ _RULES: tuple[_Rule, ...] = (
     ),
     _one("engine.max_model_len", "must be 0 (whatever fits) or at least 2", lambda v: v == 0 or v >= 2),
     _one("engine.block_size", "must be a power of two from 8 to 256", _BLOCK_SIZES.__contains__),
+    *_each("must be at least 1", lambda v: v >= 1, "speculative.num_tokens", "speculative.max_batch_tokens"),
+    _one("speculative.ngram_min", "must be at least 1", lambda v: v >= 1),
+    (
+        "speculative.ngram_max",
+        "must be at least speculative.ngram_min",
+        lambda c: c.speculative.ngram_max >= c.speculative.ngram_min,
+    ),
     _one("redis.url", f"must start with {', '.join(_REDIS_SCHEMES)}", lambda v: not v or v.startswith(_REDIS_SCHEMES)),
     _one("redis.namespace", "must be letters, digits, '.', '_' or '-'", _is_plain),
     *_each("must be between 0 and 65535", lambda v: 0 <= v <= 65535, "worker.port", "gateway.port"),

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class Load:
     """What a router needs. `num_free_blocks` counts blocks without a holder, cached ones included.
 
-    `num_queued_tokens`: known tokens accepted and not computed yet.
+    `num_queued_tokens`: known tokens accepted and not computed yet. `num_drafted_tokens` were guessed and
+    `num_accepted_tokens` of them guessed right, since the start.
     """
 
     num_running: int = 0
@@ -20,6 +21,8 @@ class Load:
     num_leased_blocks: int = 0
     num_promised_blocks: int = 0
     draining: bool = False
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,13 +14,14 @@ from tandem_kernels.contract import AttentionBatch
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`tokens`, `positions`, `slots` are int64 `[T]`; `last_rows` int64 holds each slice's last row."""
+    """`tokens`, `positions`, `slots` are int64 `[T]`. `drawn_rows` int64 holds, slice by slice, the rows that tokens
+    are drawn from: none of a slice without a draw, else its last certain row and all that are guessed."""
 
     tokens: torch.Tensor
     positions: torch.Tensor
     slots: torch.Tensor
     attention: AttentionBatch
-    last_rows: torch.Tensor
+    drawn_rows: torch.Tensor
 
 
 def build_batch(slices: Sequence[Slice], tokens: Sequence[Sequence[int]], block_size: int) -> Batch:
@@ -40,8 +41,13 @@ def build_batch(slices: Sequence[Slice], tokens: Sequence[Sequence[int]], block_
             context_lens=torch.tensor([s.stop for s in slices], dtype=torch.int32),
             block_tables=tables.to(torch.int32),
         ),
-        last_rows=ends - 1,
+        drawn_rows=torch.tensor(_drawn_rows(slices, ends.tolist()), dtype=torch.int64),
     )
+
+
+def _drawn_rows(slices: Sequence[Slice], ends: Sequence[int]) -> list[int]:
+    drawing = [(piece, end) for piece, end in zip(slices, ends, strict=True) if piece.sampling is not None]
+    return [row for piece, end in drawing for row in range(end - 1 - piece.num_drafted, end)]
 
 
 def _padded_table(piece: Slice, width: int, block_size: int) -> list[BlockId]:

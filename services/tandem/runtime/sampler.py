@@ -8,6 +8,8 @@ each on what the one before left. Of equal logits the lower id goes first, in fi
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -35,6 +37,20 @@ def sample(logits: torch.Tensor, sampling: Sampling) -> SampledToken:
     top = best(logprobs, params.logprobs)
     alternatives = tuple(zip(top.tolist(), logprobs[top].tolist(), strict=True))
     return SampledToken(token, float(logprobs[token]), alternatives)
+
+
+def sample_while_guessed(logits: torch.Tensor, sampling: Sampling, guesses: Sequence[int]) -> tuple[SampledToken, ...]:
+    """Draw from row after row of `[1 + len(guesses), vocab]` for as long as what was drawn is what was guessed.
+
+    Row i stands for the context that ends with guess i - 1, so the first wrong guess makes all later rows void.
+    Raises ValueError when a row that is drawn from is not finite.
+    """
+    drawn: list[SampledToken] = []
+    for i, row in enumerate(logits):
+        drawn.append(sample(row, replace(sampling, index=sampling.index + i)))
+        if i < len(guesses) and drawn[i].id != guesses[i]:
+            break
+    return tuple(drawn)
 
 
 def best(values: torch.Tensor, count: int) -> torch.Tensor:
