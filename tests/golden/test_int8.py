@@ -26,12 +26,12 @@ def test_compiled_is_the_plain_meaning(tiny: TinyModels, name: str) -> None:
     reference = tiny(name, "float32")
     plain = teacher_forced(reference.executor(kernels="reference", quantization="int8"), tokens)
     compiled = teacher_forced(reference.executor(kernels="compiled", quantization="int8"), tokens)
-    # A sum that differs in its last bit may move an activation across a rounding boundary, a 127th of its group's
-    # largest, and later layers see that: seldom, so the rows without such a step tell.
-    difference = (compiled - plain).abs() / plain.std()
-    assert float(difference.amax(dim=-1).median()) < 0.02
+    # A sum that differs in its last bit may move an activation across a rounding boundary, by a 127th of its group's
+    # largest; all later rows see that through the KV. Until then the two agree.
+    difference = (compiled - plain).abs().amax(dim=-1) / plain.std()
+    assert float(difference[0]) < 1e-5
+    assert float(difference.median()) < 0.1
     assert float(difference.max()) < 0.5
-    assert float(difference[0].max()) < 1e-4
 
 
 @pytest.mark.timeout(300)
