@@ -66,12 +66,14 @@ void sum_tile(const float* x, std::ptrdiff_t ldx, const float* panel, int k, con
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
             for (int v = 0; v < V; ++v) sum[r][v] = zero();
-        const int step = kAhead == Ahead::kNext ? kBlock : k;
-        for (int begin = 0; begin < k; begin += step) {
-            if constexpr (kAhead == Ahead::kNext)
+        int i = 0;
+        do {
+            int end = k;
+            if constexpr (kAhead == Ahead::kNext) {
                 for (int line = 0; line < next_lines; ++line, next += kLine) request(next);
-            const int end = k - begin < step ? k : begin + step;
-            for (int i = begin; i < end; ++i, w += kPanel) {
+                end = k - i < kBlock ? k : i + kBlock;
+            }
+            for (; i < end; ++i, w += kPanel) {
                 if constexpr (kAhead == Ahead::kSame) {
                     request(w + kDistance * kPanel);
                     request(w + kDistance * kPanel + kLine);
@@ -86,7 +88,7 @@ void sum_tile(const float* x, std::ptrdiff_t ldx, const float* panel, int k, con
                     for (int v = 0; v < V; ++v) sum[r][v] = fma(a, column[v], sum[r][v]);
                 }
             }
-        }
+        } while (kAhead == Ahead::kNext && i < k);
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
@@ -143,9 +145,10 @@ inline void multiply_panel(const float* x, int ldx, int begin, int end, const Ma
     const std::size_t panel_floats = std::size_t(w.k) * kPanel;
     const int most = most_tile_rows(ldx), tiles = (end - begin + most - 1) / most;
     const int passes = tiles * (kPanel / kWidth / tile_vectors((end - begin + tiles - 1) / tiles));
-    // With one pass there is nothing to spread, with two little; below a line per block, slices would overlap.
+    // A few narrow tiles pass over a panel so often that memory would rest most of the time. With many the slices would
+    // be below a line per block and overlap.
     constexpr int kBlockLines = kBlock * kPanel / kLine;
-    const auto& sum_tiles = passes <= 2 || passes > kBlockLines ? kSumTilesSame : kSumTilesNext;
+    const auto& sum_tiles = kWidth < kLine && passes > 2 && passes <= kBlockLines ? kSumTilesNext : kSumTilesSame;
     const int next_lines = (kBlockLines + passes - 1) / passes;
     alignas(64) float sums[kTileRows * kPanel];
     for (int t = 0; t < tiles; ++t) {
