@@ -1,8 +1,8 @@
 """Which weights of a model share a scale when they are int8, and whether it can have them; never quantises any.
 
-Layers have a scale per output channel. The head, which is often the embeddings too and whose errors show in every
-token, has one per 64 components of a channel: with one per channel it agreed with float32 on 92 % of the real model's
-greedy tokens, so on 94 %.
+Of 6,000 positions of the real model, int8 agreed with float32 on 92.4 % of the greedy tokens with one scale per output
+channel, and on 94.4 % (mean KL 0.007) with one per 192 components of the layers' channels and per 32 of the head's,
+whose errors show in every token.
 """
 
 from __future__ import annotations
@@ -11,7 +11,12 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.runtime.model_config import DecoderConfig
 from tandem_kernels.reference.linear_int8 import GROUP, weight_group
 
-_HEAD_GROUP = 64
+_LAYER_GROUP, _HEAD_GROUP = 192, 32
+
+
+def layer_group(width: int) -> int:
+    """Components of a channel of a layer's matrix `[n, width]` that share a scale."""
+    return weight_group(width, _LAYER_GROUP)
 
 
 def head_group(hidden: int) -> int:

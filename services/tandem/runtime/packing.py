@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tandem.runtime.int8 import head_group
+from tandem.runtime.int8 import head_group, layer_group
 from tandem.runtime.model_config import DecoderConfig
 from tandem.runtime.weights import Checkpoint
 from tandem_kernels.native.pack import pack_gate_up, pack_linear
@@ -42,13 +42,13 @@ class _Packer:
 
     def linear(self, name: str, weight: torch.Tensor) -> Named:
         if self.is_int8:
-            yield from _with_scales(name, *pack_linear_int8(weight))
+            yield from _with_scales(name, *pack_linear_int8(weight, layer_group(weight.shape[1])))
         else:
             yield name, pack_linear(weight)
 
     def gate_up(self, name: str, gate: torch.Tensor, up: torch.Tensor) -> Named:
         if self.is_int8:
-            yield from _with_scales(name, *pack_gate_up_int8(gate, up))
+            yield from _with_scales(name, *pack_gate_up_int8(gate, up, layer_group(gate.shape[1])))
         else:
             yield name, pack_gate_up(gate, up)
 

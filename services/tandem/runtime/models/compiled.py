@@ -23,7 +23,7 @@ from tandem_kernels.native.decoder import CompiledDecoder, DecoderShape, PackedL
 from tandem_kernels.native.library import Team
 from tandem_kernels.reference import rope_tables
 
-_FORMAT = 1
+_FORMAT = 2
 """Part of the cached file's name; to be raised when what is written changes."""
 
 

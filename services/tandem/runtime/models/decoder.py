@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from tandem.runtime.cache import KVCache
-from tandem.runtime.int8 import head_group
+from tandem.runtime.int8 import head_group, layer_group
 from tandem.runtime.model_config import DecoderConfig
 from tandem.runtime.rope import inverse_frequencies
 from tandem.runtime.weights import Checkpoint
@@ -145,7 +145,7 @@ def _load_layer(config: DecoderConfig, checkpoint: Checkpoint, index: int, is_in
         rows = zip(names, outs, strict=True)
         biases = [checkpoint.take(f"{prefix}.{name}.bias", (out,)) for name, out in rows] if has_bias else []
         weight, bias = torch.cat(weights), torch.cat(biases) if has_bias else None
-        return Int8Linear(*quantize_weight(weight), bias) if is_int8 else Linear(weight, bias)
+        return Int8Linear(*quantize_weight(weight, layer_group(width)), bias) if is_int8 else Linear(weight, bias)
 
     def norm(name: str, width: int = hidden) -> torch.Tensor:
         return checkpoint.take(f"{prefix}.{name}.weight", (width,))
