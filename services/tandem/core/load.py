@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class Load:
     """What a router needs. `num_free_blocks` counts blocks without a holder, cached ones included.
 
-    `num_queued_tokens`: known tokens accepted and not computed yet.
+    `num_queued_tokens`: known tokens accepted and not computed yet. `num_steps_over_target`: steps since the start that
+    could not be planned to end within the latency target of those they decode for.
     """
 
     num_running: int = 0
@@ -20,6 +21,7 @@ class Load:
     num_leased_blocks: int = 0
     num_promised_blocks: int = 0
     draining: bool = False
+    num_steps_over_target: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
