@@ -60,6 +60,16 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SloConfig:
+    """Milliseconds; 0 promises nothing. Requests with a priority above 0 are the batch lane, all others interactive."""
+
+    ttft_ms: float = _doc("time to the first token; a prompt that is about to miss it goes ahead of shorter ones", 0.0)
+    itl_ms: float = _doc("between two tokens; steps compute only as much of prompts as fits", 0.0)
+    batch_ttft_ms: float = _doc("the same for requests with a priority above 0", 0.0)
+    batch_itl_ms: float = _doc("the same for requests with a priority above 0", 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HandoffConfig:
     transport: Literal["nixl", "local"] = _doc("how KV blocks move between workers", "nixl")
     lease_s: float = _doc("how long a giver keeps offered KV without a renewal", 10.0)
@@ -111,6 +121,7 @@ class ServeConfig:
 class Config:
     model: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
+    slo: SloConfig = SloConfig()
     handoff: HandoffConfig = HandoffConfig()
     worker: WorkerConfig = WorkerConfig()
     gateway: GatewayConfig = GatewayConfig()
@@ -170,6 +181,9 @@ _RULES: tuple[_Rule, ...] = (
     ),
     _one("engine.max_model_len", "must be 0 (whatever fits) or at least 2", lambda v: v == 0 or v >= 2),
     _one("engine.block_size", "must be a power of two from 8 to 256", _BLOCK_SIZES.__contains__),
+    *_each(
+        "must not be negative", lambda v: v >= 0, "slo.ttft_ms", "slo.itl_ms", "slo.batch_ttft_ms", "slo.batch_itl_ms"
+    ),
     _one("redis.url", f"must start with {', '.join(_REDIS_SCHEMES)}", lambda v: not v or v.startswith(_REDIS_SCHEMES)),
     _one("redis.namespace", "must be letters, digits, '.', '_' or '-'", _is_plain),
     *_each("must be between 0 and 65535", lambda v: 0 <= v <= 65535, "worker.port", "gateway.port"),

@@ -13,14 +13,14 @@ from tandem.core.events import Cancelled, Failed, Finished, KVFact, Pulled, Toke
 from tandem.core.ids import JobKey, WorkerRef
 from tandem.core.load import Books, Load
 from tandem.core.request import Job, Prefill, Resume
-from tandem.core.step_cost import StepCost
 from tandem.engine.effects import Effect, Emit, Follow, Renew, Unfollow
 from tandem.engine.giver import Giver
 from tandem.engine.job_table import JobTable
 from tandem.kv.handoff import Announcement, HandoffKey
 from tandem.kv.pool import BlockPool, Holder
 from tandem.kv.pull_book import Arrived, Lost, Pull, PullBook, PullOutcome, ReadEnded, StartRead, Teardown
-from tandem.sched.outcome import Progress, StepRecord
+from tandem.sched.outcome import Progress
+from tandem.sched.pacer import Pacer
 from tandem.sched.plan import StepPlan, StepResult
 from tandem.sched.policy import SchedulerLimits
 from tandem.sched.scheduler import Scheduler
@@ -125,11 +125,6 @@ class Engine:
             effects += self._settle(progress, now)
         return effects
 
-    def timed(self, result: StepResult, seconds: float) -> StepRecord:
-        """A plan that has finished took so long, from `begin` on; the sizes of later steps follow from it."""
-        has_failed = any(piece.error is not None for piece in result.slices)
-        return self._scheduler.pacer.measured(result.number, seconds, has_failed=has_failed)
-
     # ---- the giver's side of hand-offs
 
     def follow(self, key: HandoffKey, taker: WorkerRef, now: float) -> list[Effect]:
@@ -200,9 +195,9 @@ class Engine:
     # ---- books
 
     @property
-    def step_cost(self) -> StepCost:
-        """The step-time model as it was last worth telling; see `StepCostModel.published`."""
-        return self._scheduler.pacer.model.published
+    def pacer(self) -> Pacer:
+        """Drivers tell it how long steps took; the sizes of later steps follow from that."""
+        return self._scheduler.pacer
 
     @property
     def is_idle(self) -> bool:

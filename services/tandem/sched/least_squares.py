@@ -46,14 +46,16 @@ def solve_non_negative(gram: Matrix, moment: Sequence[float]) -> list[float]:
     size = len(moment)
     free = set(range(size))
     x = [0.0] * size
-    # Each round frees or fixes one coefficient; the bound only ends a cycle between two that rounding cannot tell apart.
+    # Each round frees or fixes one coefficient; the bound only ends a cycle of two that rounding cannot tell apart.
     for _ in range(4 * size):
         x = _solve(gram, moment, sorted(free))
         worst = min(free, key=lambda i: x[i], default=None)
         if worst is not None and x[worst] < 0:
             free.remove(worst)
             continue
-        pull = {i: moment[i] - sum(g * y for g, y in zip(gram[i], x, strict=True)) for i in range(size) if i not in free}
+        pull = {
+            i: moment[i] - sum(g * y for g, y in zip(gram[i], x, strict=True)) for i in range(size) if i not in free
+        }
         best = max(pull, key=lambda i: pull[i], default=None)
         if best is None or pull[best] <= 1e-9 * abs(moment[best]):
             break

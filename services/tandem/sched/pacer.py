@@ -5,16 +5,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tandem.core.step_cost import StepFeatures
+from tandem.core.step_cost import StepCost, StepFeatures
 from tandem.sched.budget import Allowance, StepBudget
 from tandem.sched.outcome import StepRecord
-from tandem.sched.plan import StepPlan
+from tandem.sched.plan import StepPlan, StepResult
 from tandem.sched.step_cost import StepCostModel, features
 
 MIN_HEADROOM, MAX_HEADROOM = 0.05, 0.5
 MAX_OPEN = 16
 NUM_DEVIATIONS = 1.5
-"""Steps are planned to end this many deviations of the noise before the target, so that about one in fifteen is late."""
+"""Steps are planned to end so many deviations of the noise before the target: then about one in fifteen is late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +60,19 @@ class Pacer:
         self._open.pop(plan.number - MAX_OPEN, None)
         self.num_steps_over_target += 0 < opened.target_s < opened.predicted_s
 
-    def measured(self, number: int, seconds: float, *, has_failed: bool) -> StepRecord:
-        """A plan has run. One that failed teaches nothing about time."""
-        opened = self._open.pop(number)
+    def calibrated(self, cost: StepCost) -> None:
+        """What steps cost here, as measured before there was work."""
+        self.model.restart(cost)
+
+    def measured(self, result: StepResult, seconds: float) -> StepRecord:
+        """A plan has finished and took so long, from when planning began until its results were handed out. One that
+        failed teaches nothing about time."""
+        opened = self._open.pop(result.number)
+        has_failed = any(piece.error is not None for piece in result.slices)
         if not has_failed and seconds > 0:
             self.model.observe(opened.features, seconds)
         return StepRecord(
-            number=number,
+            number=result.number,
             features=opened.features,
             predicted_s=opened.predicted_s,
             measured_s=seconds,

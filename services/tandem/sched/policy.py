@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tandem.sched.targets import LatencyTargets
+from tandem.sched.targets import NO_TARGETS, LatencyTargets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +17,7 @@ class SchedulerLimits:
     max_model_len: int
     enable_chunked_prefill: bool = True
     digest_handoffs: bool = True
-    targets: LatencyTargets = LatencyTargets()
+    targets: LatencyTargets = NO_TARGETS
 
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len"):

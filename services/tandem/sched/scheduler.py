@@ -277,16 +277,8 @@ class Scheduler:
         handed_over = bool(kept) and isinstance(seq.job, Prefill) and finish is None
         if finish is not None or handed_over:
             self._end(seq)
-        return Progress(
-            seq.job,
-            seq.num_computed,
-            seq.num_cached,
-            first_index,
-            tuple(kept),
-            digests,
-            finish,
-            handed_over,
-        )
+        drawn = tuple(kept)
+        return Progress(seq.job, seq.num_computed, seq.num_cached, first_index, drawn, digests, finish, handed_over)
 
     def _publish(self, seq: Sequence) -> None:
         num_full = seq.num_computed // self.pool.block_size

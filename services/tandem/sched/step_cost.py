@@ -61,14 +61,19 @@ def features(slices: Iterable[Slice]) -> StepFeatures:
 
 
 class StepCostModel:
-    """`cost` is the fit of the moment; `published` follows it only where predictions differ by a few percent."""
+    """`cost` is the fit of the moment. `published` follows it only when predictions differ by a few percent; None until
+    something was measured."""
 
-    def __init__(self, prior: StepCost = GENERIC) -> None:
-        self.restart(prior)
+    published: StepCost | None
+
+    def __init__(self) -> None:
+        self.restart(GENERIC)
+        self.published = None
 
     def restart(self, prior: StepCost) -> None:
         """Forget every step; begin with a calibration."""
-        self.cost = self.published = prior
+        self.cost = prior
+        self.published = prior
         self._prior = self._fit = prior
         size = len(prior.vector)
         self._mixed = NormalEquations(size, MEMORY)
@@ -113,27 +118,40 @@ class StepCostModel:
             self.published = self.cost
 
     def _refit(self) -> None:
-        """In units of what each coefficient would be if it explained everything alone: so the pull towards the
-        calibration weighs at most `RIDGE` steps, however wrong it is."""
-        parts = zip(self._mixed.read(), self._decodes.read(), strict=True)
-        grams, moments = parts
-        gram = [[a + b for a, b in zip(*rows, strict=True)] for rows in zip(*grams, strict=True)]
-        moment = [a + b for a, b in zip(*moments, strict=True)]
-        prior = self._prior.vector
-        size = len(prior)
-        unit = [moment[i] / gram[i][i] if gram[i][i] > 0 else prior[i] or 1.0 for i in range(size)]
-        scaled = [[unit[i] * gram[i][j] * unit[j] for j in range(size)] for i in range(size)]
-        pull = [unit[i] * moment[i] for i in range(size)]
-        for i in range(size):
-            scaled[i][i] += RIDGE
-            pull[i] += RIDGE * prior[i] / unit[i]
-        self._fit = StepCost(*(u * x for u, x in zip(unit, solve_non_negative(scaled, pull), strict=True)))
+        self._fit = _solve(self._prior, RIDGE, self._mixed, self._decodes)
         for i, (step, seconds) in enumerate(self._recent):
             self._ratios[i] = seconds / max(MIN_S, self._fit.predict(step))
 
     def _has_moved(self) -> bool:
+        if self.published is None:
+            return True
         for step in _TYPICAL:
             told = self.published.predict(step)
             if abs(self.cost.predict(step) - told) > PUBLISH_CHANGE * told:
                 return True
         return False
+
+
+def fit(samples: Iterable[tuple[StepFeatures, float]], prior: StepCost, ridge: float) -> StepCost:
+    """The cost that explains measured steps, in seconds, with the least relative error. `ridge` is the weight of
+    `prior`, in steps."""
+    rows = NormalEquations(len(prior.vector), math.inf)
+    for step, seconds in samples:
+        rows.add([x / seconds for x in step.vector], 1.0)
+    return _solve(prior, ridge, rows)
+
+
+def _solve(prior: StepCost, ridge: float, *rows: NormalEquations) -> StepCost:
+    """In units of what each coefficient would be if it explained everything alone: so the pull towards the prior
+    weighs at most `ridge` steps, however wrong it is."""
+    grams, moments = zip(*(part.read() for part in rows), strict=True)
+    gram = [[sum(cells) for cells in zip(*lines, strict=True)] for lines in zip(*grams, strict=True)]
+    moment = [sum(cells) for cells in zip(*moments, strict=True)]
+    size = len(moment)
+    unit = [moment[i] / gram[i][i] if gram[i][i] > 0 else prior.vector[i] or 1.0 for i in range(size)]
+    scaled = [[unit[i] * gram[i][j] * unit[j] for j in range(size)] for i in range(size)]
+    pull = [unit[i] * moment[i] for i in range(size)]
+    for i, value in enumerate(prior.vector):
+        scaled[i][i] += ridge
+        pull[i] += ridge * value / unit[i]
+    return StepCost(*(u * x for u, x in zip(unit, solve_non_negative(scaled, pull), strict=True)))

@@ -24,3 +24,6 @@ class LatencyTargets:
     def itl(self, priority: int) -> float:
         """Of the lane; 0: none."""
         return self.itl_s if priority <= 0 else self.batch_itl_s
+
+
+NO_TARGETS = LatencyTargets()
