@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 
 from tandem.core.step_cost import StepCost
 
+LEAST_TOKENS = 8
+"""The lowest rung. A target that leaves time for fewer tokens of prompts is not worth keeping."""
 FLOOR_TOKENS = 32
-"""Tokens of prompts that every step may compute, however late it makes the step: a prompt of n tokens that is alone
-takes at most n / 32 steps."""
+"""Then a step computes so many: it is late in any case, so at least it shall be worth it. With the two, a prompt of n
+tokens that is alone takes at most n / 8 steps within its target, and n / 32 beyond it."""
 PATIENCE = 8
 MARGIN = 1.1
 """How much more than a rung must fit before the budget rises to it."""
@@ -48,12 +50,12 @@ class Allowance:
         return replace(self, num_tokens=(self.num_tokens + 1) // 2, seconds=self.seconds / 2)
 
     def floor(self) -> Allowance:
-        """What a step may do whatever it costs."""
+        """What a step may do whatever it costs, when it cannot do `LEAST_TOKENS` in time."""
         return Allowance(min(self.num_tokens, FLOOR_TOKENS))
 
 
 class StepBudget:
-    """The rung of the ladder that the worker is on. Rungs are `FLOOR_TOKENS` times 1, 1.5, 2, 3, 4, 6, 8, ..., and
+    """The rung of the ladder that the worker is on. Rungs are `LEAST_TOKENS` times 1, 1.5, 2, 3, 4, 6, 8, ..., and
     `max_tokens`. `num_moves` counts changes."""
 
     def __init__(self, max_tokens: int) -> None:
@@ -91,7 +93,7 @@ class StepBudget:
 
 
 def ladder(max_tokens: int) -> tuple[int, ...]:
-    """Rungs up to and including `max_tokens`, which may be less than `FLOOR_TOKENS`."""
-    powers = (FLOOR_TOKENS << shift for shift in range(max(0, max_tokens // FLOOR_TOKENS).bit_length()))
+    """Rungs up to and including `max_tokens`, which may be less than `LEAST_TOKENS`."""
+    powers = (LEAST_TOKENS << shift for shift in range((max_tokens // LEAST_TOKENS).bit_length()))
     steps = [rung for power in powers for rung in (power, power * 3 // 2) if rung < max_tokens]
     return (*steps, max_tokens)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandem.core.step_cost import StepCost, StepFeatures
-from tandem.sched.budget import Allowance, StepBudget
+from tandem.sched.budget import LEAST_TOKENS, Allowance, StepBudget
 from tandem.sched.outcome import StepRecord
 from tandem.sched.plan import StepPlan, StepResult
 from tandem.sched.step_cost import StepCostModel, features
@@ -46,10 +46,14 @@ class Pacer:
         cost = self.model.cost
         headroom = max(MIN_HEADROOM, min(MAX_HEADROOM, NUM_DEVIATIONS * self.model.noise))
         room_s = target_s / (1 + headroom) - cost.predict(decodes)
-        self._num_budget_tokens = min(num_tokens, self.budget.choose(cost.chunk_tokens(0, room_s)))
-        if room_s <= 0:
-            return Allowance(num_tokens).floor()
-        return Allowance(num_tokens, cost.chunk_s(0, self._num_budget_tokens), cost)
+        num_affordable = cost.chunk_tokens(0, room_s)
+        rung = self.budget.choose(num_affordable)
+        allowance = Allowance(num_tokens, cost.chunk_s(0, rung), cost)
+        if num_affordable < LEAST_TOKENS:
+            allowance = allowance.floor()
+            rung = allowance.num_tokens
+        self._num_budget_tokens = min(num_tokens, rung)
+        return allowance
 
     def planned(self, plan: StepPlan, num_preempted: int) -> None:
         """A plan was made under the last allowance."""

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tandem.core.ids import SeqId
-from tandem.sched.budget import Allowance
+from tandem.sched.budget import LEAST_TOKENS, Allowance
 from tandem.sched.sequence import Sequence as Seq
 from tandem.sched.sequence import Status
 from tandem.sched.targets import LatencyTargets
@@ -64,13 +64,11 @@ def prompt_of(seq: Seq, start: int, targets: LatencyTargets, now: float) -> Prom
 def divide(prompts: Sequence[Prompt], allowance: Allowance) -> dict[SeqId, int]:
     """Tokens per prompt, those who get some, in order of service. Prompts that wait are started only with a chunk
     worth it. When time runs out before tokens, the floor of an allowance is divided in the same way."""
-    if not prompts:
+    if not prompts or allowance.num_tokens < 1:
         return {}
     shares = _divide(prompts, allowance)
-    floor = allowance.floor()
-    if sum(shares.values()) < min(floor.num_tokens, sum(p.num_remaining for p in prompts)):
-        return _divide(prompts, floor)
-    return shares
+    least = min(LEAST_TOKENS, allowance.num_tokens, sum(p.num_remaining for p in prompts))
+    return shares if sum(shares.values()) >= least else _divide(prompts, allowance.floor())
 
 
 def fill_up(prompts: Sequence[Prompt], shares: Mapping[SeqId, int], allowance: Allowance) -> dict[SeqId, int]:
@@ -92,7 +90,7 @@ def fill_up(prompts: Sequence[Prompt], shares: Mapping[SeqId, int], allowance: A
 def _divide(prompts: Sequence[Prompt], allowance: Allowance) -> dict[SeqId, int]:
     oldest = min(prompts, key=lambda prompt: prompt.order)
     half = allowance.half()
-    kept = max(min(1, allowance.num_tokens), half.fit(oldest.start, oldest.num_remaining))
+    kept = max(1, half.fit(oldest.start, oldest.num_remaining))
     least = min(MIN_START, max(1, allowance.num_tokens // 8))
     shares: dict[SeqId, int] = {}
     left = allowance.less(oldest.start, kept)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from statistics import median
 
 from tandem.core.step_cost import StepCost, StepFeatures
@@ -34,6 +34,7 @@ CLIP = 4.0
 SCALE_RATE = 0.1
 MIN_SCALE, FIRST_SCALE, MAX_SCALE = 0.02, 0.25, 1.0
 MIN_RATIO = 0.05
+LEAST_UNIT = 0.1
 NUM_RECENT = 16
 MIN_S = 1e-7
 """No step is predicted to take less, in seconds, so that relative residuals stay finite."""
@@ -132,23 +133,27 @@ class StepCostModel:
         return False
 
 
-def fit(samples: Iterable[tuple[StepFeatures, float]], prior: StepCost, ridge: float) -> StepCost:
-    """The cost that explains measured steps, in seconds, with the least relative error. `ridge` is the weight of
-    `prior`, in steps."""
-    rows = NormalEquations(len(prior.vector), math.inf)
+def fit(samples: Sequence[tuple[StepFeatures, float]], shape: StepCost, ridge: float) -> StepCost:
+    """The cost that explains measured steps, in seconds, with the least relative error. Where they leave it open, the
+    coefficients keep the proportions of `shape`, which counts as much as `ridge` steps."""
+    told = [shape.predict(step) / seconds for step, seconds in samples]
+    speed = sum(told) / sum(ratio * ratio for ratio in told)
+    rows = NormalEquations(len(shape.vector), math.inf)
     for step, seconds in samples:
         rows.add([x / seconds for x in step.vector], 1.0)
-    return _solve(prior, ridge, rows)
+    return _solve(shape.scaled(speed), ridge, rows)
 
 
 def _solve(prior: StepCost, ridge: float, *rows: NormalEquations) -> StepCost:
-    """In units of what each coefficient would be if it explained everything alone: so the pull towards the prior
-    weighs at most `ridge` steps, however wrong it is."""
+    """In units of the prior, so that rows that cannot tell two coefficients apart change both in proportion; but of no
+    less than a part of what the coefficient would be if it explained everything alone, so that a prior that is far too
+    small does not bind."""
     grams, moments = zip(*(part.read() for part in rows), strict=True)
     gram = [[sum(cells) for cells in zip(*lines, strict=True)] for lines in zip(*grams, strict=True)]
     moment = [sum(cells) for cells in zip(*moments, strict=True)]
     size = len(moment)
-    unit = [moment[i] / gram[i][i] if gram[i][i] > 0 else prior.vector[i] or 1.0 for i in range(size)]
+    alone = [moment[i] / gram[i][i] if gram[i][i] > 0 else 0.0 for i in range(size)]
+    unit = [max(value, LEAST_UNIT * alone[i]) or 1.0 for i, value in enumerate(prior.vector)]
     scaled = [[unit[i] * gram[i][j] * unit[j] for j in range(size)] for i in range(size)]
     pull = [unit[i] * moment[i] for i in range(size)]
     for i, value in enumerate(prior.vector):

@@ -61,16 +61,11 @@ def _steps(num_tokens: int, chunk: int, num_seqs: int, block_size: int) -> Itera
     few = min(chunk, 16)
     yield (_slice(0, 0, few, block_size),)
     yield (_slice(0, few - 1, few, block_size, draws=True),)
+    # Several sequences in the same blocks write the same KV of the same token to the same slot.
+    yield tuple(_slice(i, few - 1, few, block_size, draws=True) for i in range(num_seqs))
     for start in range(0, num_tokens - chunk + 1, chunk):
         yield (_slice(0, start, start + chunk, block_size),)
-    last = num_tokens // chunk * chunk
-    for count in (1, num_seqs):
-        # All of them write the same KV of the same token to the same slot.
-        yield tuple(_slice(i, last - 1, last, block_size, draws=True) for i in range(count))
-    yield (
-        *(_slice(1 + i, few - 1, few, block_size, draws=True) for i in range(num_seqs)),
-        _slice(0, 0, chunk, block_size),
-    )
+        yield tuple(_slice(i, start + chunk - 1, start + chunk, block_size, draws=True) for i in range(num_seqs))
 
 
 def _slice(seq: int, start: int, stop: int, block_size: int, *, draws: bool = False) -> Slice:
