@@ -111,7 +111,7 @@ def test_a_machine_that_slows_down_costs_a_few_late_steps() -> None:
     assert chunks(worker)[-1] < before
     worker.truth = TRUTH.predict
     worker.run(150)
-    assert chunks(worker)[-1] > 0.7 * before, "and it comes back"
+    assert min(r.measured_s for r in worker.records[-20:]) > 0.6 * 0.2, "and it comes back"
 
 
 def test_a_wrong_model_keeps_the_target_nevertheless() -> None:
