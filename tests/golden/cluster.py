@@ -31,6 +31,7 @@ from tandem.transfer.nixl import NixlTransport
 from tandem.transfer.orders import Connect, PeerLost, ReadDone, ReadFailed, ReadOrder
 from tandem.transfer.pool import MemoryPool, agent_name
 from tandem.transfer.transport import Transport
+from tests.golden.guesses import Method, speculation
 
 TransportKind = Literal["local", "nixl"]
 _lives = itertools.count(1)
@@ -48,11 +49,19 @@ class Knobs:
     prefix_hit: bool = False
     company: bool = False
     preempt: bool = False
+    speculation: Method = "off"
 
     def __str__(self) -> str:
         on = [name for name in ("remote", "prefix_hit", "company", "preempt") if getattr(self, name)]
         kind = f"-{self.transport}" if self.remote else ""
+        kind += f"-{self.speculation}" if self.speculation != "off" else ""
         return f"chunk{self.chunk}-block{self.block_size}-depth{self.plan_depth}{kind}" + "".join(f"-{x}" for x in on)
+
+
+def can_guess(plan_depth: int, remote: bool) -> bool:
+    """With two plans open a decode is planned before its last token is known, unless it begins with KV from elsewhere;
+    and nothing is guessed after a token that is not known."""
+    return plan_depth == 1 or remote
 
 
 class Ticks:
@@ -68,7 +77,9 @@ class Ticks:
 class Node:
     """One worker without its threads and sockets."""
 
-    def __init__(self, name: str, executor: TorchExecutor, knobs: Knobs, clock: Ticks) -> None:
+    def __init__(
+        self, name: str, executor: TorchExecutor, knobs: Knobs, clock: Ticks, answers: Sequence[Sequence[int]]
+    ) -> None:
         self.ref = WorkerRef(WorkerId(name), Incarnation(next(_lives)), f"{name}:0")
         self.executor: Executor = executor
         limits = SchedulerLimits(
@@ -79,7 +90,8 @@ class Node:
         )
         pool = BlockPool(executor.num_blocks, executor.layout.block_size)
         handoff = HandoffLimits(block_bytes=executor.layout.block_bytes)
-        self.engine = Engine(pool, limits, handoff, "golden", plan_depth=knobs.plan_depth)
+        guesses = speculation(knobs.speculation, answers)
+        self.engine = Engine(pool, limits, handoff, "golden", plan_depth=knobs.plan_depth, speculation=guesses)
         self.open: deque[StepPlan] = deque()
         region = executor.cache.region
         memory = MemoryPool(region.address, region.num_blocks, executor.layout, keepalive=executor)
@@ -103,12 +115,12 @@ class Outcome:
 
 
 class Cluster(AbstractContextManager["Cluster"]):
-    """`prefill` and `decode` nodes, or one that is both. `hold` keeps KV from moving."""
+    """`prefill` and `decode` nodes, or one that is both. `hold` keeps KV from moving. `answers`: see `Spoiler`."""
 
-    def __init__(self, executors: Sequence[TorchExecutor], knobs: Knobs) -> None:
+    def __init__(self, executors: Sequence[TorchExecutor], knobs: Knobs, answers: Sequence[Sequence[int]] = ()) -> None:
         self.knobs = knobs
         self.clock = Ticks()
-        self.nodes = [Node(name, x, knobs, self.clock) for name, x in zip("pd", executors, strict=False)]
+        self.nodes = [Node(name, x, knobs, self.clock, answers) for name, x in zip("pd", executors, strict=False)]
         self.giver, self.taker = self.nodes[0], self.nodes[-1]
         self.hold = False
         self.outcomes: dict[RequestId, Outcome] = {}
@@ -156,8 +168,12 @@ class Cluster(AbstractContextManager["Cluster"]):
         assert all(isinstance(o.end, Finished) and len(o.ids) == sampling.max_tokens for o in outcomes)
         if knobs.remote:
             assert all(o.pulled is not None and o.first_from == "p" for o in outcomes)
-        if knobs.preempt and knobs.company:
+        # A sequence that guesses may have ended before one whose KV came later needs its room.
+        if knobs.preempt and knobs.company and (knobs.speculation == "off" or not knobs.remote):
             assert self.taker.engine.num_preempted > 0, f"nobody gave way under {knobs}"
+        if knobs.speculation != "off" and can_guess(knobs.plan_depth, knobs.remote):
+            load = self.taker.engine.load()
+            assert 0 < load.num_accepted_tokens < load.num_drafted_tokens, f"{load} under {knobs}"
         return outcomes
 
     def cancel(self, name: RequestId) -> None:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import (
@@ -23,7 +23,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from tandem.core.config import Bytes, EngineConfig
+from tandem.core.config import Bytes, EngineConfig, ModelConfig
 from tandem.core.ids import BlockId, SeqId
 from tandem.core.request import SamplingParams
 from tandem.kv.layout import KVGroup, KVLayout
@@ -35,6 +35,8 @@ from tandem.runtime.philox import uniform
 from tandem.runtime.sampler import kept_tokens
 from tandem.sched.plan import Slice
 
+Kernels = Literal["auto", "compiled", "reference"]
+Quantization = Literal["none", "int8"]
 REAL_MODEL = "smollm2-135m-instruct"
 TINY_VOCAB = 256
 # Near-tie rule of the design: below this margin of the reference's two best logits, either may win.
@@ -81,6 +83,7 @@ class Reference:
     directory: Path
     dtype: str
     model: Any
+    cache_dir: str
 
     @torch.inference_mode()
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
@@ -110,12 +113,25 @@ class Reference:
         """Teacher-forced logits `[count, vocab]` of the last `count` positions."""
         return self.model(torch.tensor([list(tokens)]), logits_to_keep=count).logits[0]
 
-    def executor(self, *, block_size: int = 16, num_blocks: int = 64) -> TorchExecutor:
-        """Ours, of the same directory and dtype."""
+    def executor(
+        self,
+        *,
+        block_size: int = 16,
+        num_blocks: int = 64,
+        kernels: Kernels = "auto",
+        quantization: Quantization = "none",
+    ) -> TorchExecutor:
+        """Ours, of the same directory and dtype, with as many threads as torch has."""
         config = read_model_config(self.directory)
         layout = KVLayout(block_size, (KVGroup(config.layers, config.kv_heads, config.head_dim, self.dtype),))
-        engine = EngineConfig(block_size=block_size, kv_cache_memory=Bytes(num_blocks * layout.block_bytes))
-        return load_executor(self.directory, config, self.dtype, engine)
+        engine = EngineConfig(
+            block_size=block_size,
+            kv_cache_memory=Bytes(num_blocks * layout.block_bytes),
+            num_threads=torch.get_num_threads(),
+            kernels=kernels,
+        )
+        model = ModelConfig(dtype=self.dtype, quantization=quantization, cache_dir=self.cache_dir)
+        return load_executor(self.directory, config, model, engine)
 
 
 def make_tiny(name: str, directory: Path, dtype: str) -> Reference:
@@ -126,13 +142,14 @@ def make_tiny(name: str, directory: Path, dtype: str) -> Reference:
         for parameter_name, parameter in model.named_parameters():
             _randomise(parameter_name, parameter)
     model.to(getattr(torch, dtype)).save_pretrained(directory)
-    return Reference(directory, dtype, _load(directory, dtype))
+    return Reference(directory, dtype, _load(directory, dtype), str(directory / "cache"))
 
 
 def real_model() -> Reference:
     """The catalog's model in float32, imported on first use."""
-    directory = locate(REAL_MODEL, cache_root(os.environ.get("TANDEM_CACHE_DIR", "")))
-    return Reference(directory, "float32", _load(directory, "float32"))
+    cache_dir = os.environ.get("TANDEM_CACHE_DIR", "")
+    directory = locate(REAL_MODEL, cache_root(cache_dir))
+    return Reference(directory, "float32", _load(directory, "float32"), cache_dir)
 
 
 def _load(directory: Path, dtype: str) -> Any:

@@ -40,6 +40,7 @@ _VARIANTS = (
     replace(_DEFAULT, transport="local"),
     replace(_DEFAULT, remote=False),
     replace(_DEFAULT, remote=False, chunk=64, prefix_hit=True),
+    replace(_DEFAULT, speculation="ngram"),
 )
 
 

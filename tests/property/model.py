@@ -124,11 +124,25 @@ class ModelExecutor:
             return SliceResult(piece.seq, error="injected")
         tokens = (self._drawn[piece.seq],) if piece.chained else piece.tokens
         assert len(tokens) == piece.num_tokens > 0, f"{piece}: tokens"
-        value = self.store.write(piece.blocks, piece.start, tokens)
-        drawn: tuple[SampledToken, ...] = ()
-        if piece.sampling is not None:
-            token = draw(value, piece.sampling.params, piece.sampling.choice, piece.sampling.index)
-            self._drawn[piece.seq] = token
-            drawn = (SampledToken(token),)
+        assert piece.num_certain > 0 <= piece.num_drafted, f"{piece}: guesses"
+        value = self.store.write(piece.blocks, piece.start, tokens[: piece.num_certain])
+        guesses = tokens[piece.num_certain :]
+        self.store.write(piece.blocks, piece.start + piece.num_certain, guesses)
+        drawn = self._draw(piece, value, guesses)
         digests = tuple(BlockDigest(b, self.store.digest(b)) for b in piece.digest_blocks)
         return SliceResult(piece.seq, drawn, digests)
+
+    def _draw(self, piece: Slice, value: int, guesses: Sequence[int]) -> tuple[SampledToken, ...]:
+        """One token after the certain ones, and one after each guess for as long as guesses are right."""
+        sampling = piece.sampling
+        if sampling is None:
+            assert not guesses, f"{piece} guesses without a draw"
+            return ()
+        drawn = [draw(value, sampling.params, sampling.choice, sampling.index)]
+        for i, guess in enumerate(guesses, 1):
+            if drawn[-1] != guess:
+                break
+            value = chain(value, piece.start + piece.num_certain + i - 1, guess)
+            drawn.append(draw(value, sampling.params, sampling.choice, sampling.index + i))
+        self._drawn[piece.seq] = drawn[-1]
+        return tuple(SampledToken(token) for token in drawn)

@@ -18,6 +18,7 @@ from tandem.sched.scheduler import Scheduler
 from tandem.sched.sequence import Sequence, Status
 from tandem.sched.targets import LatencyTargets
 from tests.property.effort import effort
+from tests.property.guesses import speculation
 from tests.property.jobs import Shape, Witness, job_of, shapes
 from tests.property.model import KVStore, ModelExecutor
 
@@ -36,6 +37,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching=st.sampled_from([True, True, False]),
         digests=st.booleans(),
         itl_s=st.sampled_from([0.0, 0.0, 1e-9, 0.005, 0.02, 1.0]),
+        right=st.sampled_from([None, None, 1.0, 0.7, 0.2]),
+        seed=st.integers(0, 1000),
     )
     def start(
         self,
@@ -47,6 +50,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching: bool,
         digests: bool,
         itl_s: float,
+        right: float | None,
+        seed: int,
     ) -> None:
         self.limits = SchedulerLimits(
             # The configuration demands as much: a step has room for every running sequence.
@@ -59,7 +64,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.block_size = block_size
         self.pool = BlockPool(num_blocks, block_size, enable_prefix_caching=caching)
-        self.scheduler = Scheduler(self.pool, self.limits, "model")
+        self.speculation = speculation(lambda: [w.job for w in self.live()], seed, right)
+        self.scheduler = Scheduler(self.pool, self.limits, "model", self.speculation)
         self.store = KVStore(num_blocks, block_size)
         self.executor = ModelExecutor(self.store)
         self.plans: list[StepPlan] = []
@@ -230,14 +236,15 @@ class SchedulerMachine(RuleBasedStateMachine):
     def take_plan(self) -> bool:
         ready = [s for s in self.scheduler._running if s.is_drawing and s.num_remaining == 1]
         free = self.pool.num_free
+        sizes = {s.id: len(s.table) for s in self.scheduler._running}
         before = [(s, s.num_open_plans) for s in self.scheduler._running]
         prompts = [s for s in self.scheduler._running if s.is_drawing and s.num_remaining > 1]
         oldest = min((s.order for s in self.scheduler._waiting), default=(9, 0))
-        sizes = [(s, s.num_remaining) for s in prompts[:1] if s.order < oldest]
+        owed = [(s, s.num_remaining) for s in prompts[:1] if s.order < oldest]
         planned = self.scheduler.plan(self.now)
         self.check_victims(before)
         if self.limits.enable_chunked_prefill:
-            self.check_share_of_oldest(planned, sizes)
+            self.check_share_of_oldest(planned, owed)
         for offer in planned.offers:
             assert offer.key not in self.leases
             self.leases[offer.key] = offer.blocks
@@ -252,6 +259,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.plans.append(planned.step)
             self.check_plan(planned.step)
             self.check_decodes_first(planned, ready, free)
+            self.check_guesses(planned.step, sizes)
         return planned.step is not None
 
     def check_victims(self, before: list[tuple[Sequence, int]]) -> None:
@@ -278,7 +286,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert over < largest, f"{plan}: more than one prompt exceeds the budget"
         for piece in plan.slices:
             seq = self.scheduler._by_id[piece.seq]
-            assert piece.num_tokens == 1 or piece.stop == len(seq.tokens), f"{plan} cuts a prompt in pieces"
+            certain = piece.stop - piece.num_drafted
+            assert piece.num_certain == 1 or certain == len(seq.tokens), f"{plan} cuts a prompt in pieces"
 
     def check_share_of_oldest(self, planned: Planned, oldest: list[tuple[Sequence, int]]) -> None:
         """Whatever else there is to do, the oldest prompt gets half of what decodes leave, or of the least."""
@@ -286,7 +295,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             if seq.status is not Status.RUNNING:
                 continue
             slices = planned.step.slices if planned.step is not None else ()
-            left = self.limits.max_num_batched_tokens - sum(1 for s in slices if s.num_tokens == 1 and s.sampling)
+            left = self.limits.max_num_batched_tokens - sum(1 for s in slices if s.num_certain == 1 and s.sampling)
             half = left // 2 if not self.limits.targets.itl_s else min(left, LEAST_TOKENS) // 4
             share = sum(s.num_tokens for s in slices if s.seq == seq.id)
             assert share >= min(num_remaining, max(1, half), left), f"{planned.step} forgets {seq!r}"
@@ -298,6 +307,24 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         names = [s.seq for s in planned.step.slices][: len(ready)]
         assert names == [s.id for s in ready], f"{planned.step} lacks decodes of {ready}"
+
+    def check_guesses(self, plan: StepPlan, sizes: dict[SeqId, int]) -> None:
+        """They take no room that somebody may want next, and none of them is beyond a sequence's last token."""
+        rows = 0
+        for piece in plan.slices:
+            seq = self.scheduler._by_id[piece.seq]
+            rows += piece.num_tokens if piece.num_certain == 1 else 0
+            if not piece.num_drafted:
+                continue
+            assert not piece.chained and not isinstance(seq.job, Prefill) and piece.sampling is not None
+            assert piece.sampling.index + piece.num_drafted < seq.job.request.sampling.max_tokens
+            certain = -(-(piece.stop - piece.num_drafted) // self.block_size)
+            if len(seq.table) > max(certain, sizes.get(seq.id, 0)):
+                waiting = sum(-(-len(s.tokens) // self.block_size) + 1 for s in self.scheduler._waiting)
+                assert self.pool.num_free >= len(self.scheduler._running) + waiting, f"{plan} takes others' room"
+        if plan.num_drafted:
+            assert self.speculation is not None
+            assert rows <= self.speculation._max_batch_tokens, f"{plan} guesses in a batch that is large enough"
 
     def take_result(self, failing: set[SeqId]) -> None:
         plan = self.plans.pop(0)

@@ -13,6 +13,7 @@ from tandem.kv.pool import BlockPool
 from tandem.sched.plan import StepPlan
 from tandem.sched.policy import SchedulerLimits
 from tandem.sched.targets import LatencyTargets
+from tests.property.guesses import speculation
 from tests.property.model import KVStore, ModelExecutor
 
 Action = Callable[[], None]
@@ -20,7 +21,8 @@ Action = Callable[[], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knobs:
-    """Faults are probabilities per occasion; `digests=False` leaves the lease alone to keep wrong KV out."""
+    """Faults are probabilities per occasion; `digests=False` leaves the lease alone to keep wrong KV out.
+    `right_guesses` is the share of guesses that are right; None is no speculation."""
 
     num_blocks: tuple[int, ...] = (10, 10)
     block_size: int = 2
@@ -29,6 +31,7 @@ class Knobs:
     chunked: bool = True
     itl_s: float = 0.0
     plan_depth: int = 1
+    right_guesses: float | None = None
     digests: bool = True
     lease_s: float = 3.0
     pull_timeout_s: float = 6.0
@@ -92,7 +95,8 @@ class Worker:
             lease_s=knobs.lease_s, pull_timeout_s=knobs.pull_timeout_s, drain_timeout_s=knobs.drain_timeout_s
         )
         pool = BlockPool(knobs.num_blocks[index], knobs.block_size)
-        self.engine = Engine(pool, limits, handoff, "model", plan_depth=knobs.plan_depth)
+        guesses = speculation(lambda: self.engine._jobs, index + incarnation, knobs.right_guesses)
+        self.engine = Engine(pool, limits, handoff, "model", plan_depth=knobs.plan_depth, speculation=guesses)
         self.store = KVStore(knobs.num_blocks[index], knobs.block_size)
         self.executor = ModelExecutor(self.store)
         self.plans: list[StepPlan] = []

@@ -42,6 +42,7 @@ class ModelConfig:
     id: str = _doc("alias, directory, .gguf file or hub id", "smollm2-135m-instruct")
     served_name: str = _doc("name clients use; empty: the id's last part", "")
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = _doc("of weights, activations and KV", "float32")
+    quantization: Literal["none", "int8"] = _doc("of weights; int8 computes in float32 with 8-bit products", "none")
     device: Literal["cpu", "cuda"] = _doc("where the model runs", "cpu")
     generation_config: Literal["auto", "none"] = _doc("none: ignore the model's own sampling defaults", "auto")
     cache_dir: str = _doc("imported models; empty: $XDG_CACHE_HOME/tandem/models", "")
@@ -56,7 +57,23 @@ class EngineConfig:
     enable_chunked_prefill: bool = _doc("off: a prompt is computed in one step, whatever the budget", True)
     enable_prefix_caching: bool = _doc("reuse the KV of equal prefixes", True)
     kv_cache_memory: Bytes = _doc("size of the KV pool", Bytes(1 << 30))
-    num_threads: int = _doc("torch threads of one worker; 0: cores divided by local workers", 0)
+    num_threads: int = _doc("compute threads of one worker; 0: cores divided by local workers", 0)
+    kernels: Literal["auto", "compiled", "reference"] = _doc(
+        "auto: compiled ones where a C++ compiler, dtype and sizes allow, else plain torch", "auto"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeConfig:
+    method: Literal["off", "ngram"] = _doc(
+        "ngram: guess what followed the same tokens before; never changes output", "off"
+    )
+    num_tokens: int = _doc("guesses of one sequence in a step, at most", 8)
+    max_batch_tokens: int = _doc(
+        "running sequences and guesses in one step; more sequences than this guess nothing", 16
+    )
+    ngram_min: int = _doc("tokens that must have come before for a guess", 2)
+    ngram_max: int = _doc("tokens compared to choose among several places", 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +138,7 @@ class ServeConfig:
 class Config:
     model: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
+    speculative: SpeculativeConfig = SpeculativeConfig()
     slo: SloConfig = SloConfig()
     handoff: HandoffConfig = HandoffConfig()
     worker: WorkerConfig = WorkerConfig()
@@ -183,6 +201,13 @@ _RULES: tuple[_Rule, ...] = (
     _one("engine.block_size", "must be a power of two from 8 to 256", _BLOCK_SIZES.__contains__),
     *_each(
         "must not be negative", lambda v: v >= 0, "slo.ttft_ms", "slo.itl_ms", "slo.batch_ttft_ms", "slo.batch_itl_ms"
+    ),
+    *_each("must be at least 1", lambda v: v >= 1, "speculative.num_tokens", "speculative.max_batch_tokens"),
+    _one("speculative.ngram_min", "must be at least 1", lambda v: v >= 1),
+    (
+        "speculative.ngram_max",
+        "must be at least speculative.ngram_min",
+        lambda c: c.speculative.ngram_max >= c.speculative.ngram_min,
     ),
     _one("redis.url", f"must start with {', '.join(_REDIS_SCHEMES)}", lambda v: not v or v.startswith(_REDIS_SCHEMES)),
     _one("redis.namespace", "must be letters, digits, '.', '_' or '-'", _is_plain),

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StepFeatures:
-    """What of a step costs time. A slice of one token is a decode, a longer one is a chunk of a prompt.
+    """What of a step costs time. A slice of one token is a decode, a longer one is a chunk of a prompt; guesses behind
+    a decode count as a chunk, because they are computed as one.
 
     `decode_context` adds up the tokens that each decode attends to, itself included. `num_prefill_pairs` counts the
     (token, token it attends to) pairs of all chunks: n tokens from position s on have `n * s + n * (n + 1) / 2`.

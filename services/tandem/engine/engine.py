@@ -24,6 +24,7 @@ from tandem.sched.pacer import Pacer
 from tandem.sched.plan import StepPlan, StepResult
 from tandem.sched.policy import SchedulerLimits
 from tandem.sched.scheduler import Scheduler
+from tandem.sched.speculate import Speculation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,8 @@ class HandoffLimits:
 class Engine:
     """All of one worker that decides. `begin` and `finish` alternate, with up to `plan_depth` plans open.
 
-    `num_preempted` counts sequences that had to give their blocks up, since the start.
+    `num_preempted` counts sequences that had to give their blocks up, since the start. Without `speculation` a step
+    draws at most one token of a sequence.
     """
 
     def __init__(
@@ -50,9 +52,10 @@ class Engine:
         model_fingerprint: str,
         *,
         plan_depth: int = 1,
+        speculation: Speculation | None = None,
     ) -> None:
         self._pool = pool
-        self._scheduler = Scheduler(pool, limits, model_fingerprint)
+        self._scheduler = Scheduler(pool, limits, model_fingerprint, speculation)
         self._giver = Giver(pool, handoff.lease_s)
         self._pulls = PullBook(pull_timeout_s=handoff.pull_timeout_s, drain_timeout_s=handoff.drain_timeout_s)
         self._jobs = JobTable()
@@ -231,6 +234,8 @@ class Engine:
             num_leased_blocks=self._pool.num_leased,
             num_promised_blocks=occupancy.num_promised_blocks,
             draining=self.draining,
+            num_drafted_tokens=0 if (guessed := self._scheduler.speculation) is None else guessed.num_drafted,
+            num_accepted_tokens=0 if guessed is None else guessed.num_accepted,
             num_steps_over_target=self._scheduler.pacer.num_steps_over_target,
         )
 

@@ -152,6 +152,7 @@ def _heading(ask: Ask, served: ServedModel, job: Request) -> Heading:
         num_prompt_tokens=len(job.prompt_tokens),
         include_usage=ask.include_usage,
         with_logprobs=ask.logprobs is not None,
+        with_token_ids=bool(ask.body.return_token_ids),
         text=served.text,
     )
 

@@ -52,6 +52,7 @@ class Heading:
     num_prompt_tokens: int
     include_usage: bool
     with_logprobs: bool
+    with_token_ids: bool
     text: TextModel
 
 
@@ -95,7 +96,14 @@ class _Replies:
         return msgspec.json.encode(reply)
 
     def _shows(self, delta: Delta) -> bool:
-        return bool(delta.text) or (self._heading.with_logprobs and delta.token is not None)
+        tells_token = self._heading.with_logprobs or self._heading.with_token_ids
+        return bool(delta.text) or (tells_token and delta.token is not None)
+
+    def _ids(self, deltas: Sequence[Delta]) -> dict[str, list[int]]:
+        """The field `token_ids` that vLLM adds to a choice; nothing where it was not asked for."""
+        if not self._heading.with_token_ids:
+            return {}
+        return {"token_ids": [delta.token.id for delta in deltas if delta.token is not None]}
 
     def _chunk(self, choice: dict[str, Any]) -> bytes:
         return self._reply([choice], usage=None if self._heading.include_usage else UNSET)
@@ -123,7 +131,8 @@ class ChatForm(_Replies):
     def chunk(self, delta: Delta) -> bytes | None:
         if not self._shows(delta):
             return None
-        return self._chunk(self._choice({"content": delta.text}, logprobs=self._logprobs([delta])))
+        choice = self._choice({"content": delta.text}, logprobs=self._logprobs([delta]))
+        return self._chunk({**choice, **self._ids([delta])})
 
     def closing(self, ending: Ending, path: str) -> list[bytes]:
         return self._last(self._choice({}, reason=ending.reason.value), ending, path)
@@ -135,6 +144,7 @@ class ChatForm(_Replies):
             "message": message,
             "logprobs": self._logprobs(deltas),
             "finish_reason": ending.reason.value,
+            **self._ids(deltas),
         }
         return self._reply([choice], usage=self._usage(ending), tandem=TandemFacts(path))
 
@@ -180,7 +190,8 @@ class TextForm(_Replies):
 
     def _choice(self, deltas: Sequence[Delta], reason: str | None) -> dict[str, Any]:
         text = "".join(delta.text for delta in deltas)
-        return {"index": 0, "text": text, "logprobs": self._logprobs(deltas), "finish_reason": reason}
+        choice = {"index": 0, "text": text, "logprobs": self._logprobs(deltas), "finish_reason": reason}
+        return {**choice, **self._ids(deltas)}
 
     def _logprobs(self, deltas: Sequence[Delta]) -> dict[str, Any] | None:
         placed = [(delta.token, delta.offset) for delta in deltas if delta.token]

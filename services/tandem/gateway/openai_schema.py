@@ -91,6 +91,7 @@ class SharedBody(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
 
 
 class ChatBody(SharedBody, kw_only=True):

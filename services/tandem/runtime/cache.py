@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -12,28 +12,32 @@ from tandem.kv.layout import KVLayout, KVRegion
 from tandem.runtime.device import torch_dtype
 from tandem_kernels.reference import block_digest
 
+BlockDigests = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""`contract.block_digest`."""
+
 
 class KVCache:
-    """One zeroed tensor `[num_blocks, *layout.block_shape()]`, and per layer its key and value planes.
+    """One zeroed tensor `pool` `[num_blocks, *layout.block_shape()]`, and per layer its key and value planes.
 
     Invariant: a slot that holds no token is finite, see `clear`.
     """
 
-    def __init__(self, layout: KVLayout, num_blocks: int) -> None:
+    def __init__(self, layout: KVLayout, num_blocks: int, block_digest: BlockDigests = block_digest) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
+        self._block_digest = block_digest
         # Mapped rather than allocated: zeros that cost neither time nor memory before a block is first used, and a
         # region that begins with a page.
         self._memory = mmap.mmap(-1, num_blocks * layout.block_bytes)
         words = torch.frombuffer(self._memory, dtype=torch_dtype(layout.group.dtype))
-        self._pool = words.view(num_blocks, *layout.block_shape())
-        self.planes = tuple((self._pool[:, :, i, 0], self._pool[:, :, i, 1]) for i in range(layout.group.layers))
+        self.pool = words.view(num_blocks, *layout.block_shape())
+        self.planes = tuple((self.pool[:, :, i, 0], self.pool[:, :, i, 1]) for i in range(layout.group.layers))
 
     @property
     def region(self) -> KVRegion:
         """Where a transport finds the blocks; valid as long as this object lives."""
         return KVRegion(
-            address=self._pool.data_ptr(),
+            address=self.pool.data_ptr(),
             num_blocks=self.num_blocks,
             block_bytes=self.layout.block_bytes,
             head_start=0,
@@ -44,12 +48,12 @@ class KVCache:
         """Zero blocks that are about to be filled in part: attention weighs their empty slots with zero, and zero
         times an infinity left by an earlier owner is not zero."""
         if blocks:
-            self._pool[list(blocks)] = 0
+            self.pool[list(blocks)] = 0
 
     def digest(self, blocks: Sequence[BlockId], indices: Sequence[int]) -> list[tuple[int, ...]]:
         """Unsigned 64-bit digests per KV head of `blocks`, which are the `indices`-th of their prompt."""
-        words = block_digest(self._pool, torch.tensor(blocks), torch.tensor(indices))
+        words = self._block_digest(self.pool, torch.tensor(blocks), torch.tensor(indices))
         return [tuple(word % (1 << 64) for word in row) for row in words.tolist()]
 
     def __repr__(self) -> str:
-        return f"KVCache({self.num_blocks} blocks of {self.layout}, {self._pool.nbytes >> 20} MiB)"
+        return f"KVCache({self.num_blocks} blocks of {self.layout}, {self.pool.nbytes >> 20} MiB)"

@@ -23,11 +23,9 @@ def torch_dtype(name: str) -> torch.dtype:
     return _DTYPES[name]
 
 
-def set_threads(num_threads: int) -> int:
-    """Limit this process's compute threads; 0 means all cores it may run on. Returns the number set."""
-    count = num_threads or len(os.sched_getaffinity(0))
-    torch.set_num_threads(count)
-    return count
+def num_compute_threads(asked: int) -> int:
+    """How many threads a step computes with; 0 asks for all cores that this process may run on."""
+    return asked or len(os.sched_getaffinity(0))
 
 
 def require_cpu(device: str) -> torch.device:

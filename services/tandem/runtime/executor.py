@@ -18,8 +18,8 @@ from tandem.kv.handoff import BlockDigest
 from tandem.kv.layout import KVLayout
 from tandem.runtime.batch import build_batch
 from tandem.runtime.cache import KVCache
-from tandem.runtime.models.decoder import Decoder
-from tandem.runtime.sampler import sample
+from tandem.runtime.models.causal import CausalModel
+from tandem.runtime.sampler import sample_while_guessed
 from tandem.sched.plan import Slice, SliceResult, StepPlan, StepResult
 
 _FAILURES = (RuntimeError, ValueError, IndexError, MemoryError, OverflowError)
@@ -36,10 +36,10 @@ class _Work:
 class TorchExecutor:
     """An `engine.ports.Executor`. `max_model_len` bounds positions, in tokens."""
 
-    def __init__(self, decoder: Decoder, cache: KVCache, max_model_len: int) -> None:
+    def __init__(self, model: CausalModel, cache: KVCache, max_model_len: int) -> None:
         self.cache = cache
         self.max_model_len = max_model_len
-        self._decoder = decoder
+        self.model = model
         # The token sampled last for each sequence that one of the last two plans named.
         self._last: dict[SeqId, int] = {}
         self._previous: frozenset[SeqId] = frozenset()
@@ -76,7 +76,7 @@ class TorchExecutor:
         checked = self._check(piece)
         if isinstance(checked, str):
             raise ValueError(checked)
-        return self._decoder.logits(self._forward([checked])[0])
+        return self.model.logits(self._forward([checked])[0])
 
     def _check(self, piece: Slice) -> _Work | str:
         """The slice made ready, or why it cannot be computed."""
@@ -88,6 +88,8 @@ class TorchExecutor:
             tokens = (last,)
         if piece.start < 0 or piece.num_tokens < 1 or len(tokens) != piece.num_tokens:
             return f"{len(tokens)} tokens for positions [{piece.start}, {piece.stop})"
+        if piece.num_drafted < 0 or piece.num_certain < 1 or (piece.num_drafted and piece.sampling is None):
+            return f"{piece.num_drafted} guesses in a slice of {piece.num_tokens} tokens, without a draw before them"
         if piece.stop > self.max_model_len:
             return f"position {piece.stop - 1} is beyond the model's {self.max_model_len} tokens"
         if len(piece.blocks) < self.layout.num_blocks_for(piece.stop):
@@ -96,7 +98,7 @@ class TorchExecutor:
             return f"a block is outside the pool of {self.num_blocks}"
         if piece.digest_blocks and not set(piece.digest_blocks) <= set(piece.blocks):
             return "a block to be digested is not among the slice's blocks"
-        if min(tokens) < 0 or max(tokens) >= self._decoder.config.vocab_size:
+        if min(tokens) < 0 or max(tokens) >= self.model.config.vocab_size:
             return "a token id is outside the vocabulary"
         return _Work(piece, tokens)
 
@@ -104,8 +106,8 @@ class TorchExecutor:
         if not works:
             return {}
         try:
-            hidden, last_rows = self._forward(works)
-            return self._finish(works, hidden[last_rows])
+            hidden, drawn_rows = self._forward(works)
+            return self._finish(works, hidden[drawn_rows])
         except _FAILURES as error:
             if len(works) == 1:
                 seq = works[0].piece.seq
@@ -116,27 +118,27 @@ class TorchExecutor:
         return results
 
     def _forward(self, works: Sequence[_Work]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden rows `[T, hidden]` and the index of each slice's last row."""
+        """Hidden rows `[T, hidden]` and the indices of those to draw from; see `Batch.drawn_rows`."""
         block_size = self.layout.block_size
         pieces = [work.piece for work in works]
         self.cache.clear([block for piece in pieces for block in _partly_filled(piece, block_size)])
         batch = build_batch(pieces, [work.tokens for work in works], block_size)
-        hidden = self._decoder.forward(batch.tokens, batch.positions, batch.slots, batch.attention, self.cache)
-        return hidden, batch.last_rows
+        hidden = self.model.forward(batch.tokens, batch.positions, batch.slots, batch.attention, self.cache)
+        return hidden, batch.drawn_rows
 
-    def _finish(self, works: Sequence[_Work], last_rows: torch.Tensor) -> dict[SeqId, SliceResult]:
-        """Sample and digest; `last_rows` is `[len(works), hidden]`. Logits exist only for rows that are sampled."""
-        sampled = [i for i, work in enumerate(works) if work.piece.sampling is not None]
-        logits = self._decoder.logits(last_rows[sampled]) if sampled else last_rows
-        row_of = {i: logits[place] for place, i in enumerate(sampled)}
-        results = (self._result(work.piece, row_of.get(i)) for i, work in enumerate(works))
+    def _finish(self, works: Sequence[_Work], drawn_rows: torch.Tensor) -> dict[SeqId, SliceResult]:
+        """Sample and digest; `drawn_rows` is `[rows, hidden]`. Logits exist only for rows that are drawn from."""
+        counts = [1 + work.piece.num_drafted if work.piece.sampling is not None else 0 for work in works]
+        logits = self.model.logits(drawn_rows) if len(drawn_rows) else drawn_rows
+        results = (self._result(work, rows) for work, rows in zip(works, torch.split(logits, counts), strict=True))
         return {result.seq: result for result in results}
 
-    def _result(self, piece: Slice, logits: torch.Tensor | None) -> SliceResult:
+    def _result(self, work: _Work, logits: torch.Tensor) -> SliceResult:
+        piece = work.piece
         try:
             tokens: tuple[SampledToken, ...] = ()
-            if piece.sampling is not None and logits is not None:
-                tokens = (sample(logits, piece.sampling),)
+            if piece.sampling is not None:
+                tokens = sample_while_guessed(logits, piece.sampling, work.tokens[piece.num_certain :])
             return SliceResult(piece.seq, tokens, self._digests(piece))
         except _FAILURES as error:
             return SliceResult(piece.seq, error=f"{type(error).__name__}: {error}")
@@ -159,7 +161,7 @@ class TorchExecutor:
         self._previous = named
 
     def __repr__(self) -> str:
-        return f"TorchExecutor({self._decoder.config.model_type}, {self.cache!r})"
+        return f"TorchExecutor({self.model.config.model_type}, {self.cache!r})"
 
 
 def _partly_filled(piece: Slice, block_size: int) -> tuple[BlockId, ...]:

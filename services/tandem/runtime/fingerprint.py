@@ -22,12 +22,12 @@ _CHUNK_BYTES = 1 << 22
 
 
 def model_fingerprint(
-    weights_digest: str, config: DecoderConfig, bundle: TokenizerBundle, layout: KVLayout
+    weights_digest: str, config: DecoderConfig, quantization: str, bundle: TokenizerBundle, layout: KVLayout
 ) -> ModelFingerprint:
     """What partners must agree on. KV has the dtype of the activations, so that stands for both."""
     return ModelFingerprint(
         weights_digest=weights_digest,
-        quantization="none",
+        quantization=quantization,
         kv_dtype=layout.group.dtype,
         rope=str(config.rope),
         tokenizer_digest=bundle.tokenizer_digest,

@@ -1,9 +1,12 @@
-"""Composes a model from its id: directory, weights, KV pool, executor, tokenizer files; never runs a plan."""
+"""Composes what a worker serves: weights, executor, tokenizer bundle and fingerprint; decides nothing about serving."""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.config import EngineConfig, ModelConfig
@@ -12,12 +15,20 @@ from tandem.kv.layout import KVGroup, KVLayout, ModelFingerprint
 from tandem.runtime.bundle import read_bundle
 from tandem.runtime.cache import KVCache
 from tandem.runtime.catalog import cache_root, locate
-from tandem.runtime.device import require_cpu, set_threads, torch_dtype
+from tandem.runtime.device import num_compute_threads, require_cpu, torch_dtype
 from tandem.runtime.executor import TorchExecutor
 from tandem.runtime.fingerprint import model_fingerprint, weights_digest
+from tandem.runtime.int8 import check_int8
 from tandem.runtime.model_config import DecoderConfig, read_model_config
+from tandem.runtime.models.causal import CausalModel
+from tandem.runtime.models.compiled import CompiledModel, packed_weights, shape_of
 from tandem.runtime.models.decoder import Decoder
 from tandem.runtime.weights import Checkpoint
+from tandem_kernels.native import library as native
+from tandem_kernels.native.build import NativeUnavailable
+from tandem_kernels.native.decoder import unsupported
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,33 +50,71 @@ class LoadedModel:
 def load_model(model: ModelConfig, engine: EngineConfig) -> LoadedModel:
     """Fetch, convert and load as needed. Raises TandemError that says what is wrong with the model or the settings."""
     require_cpu(model.device)
-    set_threads(engine.num_threads)
     cache_dir = cache_root(model.cache_dir)
     directory = locate(model.id, cache_dir)
     config = read_model_config(directory)
     bundle = read_bundle(directory, config)
-    executor = load_executor(directory, config, model.dtype, engine)
+    executor = load_executor(directory, config, model, engine)
+    digest = weights_digest(directory, cache_dir)
     return LoadedModel(
         name=model.served_name or Path(model.id).name.removesuffix(".gguf"),
         directory=directory,
         config=config,
         executor=executor,
         bundle=bundle,
-        fingerprint=model_fingerprint(weights_digest(directory, cache_dir), config, bundle, executor.layout),
+        fingerprint=model_fingerprint(digest, config, model.quantization, bundle, executor.layout),
     )
 
 
-def load_executor(directory: Path, config: DecoderConfig, dtype: str, engine: EngineConfig) -> TorchExecutor:
-    """Weights and a KV pool of `engine.kv_cache_memory` bytes."""
-    layout = KVLayout(engine.block_size, (KVGroup(config.layers, config.kv_heads, config.head_dim, dtype),))
+def load_executor(directory: Path, config: DecoderConfig, model: ModelConfig, engine: EngineConfig) -> TorchExecutor:
+    """Weights and a KV pool of `engine.kv_cache_memory` bytes. Raises TandemError."""
+    if model.quantization == "int8":
+        check_int8(config, model.dtype)
+    layout = KVLayout(engine.block_size, (KVGroup(config.layers, config.kv_heads, config.head_dim, model.dtype),))
     num_blocks = engine.kv_cache_memory // layout.block_bytes
     if num_blocks < 1:
         needed = f"one block of {layout} has {layout.block_bytes} bytes"
         raise TandemError(ErrorKind.INVALID_REQUEST, f"{needed}, kv_cache_memory is less", param="kv_cache_memory")
     max_model_len = _max_model_len(engine.max_model_len, config.max_length, num_blocks * engine.block_size)
-    with Checkpoint(directory, torch_dtype(dtype)) as checkpoint:
-        decoder = Decoder(config, checkpoint)
-    return TorchExecutor(decoder, KVCache(layout, num_blocks), max_model_len)
+    num_threads = num_compute_threads(engine.num_threads)
+    reason = _why_reference(config, model, engine)
+    # Next to compiled kernels torch only draws tokens: threads of its own would take cores from theirs.
+    torch.set_num_threads(1 if reason is None else num_threads)
+    if reason is None:
+        decoder: CausalModel = _load_compiled(directory, config, model, num_threads)
+        cache = KVCache(layout, num_blocks, native.block_digest)
+        _log.info("compiled kernels, vectors of %d floats, %d threads", native.vector_width(), num_threads)
+    else:
+        with Checkpoint(directory, torch_dtype(model.dtype)) as checkpoint:
+            decoder = Decoder(config, checkpoint, model.quantization)
+        cache = KVCache(layout, num_blocks)
+        _log.info("reference kernels in plain torch (%s), %d threads", reason, num_threads)
+    return TorchExecutor(decoder, cache, max_model_len)
+
+
+def _why_reference(config: DecoderConfig, model: ModelConfig, engine: EngineConfig) -> str | None:
+    """Why the compiled kernels are not used; None when they are. Raises TandemError when they were asked for."""
+    if engine.kernels == "reference":
+        return "as configured"
+    reason = unsupported(shape_of(config))
+    if model.dtype != "float32":
+        reason = f"compiled kernels compute in float32, the model is to run in {model.dtype}"
+    if reason is None:
+        try:
+            native.load()
+        except NativeUnavailable as problem:
+            reason = str(problem)
+    if reason is not None and engine.kernels == "compiled":
+        raise TandemError(ErrorKind.UNSUPPORTED, f"no compiled kernels: {reason}", param="kernels")
+    return reason
+
+
+def _load_compiled(directory: Path, config: DecoderConfig, model: ModelConfig, num_threads: int) -> CompiledModel:
+    cache_dir = cache_root(model.cache_dir)
+    digest = weights_digest(directory, cache_dir)
+    dtype = torch_dtype(model.dtype)
+    weights = packed_weights(lambda: Checkpoint(directory, dtype), config, model.quantization, digest, cache_dir)
+    return CompiledModel(config, weights, native.Team(num_threads))
 
 
 def _max_model_len(asked: int, num_positions: int, num_slots: int) -> int:

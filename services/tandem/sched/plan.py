@@ -12,10 +12,11 @@ from tandem.kv.handoff import BlockDigest
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Draw one token from the logits of the slice's last row.
+    """Draw one token from the logits of the slice's last certain row, and of each guessed row after it whose token is
+    the one just drawn.
 
-    `index` is the drawn token's index among the choice's output tokens, which with `params.seed` and `choice`
-    names the random numbers of the draw.
+    `index` is the first drawn token's index among the choice's output tokens, which with `params.seed` and `choice`
+    names the random numbers of the draw; each further token has the next index.
     """
 
     params: SamplingParams
@@ -30,6 +31,8 @@ class Slice:
     `tokens` are the ids at those positions. When `chained`, `tokens` is empty, `num_tokens` is 1, and the id is the
     one that the most recent earlier plan naming this sequence samples. `blocks` covers `[0, start + num_tokens)`.
     `digest_blocks` are those of `blocks` that are complete after this slice and are to be digested for a hand-off.
+    The last `num_drafted` tokens are guesses: a slice draws one token more than it guessed right, and the KV of wrong
+    guesses is stale, to be written over by the slices that come after.
     """
 
     seq: SeqId
@@ -40,6 +43,12 @@ class Slice:
     sampling: Sampling | None
     chained: bool = False
     digest_blocks: tuple[BlockId, ...] = ()
+    num_drafted: int = 0
+
+    @property
+    def num_certain(self) -> int:
+        """Tokens that are known, not guessed."""
+        return self.num_tokens - self.num_drafted
 
     @property
     def stop(self) -> int:
@@ -57,6 +66,10 @@ class StepPlan:
     def num_tokens(self) -> int:
         return sum(s.num_tokens for s in self.slices)
 
+    @property
+    def num_drafted(self) -> int:
+        return sum(s.num_drafted for s in self.slices)
+
     def __str__(self) -> str:
         parts = ", ".join(f"{s.seq}[{s.start}:{s.stop}){'*' if s.sampling else ''}" for s in self.slices)
         return f"plan {self.number}: {parts}"
@@ -64,7 +77,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class SliceResult:
-    """What one slice yielded: 0..n tokens in order (n > 1 only under speculation)."""
+    """What one slice yielded: its drawn tokens in order, at most `1 + num_drafted`. All but the last were guessed."""
 
     seq: SeqId
     tokens: tuple[SampledToken, ...] = ()
@@ -78,3 +91,8 @@ class StepResult:
 
     number: int
     slices: tuple[SliceResult, ...] = field(default=())
+
+    @property
+    def num_accepted(self) -> int:
+        """Guesses that were right; `StepPlan.num_drafted` says out of how many."""
+        return sum(max(0, len(s.tokens) - 1) for s in self.slices)

@@ -35,15 +35,19 @@ from tandem.sched.policy import SchedulerLimits, may_offer
 from tandem.sched.queue import OrderedQueue
 from tandem.sched.ration import ration, startable
 from tandem.sched.sequence import Sequence, Status
+from tandem.sched.speculate import Speculation
 
 
 class Scheduler:
     """Sequences wait, run, or wait for their KV to arrive. See the module's first lines for the order of service."""
 
-    def __init__(self, pool: BlockPool, limits: SchedulerLimits, model_fingerprint: str) -> None:
+    def __init__(
+        self, pool: BlockPool, limits: SchedulerLimits, model_fingerprint: str, speculation: Speculation | None = None
+    ) -> None:
         self.pool = pool
         self.limits = limits
         self.pacer = Pacer(limits.max_num_batched_tokens)
+        self.speculation = speculation
         self._fingerprint = model_fingerprint
         self._waiting = OrderedQueue()
         self._running = OrderedQueue()
@@ -82,7 +86,6 @@ class Scheduler:
         """All known tokens of a pulling sequence have complete, checked KV, and the source drew the next token."""
         seq = self._pulling.pop(key)
         seq.num_computed = len(seq.tokens)
-        self._publish(seq)
         seq.status = Status.RUNNING
         self._running.add(seq)
         return self._draw(seq, (first_token,), ())
@@ -102,6 +105,8 @@ class Scheduler:
         if may_start:
             self._admit(draft)
         draft.add_started(started)
+        if self.speculation is not None:
+            self.speculation.extend(draft, self.pool, self._running, self._num_spare())
         step = None
         if draft.slices:
             step = StepPlan(self._num_plans, tuple(draft.slices.values()))
@@ -155,18 +160,8 @@ class Scheduler:
         assert sorted(s.id for s in queued) == sorted(self._by_id), "a sequence is in no queue or in two"
         assert {s.key for s in queued if s.status is not Status.CLOSING} == set(self._by_key), "keys and queues differ"
         for seq in queued:
-            named = [s for p in self._open.values() for s in p.slices if s.seq == seq.id]
-            assert seq.num_open_plans == len(named), f"{seq!r}: open plans"
-            if seq.status is Status.CLOSING:
-                assert named, f"{seq!r} is closing without an open plan"
-                continue
-            assert seq.num_in_flight == sum(s.num_tokens for s in named), f"{seq!r}: tokens in flight"
-            assert seq.num_pending == sum(1 for s in named if s.sampling), f"{seq!r}: pending draws"
-            assert seq.num_computed <= len(seq.tokens), f"{seq!r}: computed more than is known"
-            assert seq.num_planned <= len(seq.table) * self.pool.block_size, f"{seq!r}: planned beyond its blocks"
+            _check_sequence(seq, [s for p in self._open.values() for s in p.slices if s.seq == seq.id], self.pool)
             assert (seq.status is Status.WAITING) == (seq in self._waiting), f"{seq!r}: status"
-            if seq.status is Status.WAITING:
-                assert not len(seq.table) and not seq.num_planned, f"{seq!r} waits but holds something"
         assert len(self._running) + len(self._pulling) <= self.limits.max_num_seqs, "more run than may"
 
     def __repr__(self) -> str:
@@ -256,13 +251,15 @@ class Scheduler:
     # ---- commit
 
     def _advance(self, seq: Sequence, piece: Slice, outcome: SliceResult) -> Progress:
-        seq.num_in_flight -= piece.num_tokens
+        seq.num_in_flight -= piece.num_certain
+        seq.num_drafted -= piece.num_drafted
         seq.num_pending -= piece.sampling is not None
         if outcome.error is not None:
             self._end(seq)
             return Progress(seq.job, seq.num_computed, seq.num_cached, seq.num_output, error=outcome.error)
-        seq.num_computed += piece.num_tokens
-        self._publish(seq)
+        seq.num_computed += piece.num_certain
+        if self.speculation is not None:
+            self.speculation.learn(seq, piece.num_drafted, len(outcome.tokens))
         return self._draw(seq, outcome.tokens, outcome.digests)
 
     def _draw(self, seq: Sequence, tokens: tuple[SampledToken, ...], digests: tuple[BlockDigest, ...]) -> Progress:
@@ -274,6 +271,9 @@ class Scheduler:
             finish = seq.finish_reason()
             if finish is not None:
                 break
+        # What comes after a guess says that it was right: the KV that was computed for it is the token's.
+        seq.num_computed += max(0, len(kept) - 1)
+        self._publish(seq)
         handed_over = bool(kept) and isinstance(seq.job, Prefill) and finish is None
         if finish is not None or handed_over:
             self._end(seq)
@@ -326,5 +326,27 @@ class Scheduler:
         """Blocks of each pull that was promised and has none yet."""
         return tuple(pull_need(s.job, self.pool.block_size) for s in self._waiting if s.is_pull)
 
+    def _num_spare(self) -> int:
+        """Free blocks that neither running sequences grow into next nor waiting ones begin with."""
+        needed = len(self._running) + sum(self._num_blocks(len(seq.tokens)) + 1 for seq in self._waiting)
+        return self.pool.num_free - needed
+
     def _num_blocks(self, num_tokens: int) -> int:
         return blocks_for(num_tokens, self.pool.block_size)
+
+
+def _check_sequence(seq: Sequence, named: list[Slice], pool: BlockPool) -> None:
+    """What a sequence says of the slices of open plans that name it."""
+    assert seq.num_open_plans == len(named), f"{seq!r}: open plans"
+    if seq.status is Status.CLOSING:
+        assert named, f"{seq!r} is closing without an open plan"
+        return
+    assert seq.num_in_flight == sum(s.num_certain for s in named), f"{seq!r}: tokens in flight"
+    assert seq.num_drafted == sum(s.num_drafted for s in named), f"{seq!r}: guesses in flight"
+    assert not any(s.num_drafted for s in named[:-1]), f"{seq!r} is planned beyond its guesses"
+    assert seq.num_pending == sum(1 for s in named if s.sampling), f"{seq!r}: pending draws"
+    assert seq.num_computed <= len(seq.tokens), f"{seq!r}: computed more than is known"
+    planned = seq.num_planned + seq.num_drafted
+    assert planned <= len(seq.table) * pool.block_size, f"{seq!r}: planned beyond its blocks"
+    if seq.status is Status.WAITING:
+        assert not len(seq.table) and not planned, f"{seq!r} waits but holds something"

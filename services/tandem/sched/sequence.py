@@ -9,6 +9,7 @@ from tandem.core.ids import BlockHash, JobKey, SeqId
 from tandem.core.request import Generate, Job, Prefill, Resume
 from tandem.kv.hashing import chain_hashes
 from tandem.kv.pool import BlockTable
+from tandem.sched.drafter import Drafter
 from tandem.sched.plan import Sampling
 
 
@@ -24,7 +25,8 @@ class Status(Enum):
 
 class Sequence:
     """Prompt and output as one list of tokens; KV is complete for `[0, num_computed)` and planned for
-    `[num_computed, num_computed + num_in_flight)`. `num_pending` tokens are to be drawn by open plans."""
+    `[num_computed, num_computed + num_in_flight)`. `num_pending` tokens are to be drawn by open plans, for certain;
+    `num_drafted` more, whose KV is planned too, only if an open plan's guesses are right."""
 
     def __init__(self, seq_id: SeqId, job: Job, root: BlockHash, arrival: int, arrived_at: float = 0.0) -> None:
         self.id = seq_id
@@ -38,6 +40,7 @@ class Sequence:
         self.num_computed = 0
         self.num_in_flight = 0
         self.num_pending = 0
+        self.num_drafted = 0
         self.num_open_plans = 0
         self.num_cached = 0
         self.num_digested = 0
@@ -46,6 +49,8 @@ class Sequence:
         self.was_started = False
         # A Resume waits for its source until the pull may begin.
         self.may_start = not isinstance(job, Resume)
+        # How it guesses ahead, from its first guess on.
+        self.drafter: Drafter | None = None
         self._root = root
         self._hashes: list[BlockHash] = []
 
@@ -73,7 +78,10 @@ class Sequence:
 
     @property
     def is_drawing(self) -> bool:
-        """More tokens may be drawn than are drawn or planned to be."""
+        """More tokens may be drawn than are drawn or planned to be. While guesses are open nobody knows where the
+        next begins."""
+        if self.num_drafted:
+            return False
         limit = self.job.request.sampling.max_tokens
         if isinstance(self.job, Prefill):
             limit = min(limit, len(self.job.output_tokens) + 1)

@@ -52,12 +52,13 @@ def features(slices: Iterable[Slice]) -> StepFeatures:
     """What a plan with these slices will cost time for."""
     num_tokens = num_seqs = context = pairs = 0
     for piece in slices:
-        if piece.num_tokens == 1:
+        start, length = piece.start, piece.num_tokens
+        if piece.num_certain == 1:
             num_seqs += 1
-            context += piece.stop
-        else:
-            num_tokens += piece.num_tokens
-            pairs += piece.num_tokens * (piece.start + piece.stop + 1) // 2
+            context += start + 1
+            start, length = start + 1, piece.num_drafted
+        num_tokens += length
+        pairs += length * (start + piece.stop + 1) // 2
     return StepFeatures(num_tokens, num_seqs, context, pairs)
 
 

@@ -11,12 +11,14 @@ from typing import Any
 import grpc.aio
 
 from tandem.core.clock import Clock
-from tandem.core.config import Config
+from tandem.core.config import Config, SpeculativeConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import WorkerRef
 from tandem.engine.engine import Engine, HandoffLimits
 from tandem.kv.pool import BlockPool
 from tandem.sched.policy import SchedulerLimits
+from tandem.sched.propose import PromptLookup
+from tandem.sched.speculate import Speculation
 from tandem.sched.targets import LatencyTargets
 from tandem.stores.heartbeat import Heartbeat
 from tandem.stores.record import WorkerRecord
@@ -297,4 +299,14 @@ def _engine(config: Config, model: WorkerModel, limits: SchedulerLimits) -> Engi
         drain_timeout_s=handoff.drain_timeout_s,
         block_bytes=model.executor.layout.block_bytes,
     )
-    return Engine(pool, limits, deadlines, model.fingerprint)
+    return Engine(pool, limits, deadlines, model.fingerprint, speculation=_speculation(config.speculative))
+
+
+def _speculation(config: SpeculativeConfig) -> Speculation | None:
+    if config.method == "off":
+        return None
+    return Speculation(
+        lambda: PromptLookup(config.ngram_min, config.ngram_max),
+        num_tokens=config.num_tokens,
+        max_batch_tokens=config.max_batch_tokens,
+    )

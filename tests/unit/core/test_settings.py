@@ -238,3 +238,10 @@ def test_sizes(text: str, size: int) -> None:
 def test_not_sizes(text: str) -> None:
     with pytest.raises(ValueError, match="not a size"):
         Bytes.parse(text)
+
+
+def test_speculation_that_cannot_be_is_refused() -> None:
+    assert "speculative.ngram_min" in refusal(("flags", {"speculative.ngram_min": 5})).message
+    for name in ("num_tokens", "max_batch_tokens", "ngram_min"):
+        assert refusal(("flags", {f"speculative.{name}": 0})).param == f"speculative.{name}"
+    assert flags_of()["speculative.method"] == ("--speculative-method",)

@@ -121,6 +121,27 @@ def test_a_streamed_completion_with_logprobs(front: Front, client: openai.OpenAI
     assert chunks[-1].usage is not None
 
 
+def test_token_ids_come_with_every_token_where_they_are_asked_for(front: Front, client: openai.OpenAI) -> None:
+    """Also with those that add no text of their own: a client then sees each token when it comes."""
+    front.answer(TEXT)
+    asked: Any = {"model": "tiny", "extra_body": {"return_token_ids": True}, "stream": True}
+    for chunks in (
+        list(client.completions.create(prompt="x", **asked)),
+        list(client.chat.completions.create(messages=[{"role": "user", "content": "x"}], **asked)),
+    ):
+        choices = [chunk.choices[0].model_dump() for chunk in chunks if chunk.choices]
+        told = [choice["token_ids"] for choice in choices if choice.get("token_ids")]
+        assert told == [[token] for token in front.ids(TEXT)]
+    whole = client.completions.create(model="tiny", prompt="x", extra_body={"return_token_ids": True})
+    assert whole.choices[0].model_dump()["token_ids"] == list(front.ids(TEXT))
+
+
+def test_no_token_ids_where_nobody_asked(front: Front, client: openai.OpenAI) -> None:
+    front.answer(TEXT)
+    answer = client.completions.create(model="tiny", prompt="x")
+    assert "token_ids" not in answer.choices[0].model_dump()
+
+
 def test_models(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny", "org/tiny"]
     model = client.models.retrieve("org/tiny")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tandem.core.config import Bytes, EngineConfig
+from tandem.core.config import Bytes, EngineConfig, ModelConfig
 from tandem.core.errors import TandemError
 from tandem.core.ids import BlockId, SeqId
 from tandem.core.request import SamplingParams
@@ -22,8 +22,9 @@ _PROMPT = (5, 6, 7, 8, 9, 10, 11)
 
 
 def _executor(directory: Path, **engine: int) -> TorchExecutor:
-    settings = EngineConfig(**({"block_size": 4, "kv_cache_memory": Bytes(1 << 16)} | engine))  # type: ignore[arg-type]
-    return load_executor(directory, read_model_config(directory), "float32", settings)
+    settings = EngineConfig(**({"block_size": 4, "kv_cache_memory": Bytes(1 << 16), "num_threads": 1} | engine))  # type: ignore[arg-type]
+    model = ModelConfig(cache_dir=str(directory / "cache"))
+    return load_executor(directory, read_model_config(directory), model, settings)
 
 
 @pytest.fixture
@@ -102,6 +103,51 @@ def test_a_failed_slice_breaks_its_chain(executor: TorchExecutor) -> None:
     assert after.error is not None
 
 
+def _guessing(seq: int, tokens: tuple[int, ...], num_drafted: int, start: int = 0, base: int = 0) -> Slice:
+    return replace(_slice(seq, tokens, start, base), num_drafted=num_drafted)
+
+
+def _greedy(executor: TorchExecutor, count: int) -> list[int]:
+    """What follows the prompt, drawn one by one in blocks far from those of tests."""
+    tokens, number = [_token(_run(executor, 1, _slice(90, base=40))[0])], 2
+    while len(tokens) < count:
+        tokens.append(_token(_run(executor, number, _chained(90, 6 + len(tokens), base=40))[0]))
+        number += 1
+    return tokens
+
+
+@pytest.mark.parametrize("num_right", range(5))
+def test_guesses_are_drawn_until_one_is_wrong(executor: TorchExecutor, num_right: int) -> None:
+    right = _greedy(executor, 6)
+    guesses = [token if i < num_right else (token + 1) % 50 for i, token in enumerate(right[1:5])]
+    _run(executor, 10, _slice(1))
+    company = _slice(2, base=16)
+    alone = _token(_run(executor, 11, company)[0])
+    result, other = _run(executor, 12, _guessing(1, (right[0], *guesses), 4, start=7), company)
+    assert [token.id for token in result.tokens] == right[1 : 2 + num_right]
+    assert _token(other) == alone
+    # What the wrong guesses left behind is written over.
+    place = 8 + num_right
+    last = result.tokens[-1].id
+    (after,) = _run(executor, 13, _slice(1, (last,), start=place))
+    chained = _run(executor, 14, _chained(1, place + 1))[0]
+    told = _token(_run(executor, 15, _slice(3, (*_PROMPT, *right[: 2 + num_right]), base=24))[0])
+    assert _token(after) == told
+    assert _token(chained) == _token(_run(executor, 16, _chained(3, place + 1, base=24))[0])
+
+
+def test_each_guess_is_judged_with_its_own_random_number(executor: TorchExecutor) -> None:
+    """Sampled tokens too are the same whether they were guessed or not."""
+    params = SamplingParams(max_tokens=8, seed=3)
+    tokens: list[int] = []
+    for index in range(5):
+        piece = replace(_slice(1, (*_PROMPT, *tokens), base=8), sampling=Sampling(params, 1, index))
+        tokens.append(_token(_run(executor, index, piece)[0]))
+    piece = replace(_guessing(2, (*_PROMPT, *tokens[:4]), 4), sampling=Sampling(params, 1, 0))
+    (result,) = _run(executor, 9, piece)
+    assert [token.id for token in result.tokens] == tokens
+
+
 _SPOILED = {
     "block outside": lambda s: replace(s, blocks=(BlockId(0), BlockId(10_000))),
     "negative block": lambda s: replace(s, blocks=(BlockId(0), BlockId(-1))),
@@ -112,6 +158,10 @@ _SPOILED = {
     "nothing to do": lambda s: replace(s, num_tokens=0, tokens=()),
     "beyond the model": lambda s: replace(s, start=126, blocks=tuple(BlockId(i) for i in range(40))),
     "foreign digest": lambda s: replace(s, digest_blocks=(BlockId(20),)),
+    "all guessed": lambda s: replace(s, num_drafted=len(_PROMPT)),
+    "fewer than no guesses": lambda s: replace(s, num_drafted=-1),
+    "guesses without a draw": lambda s: replace(s, num_drafted=2, sampling=None),
+    "guess outside": lambda s: replace(s, tokens=(*_PROMPT[:-1], 50), num_drafted=1),
     "never sampled": lambda s: replace(s, tokens=(), num_tokens=1, chained=True),
 }
 
@@ -134,28 +184,28 @@ def test_failure_inside_the_step_is_pinned_to_its_slice(
 ) -> None:
     good = _slice(2, base=8)
     alone = _token(_run(executor, 1, good)[0])
-    forward = executor._decoder.forward
+    forward = executor.model.forward
 
     def failing(tokens: torch.Tensor, *rest: object) -> torch.Tensor:
         if 13 in tokens.tolist():
             raise RuntimeError("no memory")
         return forward(tokens, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(executor._decoder, "forward", failing)
+    monkeypatch.setattr(executor.model, "forward", failing)
     bad, fine = _run(executor, 2, _slice(1, (13, 13)), good)
     assert bad.error == "RuntimeError: no memory"
     assert _token(fine) == alone
 
 
 def test_infinite_logits_fail_their_slice_only(executor: TorchExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    logits = executor._decoder.logits
+    logits = executor.model.logits
 
     def broken(hidden: torch.Tensor) -> torch.Tensor:
         rows = logits(hidden).clone()
         rows[0, 7] = float("nan")
         return rows
 
-    monkeypatch.setattr(executor._decoder, "logits", broken)
+    monkeypatch.setattr(executor.model, "logits", broken)
     bad, fine = _run(executor, 1, _slice(1), _slice(2, base=8))
     assert bad.error is not None and "finite" in bad.error
     assert fine.error is None
@@ -163,7 +213,7 @@ def test_infinite_logits_fail_their_slice_only(executor: TorchExecutor, monkeypa
 
 def test_garbage_of_an_earlier_owner_does_not_leak(executor: TorchExecutor) -> None:
     clean = _token(_run(executor, 1, _slice(1))[0])
-    executor.cache._pool.fill_(float("nan"))
+    executor.cache.pool.fill_(float("nan"))
     first = _token(_run(executor, 2, _slice(1))[0])
     second = _run(executor, 3, _chained(1, 7), _slice(2, (3,), base=8))
     assert first == clean

@@ -10,7 +10,7 @@ import torch
 
 from tandem.core.request import SamplingParams
 from tandem.runtime.philox import philox4x32, uniform
-from tandem.runtime.sampler import best, kept_tokens, sample
+from tandem.runtime.sampler import best, kept_tokens, sample, sample_while_guessed
 from tandem.sched.plan import Sampling
 
 _LOGITS = torch.tensor([0.5, 2.0, -1.0, 1.0, 2.0, -3.0, 0.0, 1.5])
@@ -151,3 +151,22 @@ def test_broken_logits_are_refused(bad: float) -> None:
     logits[3] = bad
     with pytest.raises(ValueError, match="not finite"):
         sample(logits, Sampling(_params(temperature=0), 0, 0))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("num_right", range(4))
+def test_guessed_draws_are_the_draws_one_by_one(temperature: float, num_right: int) -> None:
+    rows = torch.stack([_LOGITS.roll(shift) for shift in range(4)])
+    params = _params(temperature=temperature, seed=9, logprobs=2)
+    single = tuple(sample(row, Sampling(params, 2, 5 + i)) for i, row in enumerate(rows))
+    guesses = [token.id if i < num_right else token.id + 1 for i, token in enumerate(single[:3])]
+    assert sample_while_guessed(rows, Sampling(params, 2, 5), guesses) == single[: num_right + 1]
+
+
+def test_rows_after_a_wrong_guess_are_not_looked_at() -> None:
+    rows = torch.stack([_LOGITS, torch.full_like(_LOGITS, math.nan)])
+    greedy = Sampling(_params(temperature=0.0), 0, 0)
+    best_id = int(_LOGITS.argmax())
+    assert [token.id for token in sample_while_guessed(rows, greedy, [best_id + 1])] == [best_id]
+    with pytest.raises(ValueError, match="finite"):
+        sample_while_guessed(rows, greedy, [best_id])

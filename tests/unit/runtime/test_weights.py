@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tandem.core.config import EngineConfig
+from tandem.core.config import EngineConfig, ModelConfig
 from tandem.core.errors import TandemError
 from tandem.core.ids import BlockId, SeqId
 from tandem.runtime.fingerprint import weights_digest
@@ -21,7 +21,8 @@ from tests.unit.runtime.conftest import CONFIG, tensors
 
 def _logits(directory: Path) -> torch.Tensor:
     config = read_model_config(directory)
-    executor = load_executor(directory, config, "float32", EngineConfig())
+    model = ModelConfig(cache_dir=str(directory / "cache"))
+    executor = load_executor(directory, config, model, EngineConfig(num_threads=1))
     return executor.logits(Slice(SeqId(1), 0, 3, (4, 5, 6), (BlockId(0),), None))
 
 

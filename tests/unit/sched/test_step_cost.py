@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from statistics import median
 
@@ -58,6 +59,8 @@ def test_features_are_what_the_slices_compute() -> None:
     pairs = sum(range(5, 8)) + sum(range(1, 11))
     assert features([piece(9, 10), piece(4, 7), piece(99, 100), piece(0, 10)]) == StepFeatures(13, 2, 110, pairs)
     assert features([]) == StepFeatures()
+    guessing = replace(piece(9, 12), num_drafted=2)
+    assert features([guessing]) == StepFeatures(2, 1, 10, 11 + 12)
 
 
 @pytest.mark.parametrize("prior", [NEAR, TRUTH.scaled(3), TRUTH.scaled(0.2)], ids=["near", "too slow", "too fast"])

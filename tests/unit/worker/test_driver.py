@@ -58,6 +58,7 @@ class Rig:
         self.limits = SchedulerLimits(max_num_batched_tokens=8, max_num_seqs=4, max_model_len=200)
         self.engine = Engine(BlockPool(NUM_BLOCKS, BLOCK_SIZE), self.limits, HandoffLimits(), "f00d")
         self.steps = RecentSteps(num_steps=16)
+        self.calibrates = False
         self.calibrated: list[str] = []
         self.driver = EngineDriver(
             self.engine, self.executor, self.sink, SystemClock(), 30.0, self.steps, self.calibrate
@@ -65,7 +66,7 @@ class Rig:
 
     def calibrate(self) -> StepCost | None:
         self.calibrated.append(threading.current_thread().name)
-        return calibrate(self.executor, SystemClock(), self.limits)
+        return calibrate(self.executor, SystemClock(), self.limits) if self.calibrates else None
 
     def submit(self, max_tokens: int) -> Generate:
         job = Generate(request=new_request("fake", [1, 2, 3], max_tokens), attempt=1)
@@ -194,6 +195,7 @@ def finished(rig: Rig) -> bool:
 
 
 def test_every_step_is_observed_and_what_steps_cost_is_told(rig: Rig) -> None:
+    rig.calibrates = True
     pace(rig.executor, 0.002)
     rig.driver.start()
     rig.submit(40)
@@ -209,6 +211,7 @@ def test_every_step_is_observed_and_what_steps_cost_is_told(rig: Rig) -> None:
 
 
 def test_a_calibration_leaves_no_trace(rig: Rig) -> None:
+    rig.calibrates = True
     rig.driver.start()
     books = rig.driver.call(lambda engine, now: (engine.books(), [])).result(10)
     assert books.num_free_blocks == books.num_blocks and books.num_cached_blocks == books.num_sequences == 0
@@ -220,6 +223,7 @@ def test_a_calibration_leaves_no_trace(rig: Rig) -> None:
 
 
 def test_a_worker_that_cannot_be_calibrated_learns_from_its_work(rig: Rig) -> None:
+    rig.calibrates = True
     def explode(plan: object) -> None:
         rig.executor.before_step = lambda plan: None
         raise RuntimeError("planted")

@@ -13,11 +13,13 @@ import torch
 import torch.nn.functional as F
 
 from tandem.runtime.cache import KVCache
+from tandem.runtime.int8 import head_group
 from tandem.runtime.model_config import DecoderConfig
 from tandem.runtime.rope import inverse_frequencies
 from tandem.runtime.weights import Checkpoint
 from tandem_kernels.contract import AttentionBatch
 from tandem_kernels.reference import cache_write, paged_attention, rms_norm, rope, rope_tables
+from tandem_kernels.reference.linear_int8 import embed_int8, linear_int8, quantize_weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,38 +34,60 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
+class Int8Linear:
+    """`weight` int8 `[out, in]`, `scales` `[out, groups]`, `bias` `[out]` or None."""
+
+    weight: torch.Tensor
+    scales: torch.Tensor
+    bias: torch.Tensor | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return linear_int8(x, self.weight, self.scales, self.bias)
+
+
+AnyLinear = Linear | Int8Linear
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
     """`qkv` yields query, key and value heads side by side, `gate_up` the MLP's two branches."""
 
     attention_norm: torch.Tensor
-    qkv: Linear
+    qkv: AnyLinear
     query_norm: torch.Tensor | None
     key_norm: torch.Tensor | None
-    output: Linear
+    output: AnyLinear
     mlp_norm: torch.Tensor
-    gate_up: Linear
-    down: Linear
+    gate_up: AnyLinear
+    down: AnyLinear
 
 
 class Decoder:
-    """A causal language model over paged KV."""
+    """A `runtime.models.causal.CausalModel` in any floating type, in plain torch."""
 
-    def __init__(self, config: DecoderConfig, checkpoint: Checkpoint) -> None:
+    def __init__(self, config: DecoderConfig, checkpoint: Checkpoint, quantization: str = "none") -> None:
         """Takes every tensor of `checkpoint`. Raises TandemError when one is missing, left over or misshapen."""
+        is_int8 = quantization == "int8"
         self.config = config
         self._scale = config.head_dim**-0.5
         self._inv_freq, self._rope_scale = inverse_frequencies(config.rope, config.head_dim)
         table = (config.vocab_size, config.hidden_size)
         self._embeddings = checkpoint.take("model.embed_tokens.weight", table)
-        self._layers = tuple(_load_layer(config, checkpoint, i) for i in range(config.layers))
+        self._layers = tuple(_load_layer(config, checkpoint, i, is_int8) for i in range(config.layers))
         self._norm = checkpoint.take("model.norm.weight", (config.hidden_size,))
         checkpoint.drop(".rotary_emb.inv_freq")
         if config.tied_embeddings:
             checkpoint.drop("lm_head.weight")
-            self._head = Linear(self._embeddings)
+            head = self._embeddings
         else:
-            self._head = Linear(checkpoint.take("lm_head.weight", table))
+            head = checkpoint.take("lm_head.weight", table)
         checkpoint.finish()
+        self._head: AnyLinear = Linear(head)
+        if is_int8:
+            self._head = Int8Linear(*quantize_weight(head, head_group(config.hidden_size)))
+            if config.tied_embeddings:
+                every = torch.arange(config.vocab_size)
+                self._embeddings = embed_int8(every, self._head.weight, self._head.scales)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -109,18 +133,19 @@ class Decoder:
         return query, key, value
 
 
-def _load_layer(config: DecoderConfig, checkpoint: Checkpoint, index: int) -> Layer:
+def _load_layer(config: DecoderConfig, checkpoint: Checkpoint, index: int, is_int8: bool) -> Layer:
     prefix = f"model.layers.{index}"
     hidden, inner = config.hidden_size, config.intermediate_size
     query, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
 
-    def linear(names: Sequence[str], outs: Sequence[int], width: int, has_bias: bool) -> Linear:
+    def linear(names: Sequence[str], outs: Sequence[int], width: int, has_bias: bool) -> AnyLinear:
         """Several projections of one input as one matrix."""
         rows = zip(names, outs, strict=True)
         weights = [checkpoint.take(f"{prefix}.{name}.weight", (out, width)) for name, out in rows]
         rows = zip(names, outs, strict=True)
         biases = [checkpoint.take(f"{prefix}.{name}.bias", (out,)) for name, out in rows] if has_bias else []
-        return Linear(torch.cat(weights), torch.cat(biases) if has_bias else None)
+        weight, bias = torch.cat(weights), torch.cat(biases) if has_bias else None
+        return Int8Linear(*quantize_weight(weight), bias) if is_int8 else Linear(weight, bias)
 
     def norm(name: str, width: int = hidden) -> torch.Tensor:
         return checkpoint.take(f"{prefix}.{name}.weight", (width,))

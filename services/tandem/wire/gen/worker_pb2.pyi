@@ -182,7 +182,7 @@ class JobCancelled(_message.Message):
     def __init__(self) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_queued_tokens", "num_blocks", "num_free_blocks", "num_leased_blocks", "num_promised_blocks", "draining", "num_steps_over_target")
+    __slots__ = ("num_running", "num_waiting", "num_queued_tokens", "num_blocks", "num_free_blocks", "num_leased_blocks", "num_promised_blocks", "draining", "num_drafted_tokens", "num_accepted_tokens", "num_steps_over_target")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -191,6 +191,8 @@ class Load(_message.Message):
     NUM_LEASED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMISED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_STEPS_OVER_TARGET_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
@@ -200,8 +202,10 @@ class Load(_message.Message):
     num_leased_blocks: int
     num_promised_blocks: int
     draining: bool
+    num_drafted_tokens: int
+    num_accepted_tokens: int
     num_steps_over_target: int
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_queued_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_leased_blocks: _Optional[int] = ..., num_promised_blocks: _Optional[int] = ..., draining: _Optional[bool] = ..., num_steps_over_target: _Optional[int] = ...) -> None: ...
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_queued_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_leased_blocks: _Optional[int] = ..., num_promised_blocks: _Optional[int] = ..., draining: _Optional[bool] = ..., num_drafted_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_steps_over_target: _Optional[int] = ...) -> None: ...
 
 class StepCost(_message.Message):
     __slots__ = ("base_s", "prefill_token_s", "decode_seq_s", "decode_context_s", "prefill_pair_s")

@@ -1,0 +1,269 @@
+"""The compiled library as typed Python calls over tensors; decides nothing and computes nothing itself.
+
+Tensors must be contiguous float32 (indices int64 or int32 as said) in host memory; what is wrong raises ValueError
+before anything is called, because the other side trusts its pointers. Calls release the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int, c_int64, c_size_t, c_void_p
+from enum import IntEnum
+from functools import cache
+
+import torch
+
+from tandem_kernels.contract import AttentionBatch
+from tandem_kernels.native.build import NativeUnavailable, library_file
+
+
+class Into(IntEnum):
+    """What a linear layer does with its product: store, add, or gate (see `pack_gate_up`) and store."""
+
+    STORE = 0
+    ADD = 1
+    SWIGLU = 2
+
+
+class CLinear(Structure):
+    """`LinearSpec` of exports.cpp."""
+
+    _fields_ = (
+        ("panels", c_void_p),
+        ("scales", c_void_p),
+        ("bias", c_void_p),
+        ("n", c_int),
+        ("k", c_int),
+        ("group", c_int),
+    )
+
+
+class CShape(Structure):
+    """`Shape` of decoder.hpp."""
+
+    _fields_ = (
+        *((name, c_int) for name in ("hidden", "inner", "heads", "kv_heads", "head_dim", "layers", "vocab")),
+        ("eps", c_float),
+        ("attention_scale", c_float),
+    )
+
+
+class CLayer(Structure):
+    """`LayerSpec` of exports.cpp."""
+
+    _fields_ = (
+        ("attention_norm", c_void_p),
+        ("qkv", CLinear),
+        ("query_norm", c_void_p),
+        ("key_norm", c_void_p),
+        ("output", CLinear),
+        ("mlp_norm", c_void_p),
+        ("gate_up", CLinear),
+        ("down", CLinear),
+    )
+
+
+class CDecoder(Structure):
+    """`DecoderSpec` of exports.cpp."""
+
+    _fields_ = (
+        ("shape", CShape),
+        ("layers", POINTER(CLayer)),
+        ("norm", c_void_p),
+        ("head", CLinear),
+        ("embeddings", c_void_p),
+    )
+
+
+class CPool(Structure):
+    """`Pool` of attention.hpp."""
+
+    _fields_ = (
+        ("base", c_void_p),
+        *((name, c_int) for name in ("kv_heads", "layers", "block_size", "head_dim")),
+    )
+
+
+class CRows(Structure):
+    """`Rows` of attention.hpp."""
+
+    _fields_ = (
+        ("query_starts", c_void_p),
+        ("context_lens", c_void_p),
+        ("tables", c_void_p),
+        ("table_width", c_int),
+        ("sequences", c_int),
+    )
+
+
+class CStep(Structure):
+    """`Step` of decoder.hpp."""
+
+    _fields_ = (
+        ("tokens", c_void_p),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("num_rows", c_int),
+        ("sequences", CRows),
+        ("pool", CPool),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+    )
+
+
+_SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
+    "tandem_vector_width": (c_int, ()),
+    "tandem_team_new": (c_void_p, (c_int,)),
+    "tandem_team_delete": (None, (c_void_p,)),
+    "tandem_decoder_new": (c_void_p, (POINTER(CDecoder),)),
+    "tandem_decoder_delete": (None, (c_void_p,)),
+    "tandem_decoder_buffer_bytes": (c_size_t, (c_void_p,)),
+    "tandem_decoder_forward": (c_char_p, (c_void_p, c_void_p, POINTER(CStep), c_void_p)),
+    "tandem_decoder_logits": (c_char_p, (c_void_p, c_void_p, c_void_p, c_int, c_void_p)),
+    "tandem_linear": (None, (c_void_p, c_void_p, c_int, c_int, POINTER(CLinear), c_void_p, c_int, c_int)),
+    "tandem_linear_int8": (c_char_p, (c_void_p, c_void_p, c_int, POINTER(CLinear), c_void_p, c_int, c_int)),
+    "tandem_embed_int8": (None, (POINTER(CLinear), c_void_p, c_int, c_void_p)),
+    "tandem_attention": (
+        c_char_p,
+        (c_void_p, c_void_p, c_int, POINTER(CPool), c_int, POINTER(CRows), c_int, c_float, c_void_p, c_int),
+    ),
+    "tandem_rms_norm": (None, (c_void_p, c_void_p, c_float, c_int, c_int, c_void_p)),
+    "tandem_block_digest": (None, (c_void_p, c_int64, c_int, c_int, c_void_p, c_void_p, c_int, c_void_p)),
+}
+
+
+@cache
+def load() -> ctypes.CDLL:
+    """The library of this machine, built on first use. Raises NativeUnavailable."""
+    try:
+        library = ctypes.CDLL(str(library_file()))
+    except OSError as error:
+        raise NativeUnavailable(f"the compiled kernels cannot be loaded: {error}") from None
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def vector_width() -> int:
+    """Floats of one vector register that the library uses."""
+    return int(load().tandem_vector_width())
+
+
+def address(tensor: torch.Tensor | None, dtype: torch.dtype = torch.float32) -> int | None:
+    """Where a tensor's numbers begin; None for None. Raises ValueError unless they lie as the library reads them."""
+    if tensor is None:
+        return None
+    if tensor.dtype != dtype or not tensor.is_contiguous() or tensor.device.type != "cpu":
+        raise ValueError(f"expected contiguous {dtype} in host memory, got {tensor.dtype}, strides {tensor.stride()}")
+    return tensor.data_ptr()
+
+
+def check(error: bytes | None) -> None:
+    """Raises RuntimeError with what a call reports."""
+    if error is not None:
+        raise RuntimeError(error.decode())
+
+
+class Team:
+    """`size` threads, the caller's among them, that run one kernel together. One call at a time."""
+
+    def __init__(self, size: int) -> None:
+        if size < 1:
+            raise ValueError(f"a team has at least one thread, not {size}")
+        self.size = size
+        self.handle = load().tandem_team_new(size)
+        if not self.handle:
+            raise RuntimeError(f"{size} threads could not be started")
+        weakref.finalize(self, load().tandem_team_delete, self.handle)
+
+    def __repr__(self) -> str:
+        return f"Team({self.size})"
+
+
+def rows_of(batch: AttentionBatch) -> CRows:
+    """The batch as the library sees it; valid as long as `batch` lives."""
+    return CRows(
+        address(batch.query_starts, torch.int32),
+        address(batch.context_lens, torch.int32),
+        address(batch.block_tables, torch.int32),
+        batch.block_tables.shape[1] if batch.num_sequences else 0,
+        batch.num_sequences,
+    )
+
+
+def pool_of(pool: torch.Tensor) -> CPool:
+    """A whole KV pool `[N, G, L, 2, B, D]`; valid as long as `pool` lives."""
+    _, heads, layers, _, block_size, head_dim = pool.shape
+    return CPool(address(pool), heads, layers, block_size, head_dim)
+
+
+def linear(team: Team, x: torch.Tensor, panels: torch.Tensor, n: int, into: Into, y: torch.Tensor) -> torch.Tensor:
+    """`y = x W^T` with float panels of a matrix `[n, k]`; see `pack_linear`. `x` `[m, k]`; yields `y`."""
+    spec = CLinear(address(panels), None, None, n, x.shape[1], 0)
+    load().tandem_linear(
+        team.handle, address(x), x.shape[1], x.shape[0], byref(spec), address(y), y.shape[1], int(into)
+    )
+    return y
+
+
+def linear_int8(team: Team, x: torch.Tensor, weights: CLinear, into: Into, y: torch.Tensor) -> torch.Tensor:
+    """The same with int8 weights, see `int8_spec`; their tensors must live as long as the call."""
+    check(load().tandem_linear_int8(team.handle, address(x), len(x), byref(weights), address(y), y.shape[1], int(into)))
+    return y
+
+
+def int8_spec(panels: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, n: int, k: int) -> CLinear:
+    """Int8 weights `[n, k]` as the library sees them; the number of scales tells how many components share one."""
+    return CLinear(address(panels, torch.uint8), address(scales), address(bias), n, k, k // scales.shape[1])
+
+
+def embed_int8(panels: torch.Tensor, scales: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Rows `tokens` (int64 `[T]`) of a table in int8 panels, as floats `[T, k]`."""
+    k = panels.shape[1] * panels.shape[3]
+    out = torch.empty((len(tokens), k))
+    spec = int8_spec(panels, scales, None, len(panels) * panels.shape[2], k)
+    load().tandem_embed_int8(byref(spec), address(tokens, torch.int64), len(tokens), address(out))
+    return out
+
+
+def paged_attention(
+    team: Team, query: torch.Tensor, pool: torch.Tensor, layer: int, batch: AttentionBatch, scale: float
+) -> torch.Tensor:
+    """`contract.paged_attention` for layer `layer` of a whole pool."""
+    heads, head_dim = query.shape[1:]
+    if heads % pool.shape[1] or head_dim % 4:
+        raise ValueError(f"{heads} query heads of {head_dim} over {pool.shape[1]} KV heads")
+    out = torch.empty_like(query)
+    width = heads * head_dim
+    check(
+        load().tandem_attention(
+            team.handle, address(query), width, byref(pool_of(pool)), layer, byref(rows_of(batch)), heads,
+            scale, address(out), width,
+        )
+    )  # fmt: skip
+    return out
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """`contract.rms_norm`."""
+    width = x.shape[-1]
+    out = torch.empty_like(x)
+    load().tandem_rms_norm(address(x), address(weight), eps, x.numel() // width, width, address(out))
+    return out
+
+
+def block_digest(
+    pool: torch.Tensor, block_ids: torch.Tensor, block_indices: torch.Tensor, *, head_start: int = 0
+) -> torch.Tensor:
+    """`contract.block_digest`, for a pool of any type."""
+    slab_bytes = pool[0, 0].numel() * pool.element_size()
+    if slab_bytes % 8:
+        raise ValueError(f"a head's part of a block has {slab_bytes} bytes, which is no multiple of 8")
+    out = torch.empty((len(block_ids), pool.shape[1]), dtype=torch.int64)
+    load().tandem_block_digest(
+        address(pool, pool.dtype), slab_bytes // 8, pool.shape[1], head_start, address(block_ids, torch.int64),
+        address(block_indices, torch.int64), len(block_ids), address(out, torch.int64),
+    )  # fmt: skip
+    return out

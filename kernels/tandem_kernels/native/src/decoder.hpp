@@ -1,0 +1,262 @@
+// One forward pass of a decoder of the Llama family over paged KV, all layers in one run of a team; never samples and
+// owns no weights, only the buffers between operators.
+//
+// The meaning is `tandem.runtime.models.decoder`. Lanes run through the same operators in step; a wait stands where an
+// operator reads what another lane may have written.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "attention.hpp"
+#include "linear.hpp"
+#include "linear_int8.hpp"
+#include "rows.hpp"
+#include "team.hpp"
+
+namespace tandem {
+
+struct Shape {
+    int hidden, inner, heads, kv_heads, head_dim, layers, vocab;
+    float eps, attention_scale;
+};
+
+template <typename Weights>
+struct Layer {
+    const float* attention_norm;
+    Weights qkv;
+    const float* query_norm;  // null without it, as key_norm
+    const float* key_norm;
+    Weights output;
+    const float* mlp_norm;
+    Weights gate_up;
+    Weights down;
+};
+
+// Rows of one step. `positions` index `cos` and `sin`, `[max_position, head_dim / 2]`.
+struct Step {
+    const std::int64_t* tokens;
+    const std::int64_t* positions;
+    const std::int64_t* slots;
+    int num_rows;
+    Rows sequences;
+    Pool pool;
+    const float* cos;
+    const float* sin;
+};
+
+// Memory that grows and never shrinks; contents are not kept when it grows.
+template <typename T>
+class Buffer {
+  public:
+    T* at_least(std::size_t count) {
+        if (count > size_) {
+            memory_.reset(static_cast<T*>(::operator new(count * sizeof(T), std::align_val_t{64})));
+            size_ = count;
+        }
+        return memory_.get();
+    }
+    std::size_t bytes() const { return size_ * sizeof(T); }
+
+  private:
+    struct Free {
+        void operator()(T* p) const { ::operator delete(p, std::align_val_t{64}); }
+    };
+    std::unique_ptr<T, Free> memory_;
+    std::size_t size_ = 0;
+};
+
+// Rows as the input of a product with `Weights`: `prepare` each after `reserve`, then `multiply` them.
+template <typename Weights>
+class Input;
+
+template <>
+class Input<Matrix> {
+  public:
+    // Products read the rows as they are.
+    static constexpr bool kIsPlain = true;
+
+    void reserve(std::size_t, int) {}
+    void prepare(const float*, int, int) {}
+    void multiply(Lane& lane, const float* x, int rows, const Matrix& w, float* y, int ldy, Into into) {
+        linear(lane, x, w.k, rows, w, y, ldy, into);
+    }
+    std::size_t bytes() const { return 0; }
+};
+
+template <>
+class Input<Int8Matrix> {
+  public:
+    static constexpr bool kIsPlain = false;
+
+    // For so many rows of at most `width` components.
+    void reserve(std::size_t rows, int width) {
+        values_.at_least(rows * width);
+        scales_.at_least(rows * width / kRowGroup);
+        offsets_.at_least(rows * width / kRowGroup);
+    }
+    void prepare(const float* x, int width, int row) { quantize_row(x, row, rows_of(width)); }
+    void multiply(Lane& lane, const float*, int rows, const Int8Matrix& w, float* y, int ldy, Into into) {
+        linear(lane, rows_of(w.k), rows, w, y, ldy, into);
+    }
+    std::size_t bytes() const { return values_.bytes() + scales_.bytes() + offsets_.bytes(); }
+
+  private:
+    Int8Rows rows_of(int width) { return {values_.at_least(0), scales_.at_least(0), offsets_.at_least(0), width}; }
+
+    Buffer<Activation> values_;
+    Buffer<float> scales_;
+    Buffer<std::int32_t> offsets_;
+};
+
+// A decoder whatever its weights are.
+class AnyDecoder {
+  public:
+    virtual ~AnyDecoder() = default;
+    // Writes the KV of the step's rows to the pool and their last hidden states to `hidden` [num_rows, hidden].
+    virtual void forward(Team& team, const Step& step, float* hidden) = 0;
+    // Next-token logits [num_rows, vocab] of hidden rows.
+    virtual void logits(Team& team, const float* hidden, int num_rows, float* out) = 0;
+    // Private memory between operators.
+    virtual std::size_t buffer_bytes() const = 0;
+};
+
+template <typename Weights>
+class Decoder final : public AnyDecoder {
+  public:
+    // `embed(token, out)` writes a token's row; weights must outlive this object.
+    using Embed = std::function<void(std::int64_t, float*)>;
+
+    Decoder(const Shape& shape, std::vector<Layer<Weights>> layers, const float* norm, Weights head, Embed embed)
+        : shape_(shape), layers_(std::move(layers)), norm_(norm), head_(head), embed_(std::move(embed)) {}
+
+    void forward(Team& team, const Step& step, float* hidden) override {
+        const std::size_t rows = step.num_rows;
+        const Shape& s = shape_;
+        const Work work{
+            .normed = normed_.at_least(rows * s.hidden),
+            .qkv = qkv_.at_least(rows * qkv_width()),
+            .mixed = mixed_.at_least(rows * s.heads * s.head_dim),
+            .inner = inner_.at_least(rows * s.inner),
+            .scratch = scratch_.at_least(team.size() * scratch_stride(step.pool)),
+        };
+        input_.reserve(rows, std::max({s.hidden, s.inner, s.heads * s.head_dim}));
+        team.run([&](Lane& lane) {
+            lane.share(step.num_rows, kRowGrain, [&](int begin, int end) {
+                for (int r = begin; r < end; ++r) embed_(step.tokens[r], hidden + std::size_t(r) * s.hidden);
+            });
+            lane.wait();
+            for (int i = 0; i < s.layers; ++i) run_layer(lane, step, i, work, hidden);
+        });
+    }
+
+    void logits(Team& team, const float* hidden, int num_rows, float* out) override {
+        float* normed = normed_.at_least(std::size_t(num_rows) * shape_.hidden);
+        input_.reserve(num_rows, shape_.hidden);
+        team.run([&](Lane& lane) {
+            normalise(lane, hidden, num_rows, norm_, normed);
+            lane.wait();
+            input_.multiply(lane, normed, num_rows, head_, out, shape_.vocab, Into::kStore);
+        });
+    }
+
+    std::size_t buffer_bytes() const override {
+        return normed_.bytes() + qkv_.bytes() + mixed_.bytes() + inner_.bytes() + scratch_.bytes() + input_.bytes();
+    }
+
+  private:
+    static constexpr int kRowGrain = 4;
+
+    struct Work {
+        float *normed, *qkv, *mixed, *inner, *scratch;
+    };
+
+    int qkv_width() const { return (shape_.heads + 2 * shape_.kv_heads) * shape_.head_dim; }
+
+    // Floats of one lane, a whole number of cache lines so that lanes share none.
+    std::size_t scratch_stride(const Pool& pool) const {
+        return (attention_scratch_floats(pool, shape_.heads) + 15) / 16 * 16;
+    }
+
+    void run_layer(Lane& lane, const Step& step, int index, const Work& work, float* x) {
+        const Shape& s = shape_;
+        const Layer<Weights>& layer = layers_[index];
+        const int rows = step.num_rows;
+        normalise(lane, x, rows, layer.attention_norm, work.normed);
+        lane.wait();
+        input_.multiply(lane, work.normed, rows, layer.qkv, work.qkv, qkv_width(), Into::kStore);
+        lane.wait();
+        place(lane, step, layer, index, work.qkv);
+        lane.wait();
+        attention(lane, work.qkv, qkv_width(), step.pool, index, step.sequences, s.heads, s.attention_scale,
+                  work.mixed, s.heads * s.head_dim, work.scratch + lane.rank() * scratch_stride(step.pool));
+        lane.wait();
+        add_product(lane, work.mixed, rows, layer.output, x);
+        normalise(lane, x, rows, layer.mlp_norm, work.normed);
+        lane.wait();
+        input_.multiply(lane, work.normed, rows, layer.gate_up, work.inner, s.inner, Into::kSwiGlu);
+        lane.wait();
+        add_product(lane, work.inner, rows, layer.down, x);
+    }
+
+    // x += in * W^T; waits at its end.
+    void add_product(Lane& lane, const float* in, int rows, const Weights& weights, float* x) {
+        if constexpr (!Input<Weights>::kIsPlain) {
+            lane.share(rows, kRowGrain, [&](int begin, int end) {
+                for (int r = begin; r < end; ++r) input_.prepare(in + std::size_t(r) * weights.k, weights.k, r);
+            });
+            lane.wait();
+        }
+        input_.multiply(lane, in, rows, weights, x, shape_.hidden, Into::kAdd);
+        lane.wait();
+    }
+
+    // Normalised rows, ready to be the input of a product.
+    void normalise(Lane& lane, const float* x, int rows, const float* weight, float* out) {
+        const int width = shape_.hidden;
+        lane.share(rows, kRowGrain, [&](int begin, int end) {
+            for (int r = begin; r < end; ++r) {
+                float* row = out + std::size_t(r) * width;
+                rms_norm(x + std::size_t(r) * width, weight, shape_.eps, width, row);
+                input_.prepare(row, width, r);
+            }
+        });
+    }
+
+    // Normalises (where the model does) and rotates queries in place; keys and values go to the pool.
+    void place(Lane& lane, const Step& step, const Layer<Weights>& layer, int index, float* qkv) {
+        const Shape& s = shape_;
+        const int dim = s.head_dim;
+        lane.share(step.num_rows, kRowGrain, [&](int begin, int end) {
+            for (int r = begin; r < end; ++r) {
+                float* row = qkv + std::size_t(r) * qkv_width();
+                const float* cos = step.cos + step.positions[r] * (dim / 2);
+                const float* sin = step.sin + step.positions[r] * (dim / 2);
+                for (int h = 0; h < s.heads + s.kv_heads; ++h) {
+                    float* head = row + std::size_t(h) * dim;
+                    const bool is_key = h >= s.heads;
+                    const float* norm = is_key ? layer.key_norm : layer.query_norm;
+                    if (norm) rms_norm(head, norm, s.eps, dim, head);
+                    rotate(head, cos, sin, dim,
+                           is_key ? pool_row(step.pool, step.slots[r], h - s.heads, index, 0) : head);
+                }
+                for (int g = 0; g < s.kv_heads; ++g)
+                    copy_row(row + std::size_t(s.heads + s.kv_heads + g) * dim, dim,
+                             pool_row(step.pool, step.slots[r], g, index, 1));
+            }
+        });
+    }
+
+    const Shape shape_;
+    const std::vector<Layer<Weights>> layers_;
+    const float* const norm_;
+    const Weights head_;
+    const Embed embed_;
+    Buffer<float> normed_, qkv_, mixed_, inner_, scratch_;
+    Input<Weights> input_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,187 @@
+// Vectors of floats of the machine's own width, and the few operations on them that kernels use; never touches memory
+// that it was not given.
+//
+// Every operation is the same arithmetic at every width, so that a result depends on the order of a kernel's
+// operations and on nothing else.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#if defined(__AVX2__) || defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace tandem {
+
+#if defined(__AVX512F__)
+
+constexpr int kWidth = 16;
+using Vec = __m512;
+inline Vec load(const float* p) { return _mm512_loadu_ps(p); }
+inline void store(float* p, Vec v) { _mm512_storeu_ps(p, v); }
+inline Vec splat(float x) { return _mm512_set1_ps(x); }
+inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+inline Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
+inline Vec sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
+inline Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
+inline Vec div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
+inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+inline Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
+inline Vec round(Vec a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+// a * 2**n for whole n in [-126, 127].
+inline Vec scale_by_power(Vec a, Vec n) { return _mm512_scalef_ps(a, n); }
+inline float max_lane(Vec a) { return _mm512_reduce_max_ps(a); }
+// Columns [column, column + 4) of kWidth rows, one vector each.
+inline void load_columns(const float* const* rows, int column, Vec (&out)[4]) {
+    Vec q[4];  // row 4 * i + j in quarter i of q[j]
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+        q[j] = _mm512_castps128_ps512(_mm_loadu_ps(rows[j] + column));
+        q[j] = _mm512_insertf32x4(q[j], _mm_loadu_ps(rows[4 + j] + column), 1);
+        q[j] = _mm512_insertf32x4(q[j], _mm_loadu_ps(rows[8 + j] + column), 2);
+        q[j] = _mm512_insertf32x4(q[j], _mm_loadu_ps(rows[12 + j] + column), 3);
+    }
+    const __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(q[0], q[1]));
+    const __m512d b = _mm512_castps_pd(_mm512_unpacklo_ps(q[2], q[3]));
+    const __m512d c = _mm512_castps_pd(_mm512_unpackhi_ps(q[0], q[1]));
+    const __m512d d = _mm512_castps_pd(_mm512_unpackhi_ps(q[2], q[3]));
+    out[0] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
+    out[1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+    out[2] = _mm512_castpd_ps(_mm512_unpacklo_pd(c, d));
+    out[3] = _mm512_castpd_ps(_mm512_unpackhi_pd(c, d));
+}
+
+#elif defined(__AVX2__) && defined(__FMA__)
+
+constexpr int kWidth = 8;
+using Vec = __m256;
+inline Vec load(const float* p) { return _mm256_loadu_ps(p); }
+inline void store(float* p, Vec v) { _mm256_storeu_ps(p, v); }
+inline Vec splat(float x) { return _mm256_set1_ps(x); }
+inline Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
+inline Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
+inline Vec sub(Vec a, Vec b) { return _mm256_sub_ps(a, b); }
+inline Vec mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
+inline Vec div(Vec a, Vec b) { return _mm256_div_ps(a, b); }
+inline Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
+inline Vec min(Vec a, Vec b) { return _mm256_min_ps(a, b); }
+inline Vec round(Vec a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline Vec scale_by_power(Vec a, Vec n) {
+    __m256i exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+    return _mm256_mul_ps(a, _mm256_castsi256_ps(exponent));
+}
+inline float max_lane(Vec a) {
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+}
+inline void load_columns(const float* const* rows, int column, Vec (&out)[4]) {
+    Vec q[4];  // row 4 * i + j in half i of q[j]
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j)
+        q[j] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(rows[j] + column)),
+                                    _mm_loadu_ps(rows[4 + j] + column), 1);
+    const __m256d a = _mm256_castps_pd(_mm256_unpacklo_ps(q[0], q[1]));
+    const __m256d b = _mm256_castps_pd(_mm256_unpacklo_ps(q[2], q[3]));
+    const __m256d c = _mm256_castps_pd(_mm256_unpackhi_ps(q[0], q[1]));
+    const __m256d d = _mm256_castps_pd(_mm256_unpackhi_ps(q[2], q[3]));
+    out[0] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, b));
+    out[1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, b));
+    out[2] = _mm256_castpd_ps(_mm256_unpacklo_pd(c, d));
+    out[3] = _mm256_castpd_ps(_mm256_unpackhi_pd(c, d));
+}
+
+#else  // any machine: the compiler makes what it can of plain loops
+
+constexpr int kWidth = 8;
+struct Vec {
+    float lane[kWidth];
+};
+template <typename F>
+inline Vec each(F f) {
+    Vec r;
+    for (int i = 0; i < kWidth; ++i) r.lane[i] = f(i);
+    return r;
+}
+inline Vec load(const float* p) {
+    return each([&](int i) { return p[i]; });
+}
+inline void store(float* p, Vec v) {
+    for (int i = 0; i < kWidth; ++i) p[i] = v.lane[i];
+}
+inline Vec splat(float x) {
+    return each([&](int) { return x; });
+}
+inline Vec fma(Vec a, Vec b, Vec c) {
+    return each([&](int i) { return std::fma(a.lane[i], b.lane[i], c.lane[i]); });
+}
+inline Vec add(Vec a, Vec b) {
+    return each([&](int i) { return a.lane[i] + b.lane[i]; });
+}
+inline Vec sub(Vec a, Vec b) {
+    return each([&](int i) { return a.lane[i] - b.lane[i]; });
+}
+inline Vec mul(Vec a, Vec b) {
+    return each([&](int i) { return a.lane[i] * b.lane[i]; });
+}
+inline Vec div(Vec a, Vec b) {
+    return each([&](int i) { return a.lane[i] / b.lane[i]; });
+}
+inline Vec max(Vec a, Vec b) {
+    return each([&](int i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; });
+}
+inline Vec min(Vec a, Vec b) {
+    return each([&](int i) { return a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i]; });
+}
+inline Vec round(Vec a) {
+    return each([&](int i) { return std::nearbyintf(a.lane[i]); });
+}
+inline Vec scale_by_power(Vec a, Vec n) {
+    return each([&](int i) { return std::ldexp(a.lane[i], static_cast<int>(n.lane[i])); });
+}
+inline float max_lane(Vec a) {
+    float m = a.lane[0];
+    for (int i = 1; i < kWidth; ++i) m = a.lane[i] > m ? a.lane[i] : m;
+    return m;
+}
+inline void load_columns(const float* const* rows, int column, Vec (&out)[4]) {
+    for (int j = 0; j < 4; ++j) out[j] = each([&](int i) { return rows[i][column + j]; });
+}
+
+#endif
+
+inline Vec zero() { return splat(0.0f); }
+
+// e**x to about 1 ulp for x in [-87, 88], clamped outside: Cody-Waite reduction and a polynomial of degree 6.
+inline Vec exp(Vec x) {
+    x = min(max(x, splat(-87.0f)), splat(88.0f));
+    const Vec n = round(mul(x, splat(1.44269504088896341f)));
+    Vec r = fma(n, splat(-0.693145751953125f), x);
+    r = fma(n, splat(-1.428606765330187045e-06f), r);
+    Vec p = splat(1.9875691500e-4f);
+    p = fma(p, r, splat(1.3981999507e-3f));
+    p = fma(p, r, splat(8.3334519073e-3f));
+    p = fma(p, r, splat(4.1665795894e-2f));
+    p = fma(p, r, splat(1.6666665459e-1f));
+    p = fma(p, r, splat(5.0000001201e-1f));
+    p = fma(mul(r, r), p, add(r, splat(1.0f)));
+    return scale_by_power(p, n);
+}
+
+// 2**x to about 1 ulp for x up to 127, clamped at -126: a minimax polynomial of degree 6 over [-1/2, 1/2]. 2**0 is 1.
+inline Vec exp2(Vec x) {
+    x = max(x, splat(-126.0f));
+    const Vec n = round(x);
+    const Vec r = sub(x, n);
+    Vec p = splat(1.5353362e-4f);
+    p = fma(p, r, splat(1.3398875e-3f));
+    p = fma(p, r, splat(9.6184369e-3f));
+    p = fma(p, r, splat(5.5503324e-2f));
+    p = fma(p, r, splat(2.4022648e-1f));
+    p = fma(p, r, splat(6.9314718e-1f));
+    p = fma(p, r, splat(1.0f));
+    return scale_by_power(p, n);
+}
+
+}  // namespace tandem

@@ -1,0 +1,43 @@
+"""`python -m loadtest COMMAND`: hands over to one measurement; measures nothing itself."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import NamedTuple
+
+
+class _Command(NamedTuple):
+    """`module` has a `main(argv)` and is imported only when it is asked for."""
+
+    module: str
+    doc: str
+
+
+_COMMANDS = {
+    "bench": _Command("loadtest.bench", "compare systems on the same workloads"),
+    "run": _Command("loadtest.run", "one workload against an endpoint that runs already"),
+    "offline": _Command("loadtest.offline_command", "workloads on our engine in this process, with split steps"),
+    "report": _Command("loadtest.report_command", "print again what a bench wrote as JSON"),
+    "peers": _Command("loadtest.peers.command", "install peers, or say which are"),
+    "handoff": _Command("loadtest.handoff", "prefill, transfer and what of it is hidden, between two workers"),
+    "overhead": _Command("loadtest.overhead", "what HTTP, gateway, gRPC and worker add to the bare engine"),
+    "startup": _Command("loadtest.startup", "`tandem serve` from its first instruction to its first answer"),
+    "transfer": _Command("loadtest.transfer", "the bandwidth of KV reads against bare ones of the same descriptors"),
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    if not argv or argv[0] not in _COMMANDS:
+        is_asked = bool(argv) and argv[0] in ("-h", "--help")
+        lines = [f"  {name:<10} {command.doc}" for name, command in _COMMANDS.items()]
+        text = "\n".join(["usage: python -m loadtest COMMAND ...", "", *lines, ""])
+        (sys.stdout if is_asked else sys.stderr).write(text)
+        return 0 if is_asked else 2
+    run: Callable[[Sequence[str]], int] = import_module(_COMMANDS[argv[0]].module).main
+    return run(argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

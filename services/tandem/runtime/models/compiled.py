@@ -1,0 +1,128 @@
+"""The Llama family on compiled kernels, float32 or with int8 weights; never samples or plans.
+
+`tandem.runtime.models.decoder` is the meaning; rows agree with it up to the order of sums. Beyond that, a row's result
+is the same bits whatever shares its step: kernels keep one order of operations per row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from tandem.runtime.cache import KVCache
+from tandem.runtime.importing import build_once
+from tandem.runtime.model_config import DecoderConfig
+from tandem.runtime.packed import read_tensors, write_tensors
+from tandem.runtime.packing import pack
+from tandem.runtime.rope import inverse_frequencies
+from tandem.runtime.weights import Checkpoint
+from tandem_kernels.contract import AttentionBatch
+from tandem_kernels.native.decoder import CompiledDecoder, DecoderShape, PackedLayer, PackedLinear
+from tandem_kernels.native.library import Team
+from tandem_kernels.reference import rope_tables
+
+_FORMAT = 1
+"""Part of the cached file's name; to be raised when what is written changes."""
+
+
+class CompiledModel:
+    """A `runtime.models.causal.CausalModel` in float32."""
+
+    def __init__(self, config: DecoderConfig, weights: Mapping[str, torch.Tensor], team: Team) -> None:
+        """`weights` as `packed_weights` yields them."""
+        self.config = config
+        self._decoder = CompiledDecoder(
+            shape_of(config),
+            [_layer(config, weights, f"layers.{i}.") for i in range(config.layers)],
+            weights["norm"],
+            _linear(weights, "head", config.vocab_size, config.hidden_size),
+            weights.get("embeddings"),
+            team,
+        )
+        self._inv_freq, self._rope_scale = inverse_frequencies(config.rope, config.head_dim)
+        self._rope = self._tables(0)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        attention: AttentionBatch,
+        cache: KVCache,
+    ) -> torch.Tensor:
+        """As `Decoder.forward`."""
+        end = int(positions.max()) + 1 if len(positions) else 0
+        if end > len(self._rope[0]):
+            self._rope = self._tables(end)
+        return self._decoder.forward(tokens, positions, slots, attention, cache.pool, self._rope)
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """As `Decoder.logits`."""
+        return self._decoder.logits(hidden.contiguous())
+
+    def _tables(self, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines for at least so many positions, `[positions, head_dim / 2]` each."""
+        count = max(1024, 1 << (num_positions - 1).bit_length())
+        cos, sin = rope_tables(torch.arange(count), self._inv_freq, self._rope_scale, torch.float32)
+        half = self.config.head_dim // 2
+        return cos[:, :half].contiguous(), sin[:, :half].contiguous()
+
+    def __repr__(self) -> str:
+        return f"CompiledModel({self._decoder!r})"
+
+
+def shape_of(config: DecoderConfig) -> DecoderShape:
+    return DecoderShape(
+        hidden=config.hidden_size,
+        inner=config.intermediate_size,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        layers=config.layers,
+        vocab=config.vocab_size,
+        eps=config.rms_norm_eps,
+        attention_scale=config.head_dim**-0.5,
+    )
+
+
+def packed_weights(
+    open_checkpoint: Callable[[], Checkpoint], config: DecoderConfig, quantization: str, digest: str, cache_dir: Path
+) -> Mapping[str, torch.Tensor]:
+    """The weights as the kernels read them, packed on first use and mapped. `digest` names the checkpoint.
+
+    Raises TandemError when a tensor is missing, left over or misshapen.
+    """
+
+    def build(folder: Path) -> None:
+        with open_checkpoint() as checkpoint:
+            write_tensors(folder, pack(config, checkpoint, quantization))
+            checkpoint.finish()
+
+    return read_tensors(build_once(cache_dir / "packed" / f"{digest[:32]}-{quantization}-{_FORMAT}", build))
+
+
+def _layer(config: DecoderConfig, weights: Mapping[str, torch.Tensor], prefix: str) -> PackedLayer:
+    hidden, query = config.hidden_size, config.heads * config.head_dim
+    kv = config.kv_heads * config.head_dim
+    return PackedLayer(
+        attention_norm=weights[f"{prefix}attention_norm"],
+        qkv=_linear(weights, f"{prefix}qkv", query + 2 * kv, hidden),
+        query_norm=weights.get(f"{prefix}query_norm"),
+        key_norm=weights.get(f"{prefix}key_norm"),
+        output=_linear(weights, f"{prefix}output", hidden, query),
+        mlp_norm=weights[f"{prefix}mlp_norm"],
+        gate_up=_linear(weights, f"{prefix}gate_up", 2 * config.intermediate_size, hidden),
+        down=_linear(weights, f"{prefix}down", hidden, config.intermediate_size),
+    )
+
+
+def _linear(weights: Mapping[str, torch.Tensor], name: str, n: int, k: int) -> PackedLinear:
+    return PackedLinear(weights[name], n, k, weights.get(f"{name}.bias"), weights.get(f"{name}.scales"))

@@ -1,0 +1,46 @@
+"""Tensors in one file that processes of a machine map together; never knows what they are for.
+
+Every tensor begins on a cache line, which safetensors do not promise and compiled kernels need to read at full speed.
+Pages are shared between all processes that map the file.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+
+_ALIGNMENT = 4096
+_DATA, _INDEX = "tensors.bin", "tensors.json"
+_DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.int8, torch.uint8)}
+
+
+def write_tensors(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Write named tensors one after the other; takes each from the iterable when it is needed."""
+    index: dict[str, dict[str, object]] = {}
+    with (folder / _DATA).open("wb") as data:
+        for name, tensor in tensors:
+            data.seek(-data.tell() % _ALIGNMENT, 1)
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            index[name] = {"dtype": dtype, "shape": list(tensor.shape), "offset": data.tell()}
+            data.write(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    (folder / _INDEX).write_text(json.dumps(index), encoding="utf-8")
+
+
+def read_tensors(folder: Path) -> Mapping[str, torch.Tensor]:
+    """The tensors of `write_tensors`, mapped: nothing is read before it is used."""
+    index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
+    with (folder / _DATA).open("rb") as data:
+        # Private, so that torch may think it could write; pages are shared as long as nobody does.
+        memory = mmap.mmap(data.fileno(), 0, access=mmap.ACCESS_COPY)
+    return {name: _tensor(memory, entry) for name, entry in index.items()}
+
+
+def _tensor(memory: mmap.mmap, entry: dict[str, object]) -> torch.Tensor:
+    dtype, shape, offset = _DTYPES[str(entry["dtype"])], entry["shape"], entry["offset"]
+    assert isinstance(shape, list) and isinstance(offset, int)
+    count = torch.Size(shape).numel()
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(shape)

@@ -1,0 +1,84 @@
+"""With compiled kernels a row's logits are the same bits, whatever shares its step and however its prompt was cut."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from tandem.core.ids import BlockId, SeqId
+from tandem.core.request import SamplingParams
+from tandem.runtime.executor import TorchExecutor
+from tandem.sched.plan import Sampling, Slice, StepPlan
+from tests.golden.conftest import TinyModels
+from tests.golden.models import TINY, TINY_VOCAB, Quantization, Reference, teacher_forced
+
+_LENGTH = 150
+
+
+def _tokens(seed: int, vocab: int, length: int = _LENGTH) -> list[int]:
+    source = random.Random(seed)
+    return [source.randrange(vocab) for _ in range(length)]
+
+
+def _in_chunks(executor: TorchExecutor, tokens: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
+    """Logits of all rows, computed in slices of `sizes`, again and again."""
+    blocks = tuple(BlockId(i) for i in range(executor.layout.num_blocks_for(len(tokens))))
+    rows: list[torch.Tensor] = []
+    start = turn = 0
+    while start < len(tokens):
+        stop = min(len(tokens), start + sizes[turn % len(sizes)])
+        needed = blocks[: executor.layout.num_blocks_for(stop)]
+        rows.append(executor.logits(Slice(SeqId(0), start, stop - start, tuple(tokens[start:stop]), needed, None)))
+        start, turn = stop, turn + 1
+    return torch.cat(rows)
+
+
+def _check_cuts(
+    reference: Reference, vocab: int, cuts: Sequence[Sequence[int]], quantization: Quantization = "none"
+) -> None:
+    tokens = _tokens(3, vocab)
+    whole = teacher_forced(reference.executor(kernels="compiled", quantization=quantization), tokens)
+    for block_size in (8, 32):
+        executor = reference.executor(block_size=block_size, kernels="compiled", quantization=quantization)
+        for sizes in cuts:
+            assert torch.equal(_in_chunks(executor, tokens, sizes), whole), f"blocks of {block_size}, chunks {sizes}"
+
+
+@pytest.mark.parametrize("name", sorted(TINY))
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_cuts_of_a_prompt_change_no_bit(tiny: TinyModels, name: str, quantization: Quantization) -> None:
+    _check_cuts(tiny(name, "float32"), TINY_VOCAB, ((1,), (2, 3, 5), (13,), (64,), (100, 1)), quantization)
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_cuts_of_a_prompt_change_no_bit_of_the_real_model(real: Reference, quantization: Quantization) -> None:
+    _check_cuts(real, 49152, ((1,), (7, 30, 2), (64,)), quantization)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_company_and_threads_change_no_bit(tiny: TinyModels, num_threads: int) -> None:
+    reference = tiny("llama", "float32")
+    alone = teacher_forced(reference.executor(kernels="compiled"), _tokens(0, TINY_VOCAB))
+    torch.set_num_threads(num_threads)
+    executor = reference.executor(num_blocks=128, kernels="compiled")
+    count = executor.layout.num_blocks_for(_LENGTH)
+    greedy = Sampling(SamplingParams(max_tokens=1, temperature=0, logprobs=3), 0, 0)
+    slices = [
+        Slice(
+            SeqId(seed),
+            0,
+            length,
+            tuple(_tokens(seed, TINY_VOCAB)[:length]),
+            tuple(BlockId(seed * count + i) for i in range(executor.layout.num_blocks_for(length))),
+            greedy,
+        )
+        for seed, length in enumerate((_LENGTH, 1, 17, 80, 2, 150))
+    ]
+    together = executor.execute(StepPlan(0, tuple(slices))).slices
+    for piece, result in zip(slices, together, strict=True):
+        executor = reference.executor(num_blocks=128, kernels="compiled")
+        assert executor.execute(StepPlan(0, (piece,))).slices[0] == result
+    assert together[0].tokens[0].id == int(alone[-1].argmax())

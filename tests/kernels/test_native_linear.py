@@ -1,0 +1,192 @@
+"""The compiled product equals the exact one, and its bits do not depend on company, lanes, strides or instructions."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import subprocess
+from collections.abc import Callable
+from ctypes import byref
+from pathlib import Path
+
+import pytest
+import torch
+
+from tandem_kernels.native import build
+from tandem_kernels.native.library import CLinear, Into, Team, address, linear, load
+from tandem_kernels.native.pack import pack_gate_up, pack_linear, unpack_linear
+
+_EPSILON = 2.0**-24
+_SHAPES = [(1, 1), (32, 16), (33, 7), (95, 577), (576, 576), (1003, 130)]
+_ROWS = [0, 1, 2, 5, 13, 15, 29, 64, 141]
+
+
+def _random(*shape: int, seed: int = 3) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _multiply(
+    team: Team,
+    x: torch.Tensor,
+    panels: torch.Tensor,
+    n: int,
+    into: Into,
+    y: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """All of the library's arguments: `x` and `y` may have rows farther apart than they are long."""
+    spec = CLinear(address(panels), None, address(bias), n, panels.shape[1])
+    load().tandem_linear(team.handle, x.data_ptr(), x.stride(0), len(x), byref(spec), y.data_ptr(), y.stride(0), into)
+    return y
+
+
+def _worst_error(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Bound of a chain of k roundings (Higham, Accuracy and Stability, 3.1), with two more for bias and addition."""
+    return (weight.shape[1] + 2) * _EPSILON * (x.abs().double() @ weight.abs().double().T + 10)
+
+
+@pytest.fixture(scope="module")
+def team() -> Team:
+    return Team(2)
+
+
+@pytest.mark.parametrize("rows", _ROWS)
+@pytest.mark.parametrize(("n", "k"), _SHAPES)
+def test_store_and_add_are_the_exact_product(team: Team, n: int, k: int, rows: int) -> None:
+    x, weight, bias, before = _random(rows, k), _random(n, k, seed=4), _random(n, seed=5), _random(rows, n, seed=6)
+    panels, bound = pack_linear(weight), _worst_error(x, weight)
+    exact = x.double() @ weight.double().T
+    assert ((linear(team, x, panels, n, Into.STORE, before.clone()) - exact).abs() <= bound).all()
+    stored = _multiply(team, x, panels, n, Into.STORE, before.clone(), bias)
+    assert ((stored - (exact + bias)).abs() <= bound).all()
+    added = _multiply(team, x, panels, n, Into.ADD, before.clone(), bias)
+    assert torch.equal(added, before + stored), "the sum first, then the bias, then one addition"
+
+
+@pytest.mark.parametrize("rows", [1, 13, 64])
+@pytest.mark.parametrize(("n", "k"), [(1, 3), (16, 16), (24, 65), (1536, 576)])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_gate_and_up(team: Team, n: int, k: int, rows: int, has_bias: bool) -> None:
+    x, gate, up = _random(rows, k), _random(n, k, seed=4), _random(n, k, seed=5)
+    gate_bias, up_bias = _random(n, seed=6) * has_bias, _random(n, seed=7) * has_bias
+    bias = pack_gate_up(gate_bias[:, None], up_bias[:, None]).flatten() if has_bias else None
+    y = _multiply(team, x, pack_gate_up(gate, up), 2 * n, Into.SWIGLU, torch.empty(rows, n), bias)
+    gates, ups = (x.double() @ part.double().T + b for part, b in ((gate, gate_bias), (up, up_bias)))
+    exact = torch.nn.functional.silu(gates) * ups
+    # The slope of silu is below 1.1, and |silu(g)| at most |g|.
+    bound = 1.1 * (_worst_error(x, gate) * ups.abs() + _worst_error(x, up) * gates.abs()) + 8 * _EPSILON * exact.abs()
+    assert ((y - exact).abs() <= bound).all()
+
+
+def test_gates_of_any_size(team: Team) -> None:
+    """One input, so that gates are the weights."""
+    gate = torch.linspace(-120.0, 120.0, 4801)[:, None]
+    y = _multiply(team, torch.ones(1, 1), pack_gate_up(gate, torch.ones_like(gate)), 2 * len(gate), Into.SWIGLU,
+                  torch.empty(1, len(gate)))  # fmt: skip
+    exact = torch.nn.functional.silu(gate.double()).T
+    torch.testing.assert_close(y.double(), exact, rtol=1e-6, atol=1e-35)
+
+
+@pytest.mark.parametrize("into", list(Into))
+@pytest.mark.parametrize(("n", "k"), [(96, 40), (130, 577), (64, 1024)])
+def test_a_row_does_not_see_its_company_or_the_lanes(n: int, k: int, into: Into) -> None:
+    width = n // 2 if into is Into.SWIGLU else n
+    most = 300
+    x, panels, before = _random(most, k), pack_linear(_random(n, k, seed=4)), _random(most, width, seed=5)
+    bias = _random(panels.shape[0] * 32, seed=6)
+    one_by_one = before.clone()
+    alone = Team(1)
+    for i in range(most):
+        _multiply(alone, x[i : i + 1], panels, n, into, one_by_one[i : i + 1], bias)
+    for team in (alone, Team(2), Team(3)):
+        for rows in (*range(1, 44), 71, most):
+            for first in (0, most - rows):
+                part = slice(first, first + rows)
+                y = _multiply(team, x[part], panels, n, into, before[part].clone(), bias)
+                assert torch.equal(y, one_by_one[part]), (team, rows, first)
+
+
+def test_strides_do_not_show_and_nothing_else_is_written(team: Team) -> None:
+    """Rows that lie a multiple of 4 KiB apart are grouped in another way."""
+    x, panels = _random(61, 50), pack_linear(_random(70, 50, seed=4))
+    expected = linear(team, x, panels, 70, Into.STORE, torch.empty(61, 70))
+    for stride in (50, 51, 128, 1024, 2048):
+        wide, out = torch.full((61, stride), torch.nan), torch.full((61, 97), 7.0)
+        wide[:, :50] = x
+        _multiply(team, wide[:, :50], panels, 70, Into.STORE, out[:, :70])
+        assert torch.equal(out[:, :70], expected)
+        assert (out[:, 70:] == 7.0).all()
+
+
+_ENTRY = """
+#include "linear.hpp"
+extern "C" int width() { return tandem::kWidth; }
+extern "C" void multiply(const float* x, int m, const float* panels, const float* bias, int n, int k, float* y, int ldy,
+                         int into) {
+    tandem::Team team(2);
+    team.run([&](tandem::Lane& lane) {
+        tandem::linear(lane, x, k, m, {panels, bias, n, k}, y, ldy, static_cast<tandem::Into>(into));
+    });
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def builds(tmp_path_factory: pytest.TempPathFactory) -> list[ctypes.CDLL]:
+    """The product for the machine's vectors and for each narrower kind, down to plain loops."""
+    if platform.machine() != "x86_64":
+        pytest.skip("one kind of vectors only")
+    folder: Path = tmp_path_factory.mktemp("builds")
+    (folder / "entry.cpp").write_text(_ENTRY)
+    libraries = []
+    for i, without in enumerate(([], ["-mno-avx512f"], ["-mno-avx512f", "-mno-avx2"])):
+        target = folder / f"{i}.so"
+        command = [build._find_compiler(), *build._FLAGS, *without, f"-I{build._SOURCES}"]
+        subprocess.run([*command, folder / "entry.cpp", "-o", target], check=True, timeout=300)
+        libraries.append(ctypes.CDLL(str(target)))
+    return libraries
+
+
+@pytest.mark.parametrize("into", list(Into))
+@pytest.mark.parametrize("rows", [1, 3, 4, 7, 33])
+def test_instructions_do_not_show(builds: list[ctypes.CDLL], rows: int, into: Into) -> None:
+    n, k = 96, 203
+    width = n // 2 if into is Into.SWIGLU else n
+    x, panels, bias = _random(rows, k) * 4, pack_linear(_random(n, k, seed=4)), _random(n, seed=5)
+    before = _random(rows, width, seed=6)
+    outputs = []
+    for library in builds:
+        y = before.clone()
+        multiply: Callable[..., None] = library.multiply
+        multiply(*map(_pointer, (x,)), rows, _pointer(panels), _pointer(bias), n, k, _pointer(y), width, int(into))
+        outputs.append(y)
+    assert not torch.equal(outputs[0], before)
+    for other in outputs[1:]:
+        assert torch.equal(outputs[0], other)
+    assert torch.equal(outputs[0], _multiply(Team(1), x, panels, n, into, before.clone(), bias))
+
+
+def _pointer(tensor: torch.Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (31, 4), (32, 4), (100, 6)])
+def test_packing_comes_back_and_fills_with_zeros(n: int, k: int) -> None:
+    weight = _random(n, k)
+    panels = pack_linear(weight)
+    assert panels.shape == (-(-n // 32), k, 32) and panels.is_contiguous()
+    assert torch.equal(unpack_linear(panels, n), weight)
+    assert panels.sum(dtype=torch.float64) == pytest.approx(weight.sum(dtype=torch.float64).item())
+
+
+def test_gate_and_up_lie_side_by_side() -> None:
+    gate, up = torch.arange(40.0)[:, None], 100 + torch.arange(40.0)[:, None]
+    panels = pack_gate_up(gate, up)
+    assert panels.shape == (3, 1, 32)
+    assert panels[1, 0].tolist() == [*range(16, 32), *range(116, 132)]
+    assert panels[2, 0].tolist() == [*range(32, 40), *[0.0] * 8, *range(132, 140), *[0.0] * 8]
+
+
+def test_gate_and_up_of_unequal_shapes_are_refused() -> None:
+    with pytest.raises(ValueError, match="equal shapes"):
+        pack_gate_up(torch.zeros(16, 4), torch.zeros(16, 5))

@@ -1,0 +1,121 @@
+"""Workloads are functions of name, seed and turn, with the shapes that their names promise."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from loadtest.passages import passages
+from loadtest.workloads import (
+    HIGHEST_TOKEN,
+    LOWEST_TOKEN,
+    NAMES,
+    Workload,
+    mix_workload,
+    throughput_workload,
+    warm_up,
+    workload,
+)
+
+BLOCK = 16
+
+
+def by_letters(text: str) -> list[int]:
+    return [ord(letter) for letter in text]
+
+
+def first_blocks(*workloads: Workload) -> list[tuple[int, ...]]:
+    return [ask.prompt[:BLOCK] for one in workloads for ask in one.asks]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_name_seed_and_turn_give_the_same_requests(name: str) -> None:
+    assert workload(name, 3, 1, by_letters) == workload(name, 3, 1, by_letters)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_two_prompts_of_any_seed_or_turn_share_a_first_block(name: str) -> None:
+    several = [workload(name, seed, turn, by_letters) for seed in (0, 1) for turn in (0, 1)]
+    blocks = first_blocks(*several, warm_up(0), warm_up(1))
+    assert len(set(blocks)) == len(blocks)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_turn_changes_tokens_but_neither_lengths_nor_arrivals(name: str) -> None:
+    def shape(turn: int) -> list[tuple[str, str, int, int, float]]:
+        asks = workload(name, 5, turn, by_letters).asks
+        return [(ask.name, ask.group, len(ask.prompt), ask.max_tokens, ask.due_s) for ask in asks]
+
+    assert shape(0) == shape(1)
+    assert workload(name, 5, 0, by_letters).asks[0].prompt != workload(name, 5, 1, by_letters).asks[0].prompt
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "num_prompt", "num_output"),
+    [
+        ("decode", 5, 128, 64),
+        ("prefill-128", 5, 128, 1),
+        ("prefill-512", 5, 512, 1),
+        ("prefill-2048", 3, 2048, 1),
+        ("throughput", 32, 256, 64),
+    ],
+)
+def test_fixed_shapes(name: str, count: int, num_prompt: int, num_output: int) -> None:
+    one = workload(name, 0, 0, by_letters)
+    assert [(len(ask.prompt), ask.max_tokens) for ask in one.asks] == [(num_prompt, num_output)] * count
+    assert one.is_sequential == (name != "throughput")
+    assert all(LOWEST_TOKEN <= token < HIGHEST_TOKEN for ask in one.asks for token in ask.prompt)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_mix_holds_its_classes(seed: int) -> None:
+    asks = mix_workload(seed, 0, 24).asks
+    ranges = {"short": (64, 200), "medium": (550, 650), "long": (2400, 2600)}
+    counts = {group: sum(ask.group == group for ask in asks) for group in ranges}
+    assert counts == {"short": 16, "medium": 5, "long": 3}
+    assert all(ranges[ask.group][0] <= len(ask.prompt) <= ranges[ask.group][1] for ask in asks)
+    assert all(32 <= ask.max_tokens <= 64 for ask in asks)
+
+
+def test_arrivals_of_the_mix_are_poisson_at_its_rate() -> None:
+    gaps = []
+    for seed in range(60):
+        due = [ask.due_s for ask in mix_workload(seed, 0, 24, rate=0.35).asks]
+        assert due == sorted(due) and due[0] == 0.0
+        gaps += [after - before for before, after in pairwise(due)]
+    mean = sum(gaps) / len(gaps)
+    deviation = (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5
+    assert mean == pytest.approx(1 / 0.35, rel=0.06)
+    assert deviation == pytest.approx(mean, rel=0.1)  # as of an exponential distribution
+
+
+def test_the_burst_is_the_mix_of_the_same_seed_all_at_once() -> None:
+    mix, burst = workload("mix", 2, 0, by_letters), workload("mix-burst", 2, 0, by_letters)
+    assert {ask.due_s for ask in burst.asks} == {0.0}
+    assert sorted(ask.group for ask in burst.asks) == sorted(ask.group for ask in mix.asks)
+
+
+def test_scale_keeps_the_shares_of_the_mix() -> None:
+    groups = [ask.group for ask in workload("mix", 0, 0, by_letters, scale=2.0).asks]
+    assert [groups.count(group) for group in ("short", "medium", "long")] == [32, 10, 6]
+    assert len(workload("mix", 0, 0, by_letters, scale=0.05).asks) == 1
+
+
+def test_an_unknown_name_is_a_key_error() -> None:
+    with pytest.raises(KeyError):
+        workload("nothing", 0, 0, by_letters)
+
+
+def test_an_edit_asks_for_a_text_that_is_in_its_prompt() -> None:
+    texts = {passage.text.strip() for passage in passages()}
+    for ask in workload("edit", 1, 0, by_letters).asks:
+        prompt = "".join(map(chr, ask.prompt))
+        (whole,) = [text for text in texts if text in prompt]
+        assert prompt.endswith(whole[:20] + whole[20:60])
+
+
+def test_throughput_is_all_at_once() -> None:
+    one = throughput_workload(0, 0, 8)
+    assert not one.is_sequential
+    assert {ask.due_s for ask in one.asks} == {0.0}
