@@ -224,6 +224,7 @@ def test_a_calibration_leaves_no_trace(rig: Rig) -> None:
 
 def test_a_worker_that_cannot_be_calibrated_learns_from_its_work(rig: Rig) -> None:
     rig.calibrates = True
+
     def explode(plan: object) -> None:
         rig.executor.before_step = lambda plan: None
         raise RuntimeError("planted")
