@@ -73,6 +73,7 @@ def shapes(**fixed: object) -> st.SearchStrategy[Knobs]:
         budget=st.integers(2, 9),
         max_num_seqs=st.integers(2, 6),
         chunked=st.booleans(),
+        itl_s=st.sampled_from([0.0, 1e-9, 0.01]),
         plan_depth=st.sampled_from([1, 2]),
         right_guesses=st.sampled_from([None, 1.0, 0.6]),
         **{name: st.just(value) for name, value in fixed.items()},

@@ -10,11 +10,13 @@ from tandem.core.events import SampledToken
 from tandem.core.ids import BlockId, JobKey, SeqId
 from tandem.core.request import Prefill, Resume
 from tandem.kv.pool import BlockPool, Holder
+from tandem.sched.budget import LEAST_TOKENS
 from tandem.sched.outcome import Planned, Progress, PullGrant
 from tandem.sched.plan import Slice, StepPlan
 from tandem.sched.policy import SchedulerLimits
 from tandem.sched.scheduler import Scheduler
 from tandem.sched.sequence import Sequence, Status
+from tandem.sched.targets import LatencyTargets
 from tests.property.effort import effort
 from tests.property.guesses import speculation
 from tests.property.jobs import Shape, Witness, job_of, shapes
@@ -34,6 +36,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunked=st.booleans(),
         caching=st.sampled_from([True, True, False]),
         digests=st.booleans(),
+        itl_s=st.sampled_from([0.0, 0.0, 1e-9, 0.005, 0.02, 1.0]),
         right=st.sampled_from([None, None, 1.0, 0.7, 0.2]),
         seed=st.integers(0, 1000),
     )
@@ -46,6 +49,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunked: bool,
         caching: bool,
         digests: bool,
+        itl_s: float,
         right: float | None,
         seed: int,
     ) -> None:
@@ -56,6 +60,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_model_len=MAX_PROMPT + MAX_OUTPUT - 2,
             enable_chunked_prefill=chunked,
             digest_handoffs=digests,
+            targets=LatencyTargets(itl_s=itl_s, ttft_s=2.0),
         )
         self.block_size = block_size
         self.pool = BlockPool(num_blocks, block_size, enable_prefix_caching=caching)
@@ -69,6 +74,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.num_announced: dict[JobKey, int] = {}
         self.grants: dict[JobKey, PullGrant] = {}
         self.landing: list[tuple[BlockId, ...]] = []
+        self.now = 0.0
         self.has_started = True
 
     # ---- what happens
@@ -78,7 +84,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         job = job_of(shape, f"r{len(self.witnesses)}")
         before = repr(self.scheduler), repr(self.pool)
         try:
-            self.scheduler.add(job)
+            self.scheduler.add(job, self.now)
         except TandemError as refusal:
             assert refusal.kind in (ErrorKind.OVERLOADED, ErrorKind.CONTEXT_LENGTH)
             assert (repr(self.scheduler), repr(self.pool)) == before, "a refused job left something"
@@ -232,8 +238,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         free = self.pool.num_free
         sizes = {s.id: len(s.table) for s in self.scheduler._running}
         before = [(s, s.num_open_plans) for s in self.scheduler._running]
-        planned = self.scheduler.plan()
+        prompts = [s for s in self.scheduler._running if s.is_drawing and s.num_remaining > 1]
+        oldest = min((s.order for s in self.scheduler._waiting), default=(9, 0))
+        owed = [(s, s.num_remaining) for s in prompts[:1] if s.order < oldest]
+        planned = self.scheduler.plan(self.now)
         self.check_victims(before)
+        if self.limits.enable_chunked_prefill:
+            self.check_share_of_oldest(planned, owed)
         for offer in planned.offers:
             assert offer.key not in self.leases
             self.leases[offer.key] = offer.blocks
@@ -278,6 +289,17 @@ class SchedulerMachine(RuleBasedStateMachine):
             certain = piece.stop - piece.num_drafted
             assert piece.num_certain == 1 or certain == len(seq.tokens), f"{plan} cuts a prompt in pieces"
 
+    def check_share_of_oldest(self, planned: Planned, oldest: list[tuple[Sequence, int]]) -> None:
+        """Whatever else there is to do, the oldest prompt gets half of what decodes leave, or of the least."""
+        for seq, num_remaining in oldest:
+            if seq.status is not Status.RUNNING:
+                continue
+            slices = planned.step.slices if planned.step is not None else ()
+            left = self.limits.max_num_batched_tokens - sum(1 for s in slices if s.num_certain == 1 and s.sampling)
+            half = left // 2 if not self.limits.targets.itl_s else min(left, LEAST_TOKENS) // 4
+            share = sum(s.num_tokens for s in slices if s.seq == seq.id)
+            assert share >= min(num_remaining, max(1, half), left), f"{planned.step} forgets {seq!r}"
+
     def check_decodes_first(self, planned: Planned, ready: list[Sequence], free: int) -> None:
         """Where there is room for all, every decode is in the plan, ahead of all prompts."""
         assert planned.step is not None
@@ -307,8 +329,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     def take_result(self, failing: set[SeqId]) -> None:
         plan = self.plans.pop(0)
         self.check_digests(plan)
-        for progress in self.scheduler.commit(self.executor.execute(plan, failing)):
+        result = self.executor.execute(plan, failing)
+        for progress in self.scheduler.commit(result):
             self.record(progress)
+        seconds = 0.001 * (1 + plan.num_tokens) * (1 + plan.number % 7 // 6 * 30)
+        self.now += seconds
+        record = self.scheduler.pacer.measured(result, seconds)
+        assert record.has_failed == any(s.error is not None for s in result.slices)
+        assert record.features.num_prefill_tokens + record.features.num_decode_seqs == plan.num_tokens
 
     def check_digests(self, plan: StepPlan) -> None:
         for piece in plan.slices:

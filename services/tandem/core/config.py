@@ -77,6 +77,16 @@ class SpeculativeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SloConfig:
+    """Milliseconds; 0 promises nothing. Requests with a priority above 0 are the batch lane, all others interactive."""
+
+    ttft_ms: float = _doc("time to the first token; a prompt that is about to miss it goes ahead of shorter ones", 0.0)
+    itl_ms: float = _doc("between two tokens; steps compute only as much of prompts as fits", 0.0)
+    batch_ttft_ms: float = _doc("the same for requests with a priority above 0", 0.0)
+    batch_itl_ms: float = _doc("the same for requests with a priority above 0", 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HandoffConfig:
     transport: Literal["nixl", "local"] = _doc("how KV blocks move between workers", "nixl")
     lease_s: float = _doc("how long a giver keeps offered KV without a renewal", 10.0)
@@ -129,6 +139,7 @@ class Config:
     model: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
     speculative: SpeculativeConfig = SpeculativeConfig()
+    slo: SloConfig = SloConfig()
     handoff: HandoffConfig = HandoffConfig()
     worker: WorkerConfig = WorkerConfig()
     gateway: GatewayConfig = GatewayConfig()
@@ -188,6 +199,9 @@ _RULES: tuple[_Rule, ...] = (
     ),
     _one("engine.max_model_len", "must be 0 (whatever fits) or at least 2", lambda v: v == 0 or v >= 2),
     _one("engine.block_size", "must be a power of two from 8 to 256", _BLOCK_SIZES.__contains__),
+    *_each(
+        "must not be negative", lambda v: v >= 0, "slo.ttft_ms", "slo.itl_ms", "slo.batch_ttft_ms", "slo.batch_itl_ms"
+    ),
     *_each("must be at least 1", lambda v: v >= 1, "speculative.num_tokens", "speculative.max_batch_tokens"),
     _one("speculative.ngram_min", "must be at least 1", lambda v: v >= 1),
     (

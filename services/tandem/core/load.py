@@ -10,7 +10,8 @@ class Load:
     """What a router needs. `num_free_blocks` counts blocks without a holder, cached ones included.
 
     `num_queued_tokens`: known tokens accepted and not computed yet. `num_drafted_tokens` were guessed and
-    `num_accepted_tokens` of them guessed right, since the start.
+    `num_accepted_tokens` of them guessed right, since the start. `num_steps_over_target`: steps since the start that
+    could not be planned to end within the latency target of those they decode for.
     """
 
     num_running: int = 0
@@ -23,6 +24,7 @@ class Load:
     draining: bool = False
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_steps_over_target: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

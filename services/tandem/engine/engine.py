@@ -20,6 +20,7 @@ from tandem.kv.handoff import Announcement, HandoffKey
 from tandem.kv.pool import BlockPool, Holder
 from tandem.kv.pull_book import Arrived, Lost, Pull, PullBook, PullOutcome, ReadEnded, StartRead, Teardown
 from tandem.sched.outcome import Progress
+from tandem.sched.pacer import Pacer
 from tandem.sched.plan import StepPlan, StepResult
 from tandem.sched.policy import SchedulerLimits
 from tandem.sched.scheduler import Scheduler
@@ -79,7 +80,7 @@ class Engine:
             raise TandemError(ErrorKind.DRAINING, "this worker takes no new work", retry_after_s=1.0)
         if isinstance(job, Resume) and self._pulls.find(_handoff_key(job)) is not None:
             raise TandemError(ErrorKind.INVALID_REQUEST, f"another job pulls {_handoff_key(job)} already")
-        self._scheduler.add(job)
+        self._scheduler.add(job, now)
         effects = self._promise(job, now) if isinstance(job, Prefill) else []
         if fenced is not None:
             effects += self.cancel(fenced, now)
@@ -104,7 +105,7 @@ class Engine:
         """Plan the next step; None when there is nothing to compute or enough plans are open."""
         if self._scheduler.num_open_plans >= self._plan_depth:
             return None, []
-        planned = self._scheduler.plan()
+        planned = self._scheduler.plan(now)
         self.num_preempted += planned.num_preempted
         effects: list[Effect] = []
         for offer in planned.offers:
@@ -197,6 +198,11 @@ class Engine:
     # ---- books
 
     @property
+    def pacer(self) -> Pacer:
+        """Drivers tell it how long steps took; the sizes of later steps follow from that."""
+        return self._scheduler.pacer
+
+    @property
     def is_idle(self) -> bool:
         """Nothing is running, offered or being read."""
         return not (len(self._jobs) or self._scheduler.num_sequences or len(self._giver) or self._pulls.num_reads)
@@ -230,6 +236,7 @@ class Engine:
             draining=self.draining,
             num_drafted_tokens=0 if (guessed := self._scheduler.speculation) is None else guessed.num_drafted,
             num_accepted_tokens=0 if guessed is None else guessed.num_accepted,
+            num_steps_over_target=self._scheduler.pacer.num_steps_over_target,
         )
 
     def books(self) -> Books:
@@ -288,17 +295,7 @@ class Engine:
 
     def _take_in(self, arrived: Arrived, now: float) -> list[Effect]:
         progress = self._scheduler.kv_arrived(arrived.job, arrived.first_token)
-        stats, size = arrived.stats, self._handoff.block_bytes
-        pulled = Pulled(
-            key=arrived.job,
-            num_blocks=stats.num_blocks,
-            num_bytes=stats.num_blocks * size,
-            num_cached_tokens=progress.num_cached,
-            num_exposed_bytes=stats.num_exposed_blocks * size,
-            total_s=stats.total_s,
-            exposed_s=stats.exposed_s,
-            busy_s=stats.busy_s,
-        )
+        pulled = _pulled(arrived, progress.num_cached, self._handoff.block_bytes)
         return [Unfollow(arrived.source, arrived.key), Emit(pulled), *self._settle(progress, now)]
 
     def _lose(self, lost: Lost, now: float) -> list[Effect]:
@@ -336,6 +333,20 @@ class Engine:
             self._scheduler.cancel(job.key)
             raise
         return effects if older is None else [*effects, *self.cancel(older, now)]
+
+
+def _pulled(arrived: Arrived, num_cached: int, block_bytes: int) -> Pulled:
+    stats = arrived.stats
+    return Pulled(
+        key=arrived.job,
+        num_blocks=stats.num_blocks,
+        num_bytes=stats.num_blocks * block_bytes,
+        num_cached_tokens=num_cached,
+        num_exposed_bytes=stats.num_exposed_blocks * block_bytes,
+        total_s=stats.total_s,
+        exposed_s=stats.exposed_s,
+        busy_s=stats.busy_s,
+    )
 
 
 def _renewals(pulls: Iterable[Pull]) -> list[Effect]:

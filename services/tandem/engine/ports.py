@@ -1,4 +1,4 @@
-"""What the engine's drivers need from the outside: an executor and a KV transport; owns no implementation."""
+"""What the engine's drivers need from the outside: executor, KV transport, observer; owns no implementation."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Protocol
 
 from tandem.core.ids import BlockId, WorkerRef
 from tandem.kv.layout import KVLayout, KVRegion
+from tandem.sched.outcome import StepRecord
 from tandem.sched.plan import StepPlan, StepResult
 
 
@@ -27,6 +28,12 @@ class Executor(Protocol):
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one plan to its end. A slice that cannot be computed reports `error`; others are unaffected."""
         ...
+
+
+class StepObserver(Protocol):
+    """Whoever looks at steps that have run. Called on the driver's thread; must not block and must not raise."""
+
+    def observe(self, record: StepRecord) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

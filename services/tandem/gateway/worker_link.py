@@ -23,6 +23,7 @@ from tandem.core.events import JobEvent
 from tandem.core.ids import GatewayId, JobKey, WorkerRef
 from tandem.core.load import Load
 from tandem.core.request import Job
+from tandem.core.step_cost import StepCost
 from tandem.gateway.ports import ServedModel
 from tandem.gateway.text_models import TextModels
 from tandem.kv.handoff import HandoffKey
@@ -33,6 +34,7 @@ from tandem.wire.convert import (
     decode_bundle,
     decode_load,
     decode_refusal,
+    decode_step_cost,
     decode_update,
     encode_key,
     encode_submission,
@@ -77,6 +79,7 @@ class WorkerLink:
         self._stub = WorkerStub(self._channel)
         self._described: pb.DescribeReply | None = None
         self._load = Load()
+        self._step_cost: StepCost | None = None
         self._unreported = 0
         self._calls: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
@@ -100,7 +103,7 @@ class WorkerLink:
         if about is None or not self.is_live:
             return None
         pool = _pool(about.pool)
-        return WorkerView(self.ref, pool, about.model, about.fingerprint, self._load, self._unreported)
+        return WorkerView(self.ref, pool, about.model, about.fingerprint, self._load, self._unreported, self._step_cost)
 
     # ---- calls
 
@@ -151,6 +154,8 @@ class WorkerLink:
                             self.is_live, self.is_gone = True, False
                             log.info("worker %s (%s) is live", self.ref, self._pool_name())
                         self._load = decode_load(update.load)
+                        if update.HasField("step_cost"):
+                            self._step_cost = decode_step_cost(update.step_cost)
                         calls.reported(self.ref, decode_update(update))
                         calls.changed()
             except grpc.aio.AioRpcError as error:

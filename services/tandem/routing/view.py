@@ -7,6 +7,7 @@ from typing import Literal
 
 from tandem.core.ids import WorkerRef
 from tandem.core.load import Load
+from tandem.core.step_cost import StepCost
 
 Pool = Literal["prefill", "decode", "mixed"]
 
@@ -14,7 +15,7 @@ Pool = Literal["prefill", "decode", "mixed"]
 @dataclass(frozen=True, slots=True)
 class WorkerView:
     """One live worker. `load` is its own last word; `num_unreported_tokens` are prompt tokens that this gateway has
-    sent to it since, so that a burst does not herd onto one worker."""
+    sent to it since, so that a burst does not herd onto one worker. `step_cost`: how long its steps take, once told."""
 
     ref: WorkerRef
     pool: Pool
@@ -22,6 +23,7 @@ class WorkerView:
     fingerprint: str
     load: Load
     num_unreported_tokens: int = 0
+    step_cost: StepCost | None = None
 
     @property
     def prefills(self) -> bool:

@@ -6,15 +6,19 @@ this plan has reached, that an open plan names, or whose blocks are offered to a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tandem.core.ids import BlockId, SeqId
 from tandem.core.request import Prefill
 from tandem.kv.pool import BlockPool
 from tandem.sched.acceptance import blocks_for
+from tandem.sched.budget import Allowance
 from tandem.sched.outcome import Offer, PullGrant
 from tandem.sched.plan import Slice
 from tandem.sched.policy import SchedulerLimits, chunk_size
 from tandem.sched.queue import OrderedQueue
 from tandem.sched.sequence import Sequence, Status
+from tandem.sched.share import Prompt, divide, fill_up
 
 
 class Draft:
@@ -27,22 +31,47 @@ class Draft:
         self.offers: list[Offer] = []
         self.num_preempted = 0
         self.has_prefill = False
-        self._pool = pool
-        self._limits = limits
+        self._prompts: dict[SeqId, Prompt] = {}
+        self._allowance = Allowance(self.budget)
+        self._shares: dict[SeqId, int] | None = None
+        self.pool = pool
+        self.limits = limits
         self._running = running
         self._waiting = waiting
 
-    def chunk_of(self, num_remaining: int) -> int:
-        """How many of a sequence's remaining tokens this step would take."""
-        return chunk_size(num_remaining, self.budget, self.has_prefill, self._limits)
+    def divide(self, prompts: Iterable[Prompt], allowance: Allowance) -> None:
+        """From now on prompts get their shares of the allowance, and those without a share nothing."""
+        self._prompts = {prompt.seq: prompt for prompt in prompts}
+        self._allowance = allowance
+        self._shares = divide(list(self._prompts.values()), allowance)
+
+    def has_share(self, seq: Sequence) -> bool:
+        return self._shares is None or seq.id in self._shares
+
+    def add_started(self, started: Iterable[Sequence]) -> None:
+        """Plan prompts that run already, with what those leave to them that were to start and did not."""
+        if self._shares is not None:
+            left = self._allowance
+            for prompt in self._prompts.values():
+                if prompt.is_waiting and (piece := self.slices.get(prompt.seq)) is not None:
+                    left = left.less(piece.start, piece.num_tokens)
+            running = [prompt for prompt in self._prompts.values() if not prompt.is_waiting]
+            self._shares = fill_up(running, self._shares, left)
+        for seq in started:
+            self.add(seq)
+
+    def chunk_of(self, seq: Sequence, num_remaining: int) -> int:
+        """How many of a sequence's remaining tokens this step would take; a decode needs no share."""
+        size = chunk_size(num_remaining, self.budget, self.has_prefill, self.limits)
+        return size if self._shares is None or num_remaining <= 1 else min(size, self._shares.get(seq.id, 0))
 
     def add(self, seq: Sequence) -> None:
         """Plan the next chunk or token of a running sequence, if budget and room allow."""
-        num_tokens = self.chunk_of(seq.num_remaining)
+        num_tokens = self.chunk_of(seq, seq.num_remaining)
         if num_tokens == 0:
             return
         start, stop = seq.num_planned, seq.num_planned + num_tokens
-        num_blocks = blocks_for(stop, self._pool.block_size)
+        num_blocks = blocks_for(stop, self.pool.block_size)
         if not self._make_room(seq, num_blocks):
             return
         blocks = seq.table.ids(num_blocks)
@@ -65,16 +94,16 @@ class Draft:
 
     def _to_digest(self, seq: Sequence, stop: int, blocks: tuple[BlockId, ...]) -> tuple[BlockId, ...]:
         """Blocks of a Prefill that are complete after this slice; the ragged last one counts when the prompt ends."""
-        if not isinstance(seq.job, Prefill) or not self._limits.digest_handoffs:
+        if not isinstance(seq.job, Prefill) or not self.limits.digest_handoffs:
             return ()
-        num_complete = len(blocks) if stop == len(seq.tokens) else stop // self._pool.block_size
+        num_complete = len(blocks) if stop == len(seq.tokens) else stop // self.pool.block_size
         fresh = blocks[seq.num_digested : num_complete]
         seq.num_digested = max(seq.num_digested, num_complete)
         return fresh
 
     def _make_room(self, seq: Sequence, num_blocks: int) -> bool:
         """Grow a table, preempting from the youngest on; never a sequence older than `seq`, possibly `seq` itself."""
-        while not self._pool.grow(seq.table, num_blocks):
+        while not self.pool.grow(seq.table, num_blocks):
             victim = self._victim(seq)
             if victim is None:
                 return False
@@ -95,7 +124,7 @@ class Draft:
 
     def _preempt(self, seq: Sequence) -> None:
         self._running.remove(seq)
-        self._pool.release(seq.table)
+        self.pool.release(seq.table)
         seq.num_computed = 0
         seq.status = Status.WAITING
         self._waiting.add(seq)

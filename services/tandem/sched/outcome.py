@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tandem.core.events import FinishReason, SampledToken
 from tandem.core.ids import BlockId, JobKey
 from tandem.core.request import Job
+from tandem.core.step_cost import StepFeatures
 from tandem.kv.handoff import BlockDigest
 from tandem.sched.plan import StepPlan
 
@@ -38,6 +39,27 @@ class Planned:
     pulls: tuple[PullGrant, ...] = ()
     offers: tuple[Offer, ...] = ()
     num_preempted: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One step that has run. `num_budget_tokens` is what the budget had for prompts, in tokens of a prompt's
+    beginning. `target_s` is the strictest latency target of the sequences that decoded; 0: none. Seconds, from the
+    moment in which planning began to that in which the results were handed out."""
+
+    number: int
+    features: StepFeatures
+    predicted_s: float
+    measured_s: float
+    target_s: float
+    num_budget_tokens: int
+    num_preempted: int
+    has_failed: bool
+
+    @property
+    def is_planned_over_target(self) -> bool:
+        """Even the least that the step had to compute was predicted to take longer than the target."""
+        return 0 < self.target_s < self.predicted_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,15 @@
 """Owns every live sequence and decides what each step computes; never runs a model, moves KV or reads a clock.
 
 There is no prefill phase and no decode phase, only sequences with tokens still to compute: a step takes every decode
-first and fills the rest of its budget with prefill chunks (Sarathi-Serve, OSDI 2024). Sequences are planned in order
-and preempted, to be recomputed, only from the tail that the plan has not reached. Several plans may be open; they are
-committed in the order in which they were made.
+first and fills the rest of its budget with prefill chunks (Sarathi-Serve, OSDI 2024). `pacer` says how large that rest
+is, `share` how prompts share it. Sequences are planned in order and preempted, to be recomputed, only from the tail
+that the plan has not reached. Several plans may be open; they are committed in the order in which they were made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import SampledToken
@@ -28,9 +29,11 @@ from tandem.sched.acceptance import (
 )
 from tandem.sched.draft import Draft
 from tandem.sched.outcome import Occupancy, Offer, Planned, Progress, PullGrant
+from tandem.sched.pacer import Pacer
 from tandem.sched.plan import Slice, SliceResult, StepPlan, StepResult
 from tandem.sched.policy import SchedulerLimits, may_offer
 from tandem.sched.queue import OrderedQueue
+from tandem.sched.ration import ration, startable
 from tandem.sched.sequence import Sequence, Status
 from tandem.sched.speculate import Speculation
 
@@ -43,6 +46,7 @@ class Scheduler:
     ) -> None:
         self.pool = pool
         self.limits = limits
+        self.pacer = Pacer(limits.max_num_batched_tokens)
         self.speculation = speculation
         self._fingerprint = model_fingerprint
         self._waiting = OrderedQueue()
@@ -57,11 +61,11 @@ class Scheduler:
 
     # ---- jobs come and go
 
-    def add(self, job: Job) -> None:
+    def add(self, job: Job, now: float = 0.0) -> None:
         """Accept a job. Raises TandemError, and keeps nothing of it, when it can never run or has no room."""
         self._check(job)
         root = root_hash(self._fingerprint, self.pool.block_size, job.request.cache_salt)
-        seq = Sequence(SeqId(self._num_arrived), job, root, self._num_arrived)
+        seq = Sequence(SeqId(self._num_arrived), job, root, self._num_arrived, now)
         self._num_arrived += 1
         self._by_key[job.key] = self._by_id[seq.id] = seq
         self._waiting.add(seq)
@@ -88,15 +92,19 @@ class Scheduler:
 
     # ---- one step
 
-    def plan(self) -> Planned:
-        """Choose the next step's work; give blocks to pulls that may begin."""
+    def plan(self, now: float = 0.0) -> Planned:
+        """Choose the next step's work; give blocks to pulls that may begin. `now` is on the clock of `add`."""
         draft = Draft(self.pool, self.limits, self._running, self._waiting)
         ready = [seq for seq in self._running if seq.is_drawing]
-        for seq in [s for s in ready if s.num_remaining == 1] + [s for s in ready if s.num_remaining > 1]:
+        for seq in [s for s in ready if s.num_remaining == 1]:
             if seq.status is Status.RUNNING:
                 draft.add(seq)
-        if draft.num_preempted == 0 or not draft.slices:
+        started = [s for s in ready if s.num_remaining > 1 and s.status is Status.RUNNING]
+        may_start = draft.num_preempted == 0 or not (draft.slices or started)
+        ration(draft, self.pacer, self._running, started, self._startable() if may_start else (), now)
+        if may_start:
             self._admit(draft)
+        draft.add_started(started)
         if self.speculation is not None:
             self.speculation.extend(draft, self.pool, self._running, self._num_spare())
         step = None
@@ -104,6 +112,7 @@ class Scheduler:
             step = StepPlan(self._num_plans, tuple(draft.slices.values()))
             self._open[step.number] = step
             self._num_plans += 1
+            self.pacer.planned(step, draft.num_preempted)
         return Planned(step, tuple(draft.pulls), tuple(draft.offers), draft.num_preempted)
 
     def commit(self, result: StepResult) -> list[Progress]:
@@ -164,7 +173,8 @@ class Scheduler:
     # ---- admission to the running set
 
     def _admit(self, draft: Draft) -> None:
-        """Start waiting sequences in order. The first that finds no room ends it, so that none is overtaken for ever.
+        """Start waiting sequences in order, those with a share. The first that finds no room ends it, so that none is
+        overtaken for ever.
 
         Leases end only when their takers get room, so what waits for them must not hold back a pull: a prefill that
         may not be offered yet holds back other prefills, anything else that is too large all but pulls.
@@ -173,10 +183,10 @@ class Scheduler:
         for seq in list(self._waiting):
             if len(self._running) + len(self._pulling) >= self.limits.max_num_seqs:
                 return
-            if _is_pull(seq):
+            if seq.is_pull:
                 if seq.may_start and not self._grant_pull(seq, draft):
                     return
-            elif not may_compute or (isinstance(seq.job, Prefill) and not may_prefill):
+            elif not (may_compute and draft.has_share(seq)) or (isinstance(seq.job, Prefill) and not may_prefill):
                 continue
             elif isinstance(seq.job, Prefill) and not self._may_offer(seq):
                 may_prefill = False
@@ -186,9 +196,9 @@ class Scheduler:
                 may_compute = False
 
     def _start(self, seq: Sequence, draft: Draft) -> bool:
-        hashes = self._reusable(seq)
+        hashes = seq.reusable(self.pool.block_size)
         cached = self.pool.count_hits(hashes) * self.pool.block_size
-        if draft.chunk_of(len(seq.tokens) - cached) == 0:
+        if draft.chunk_of(seq, len(seq.tokens) - cached) == 0:
             return False
         if not self._take_blocks(seq, hashes, self._num_blocks(len(seq.tokens)), spare=len(self._running)):
             return False
@@ -205,7 +215,7 @@ class Scheduler:
         return True
 
     def _grant_pull(self, seq: Sequence, draft: Draft) -> bool:
-        hashes = self._reusable(seq)
+        hashes = seq.reusable(self.pool.block_size)
         num_hits = self.pool.count_hits(hashes)
         if not self._take_blocks(seq, hashes, pull_need(seq.job, self.pool.block_size), spare=0):
             return False
@@ -226,13 +236,14 @@ class Scheduler:
         assert grown, "room was counted"
         return True
 
-    def _reusable(self, seq: Sequence) -> list[BlockHash]:
-        """Hashes that a prefix hit may use: at least one token is left to compute, so that a draw has logits."""
-        return seq.hashes((len(seq.tokens) - 1) // self.pool.block_size, self.pool.block_size)
-
     def _may_offer(self, seq: Sequence) -> bool:
         need, largest = self._num_blocks(len(seq.tokens)), max(self._promises(), default=0)
         return may_offer(need, self.pool.num_leased, self.pool.num_blocks, largest)
+
+    def _startable(self) -> Iterator[Sequence]:
+        num_seats = self.limits.max_num_seqs - len(self._running) - len(self._pulling)
+        largest = max(self._promises(), default=0)
+        return islice(startable(self._waiting, self.pool, largest), max(0, num_seats))
 
     def _waits_for_leases(self, seq: Sequence) -> bool:
         return self._num_blocks(len(seq.tokens)) > self.pool.num_blocks - self.pool.num_leased
@@ -266,16 +277,8 @@ class Scheduler:
         handed_over = bool(kept) and isinstance(seq.job, Prefill) and finish is None
         if finish is not None or handed_over:
             self._end(seq)
-        return Progress(
-            seq.job,
-            seq.num_computed,
-            seq.num_cached,
-            first_index,
-            tuple(kept),
-            digests,
-            finish,
-            handed_over,
-        )
+        drawn = tuple(kept)
+        return Progress(seq.job, seq.num_computed, seq.num_cached, first_index, drawn, digests, finish, handed_over)
 
     def _publish(self, seq: Sequence) -> None:
         num_full = seq.num_computed // self.pool.block_size
@@ -321,7 +324,7 @@ class Scheduler:
 
     def _promises(self) -> tuple[int, ...]:
         """Blocks of each pull that was promised and has none yet."""
-        return tuple(pull_need(s.job, self.pool.block_size) for s in self._waiting if _is_pull(s))
+        return tuple(pull_need(s.job, self.pool.block_size) for s in self._waiting if s.is_pull)
 
     def _num_spare(self) -> int:
         """Free blocks that neither running sequences grow into next nor waiting ones begin with."""
@@ -330,11 +333,6 @@ class Scheduler:
 
     def _num_blocks(self, num_tokens: int) -> int:
         return blocks_for(num_tokens, self.pool.block_size)
-
-
-def _is_pull(seq: Sequence) -> bool:
-    """Its KV is to come from elsewhere; a Resume that was preempted computes it here."""
-    return isinstance(seq.job, Resume) and not seq.was_started
 
 
 def _check_sequence(seq: Sequence, named: list[Slice], pool: BlockPool) -> None:

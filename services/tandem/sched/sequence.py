@@ -28,10 +28,11 @@ class Sequence:
     `[num_computed, num_computed + num_in_flight)`. `num_pending` tokens are to be drawn by open plans, for certain;
     `num_drafted` more, whose KV is planned too, only if an open plan's guesses are right."""
 
-    def __init__(self, seq_id: SeqId, job: Job, root: BlockHash, arrival: int) -> None:
+    def __init__(self, seq_id: SeqId, job: Job, root: BlockHash, arrival: int, arrived_at: float = 0.0) -> None:
         self.id = seq_id
         self.job = job
         self.order = (job.request.priority, arrival)
+        self.arrived_at = arrived_at
         self.tokens: list[int] = [*job.request.prompt_tokens, *job.output_tokens]
         self.num_prompt = len(job.request.prompt_tokens)
         self.status = Status.WAITING
@@ -43,6 +44,8 @@ class Sequence:
         self.num_open_plans = 0
         self.num_cached = 0
         self.num_digested = 0
+        # Leading blocks that were in the prefix cache when it was last looked at; only ever a guess.
+        self.num_hits_seen = 0
         self.was_started = False
         # A Resume waits for its source until the pull may begin.
         self.may_start = not isinstance(job, Resume)
@@ -54,6 +57,11 @@ class Sequence:
     @property
     def key(self) -> JobKey:
         return self.job.key
+
+    @property
+    def is_pull(self) -> bool:
+        """Its KV is to come from elsewhere; a Resume that was preempted computes it here."""
+        return isinstance(self.job, Resume) and not self.was_started
 
     @property
     def num_planned(self) -> int:
@@ -100,6 +108,10 @@ class Sequence:
             fresh = self.tokens[num_hashed * block_size : num_blocks * block_size]
             self._hashes += chain_hashes(parent, fresh, block_size)
         return self._hashes[:num_blocks]
+
+    def reusable(self, block_size: int) -> list[BlockHash]:
+        """Hashes that a prefix hit may use: at least one token is left to compute, so that a draw has logits."""
+        return self.hashes((len(self.tokens) - 1) // block_size, block_size)
 
     def __repr__(self) -> str:
         kind = {Generate: "generate", Prefill: "prefill", Resume: "resume"}[type(self.job)]

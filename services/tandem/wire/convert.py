@@ -17,6 +17,7 @@ from tandem.core.events import Cancelled, Failed, Finished, FinishReason, JobEve
 from tandem.core.ids import GatewayId, HandoffId, Incarnation, JobKey, RequestId
 from tandem.core.load import Books, Load
 from tandem.core.request import Generate, Job, Prefill, Request, Resume, SamplingParams
+from tandem.core.step_cost import StepCost
 from tandem.wire.convert_kv import (
     decode_sampled,
     decode_worker,
@@ -171,7 +172,9 @@ def decode_kind(value: str) -> ErrorKind:
 # ---- events
 
 
-def encode_update(events: Iterable[JobEvent], load: Load | None = None) -> pb.WatchUpdate:
+def encode_update(
+    events: Iterable[JobEvent], load: Load | None = None, step_cost: StepCost | None = None
+) -> pb.WatchUpdate:
     """One message for the events of a step. Tokens of one job come in the order of their indices; where these are
     consecutive they share a run."""
     update = pb.WatchUpdate()
@@ -188,6 +191,8 @@ def encode_update(events: Iterable[JobEvent], load: Load | None = None) -> pb.Wa
                 assert_never(event)
     if load is not None:
         update.load.CopyFrom(encode_load(load))
+    if step_cost is not None:
+        update.step_cost.CopyFrom(encode_step_cost(step_cost))
     return update
 
 
@@ -273,7 +278,7 @@ def _decode_reason(value: str) -> FinishReason | None:
         raise malformed(f"unknown finish reason {value!r}") from None
 
 
-# ---- load and books: their protobuf fields have the names of ours
+# ---- load, step cost and books: their protobuf fields have the names of ours
 
 
 def encode_load(load: Load) -> pb.Load:
@@ -282,6 +287,18 @@ def encode_load(load: Load) -> pb.Load:
 
 def decode_load(message: pb.Load) -> Load:
     return Load(**{field.name: getattr(message, field.name) for field in fields(Load)})
+
+
+def encode_step_cost(cost: StepCost) -> pb.StepCost:
+    return pb.StepCost(**{field.name: getattr(cost, field.name) for field in fields(StepCost)})
+
+
+def decode_step_cost(message: pb.StepCost) -> StepCost:
+    """The ranges are checked by StepCost itself."""
+    try:
+        return StepCost(**{field.name: getattr(message, field.name) for field in fields(StepCost)})
+    except ValueError as error:
+        raise malformed(str(error)) from None
 
 
 def encode_books(books: Books) -> pb.Books:

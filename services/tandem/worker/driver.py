@@ -18,9 +18,10 @@ from tandem.core.clock import Clock
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Failed
 from tandem.core.load import Load
+from tandem.core.step_cost import StepCost
 from tandem.engine.effects import Effect, Emit
 from tandem.engine.engine import Engine
-from tandem.engine.ports import Executor
+from tandem.engine.ports import Executor, StepObserver
 from tandem.sched.plan import SliceResult, StepPlan, StepResult
 from tandem.worker.pulse import Pulse
 
@@ -39,11 +40,12 @@ Command = Callable[[Engine, float], list[Effect]]
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The engine between two steps. `is_moving`: KV is offered or being read."""
+    """The engine between two steps. `is_moving`: KV is offered or being read. `step_cost`: None until measured."""
 
     load: Load = Load()
     num_live: int = 0
     is_moving: bool = False
+    step_cost: StepCost | None = None
 
 
 class EffectSink(Protocol):
@@ -70,8 +72,20 @@ class _Call:
 class EngineDriver:
     """`post`, `call` and `stop` may be called from any thread; all else happens on the driver's own."""
 
-    def __init__(self, engine: Engine, executor: Executor, sink: EffectSink, clock: Clock, stall_s: float) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        executor: Executor,
+        sink: EffectSink,
+        clock: Clock,
+        stall_s: float,
+        observer: StepObserver | None = None,
+        calibrate: Callable[[], StepCost | None] | None = None,
+    ) -> None:
+        """`calibrate` is called once, before the first command; it may run steps on the executor."""
         self._engine = engine
+        self._observer = observer
+        self._calibrate = calibrate
         self._executor = executor
         self._sink = sink
         self._clock = clock
@@ -133,12 +147,25 @@ class EngineDriver:
     def _run(self) -> None:
         error: str | None = None
         try:
+            self._warm_up()
             while self._turn():
                 pass
         except Exception as failure:
             _log.exception("the engine failed")
             error = f"{type(failure).__name__}: {failure}"
         self._close(error)
+
+    def _warm_up(self) -> None:
+        """A worker that cannot be calibrated learns from its work."""
+        if self._calibrate is None:
+            return
+        try:
+            cost = self._calibrate()
+        except Exception:
+            _log.exception("the calibration failed")
+            return
+        if cost is not None:
+            self._engine.pacer.calibrated(cost)
 
     def _turn(self) -> bool:
         """One look at the inbox, the clock and the plan. False when the driver was stopped."""
@@ -155,10 +182,10 @@ class EngineDriver:
         if plan is None:
             self._rest(now)
         else:
-            self._step(plan)
+            self._step(plan, now)
         return True
 
-    def _step(self, plan: StepPlan) -> None:
+    def _step(self, plan: StepPlan, began: float) -> None:
         self._pulse.step_begins()
         try:
             result = self._executor.execute(plan)
@@ -168,6 +195,10 @@ class EngineDriver:
             result = StepResult(plan.number, tuple(SliceResult(s.seq, error=reason) for s in plan.slices))
         self._pulse.step_ends()
         self._dispatch(self._engine.finish(result, self._clock.now()))
+        # From planning to handing out: what a client sees between two tokens.
+        record = self._engine.pacer.measured(result, self._clock.now() - began)
+        if self._observer is not None:
+            self._observer.observe(record)
 
     def _rest(self, now: float) -> None:
         if self._engine.is_idle and now >= self._next_check:
@@ -210,7 +241,7 @@ class EngineDriver:
         # Nobody indexes prefixes by these facts yet; taken and dropped, so that they do not pile up.
         self._engine.take_facts()
         engine = self._engine
-        snapshot = Snapshot(engine.load(), engine.num_live, engine.is_moving)
+        snapshot = Snapshot(engine.load(), engine.num_live, engine.is_moving, engine.pacer.model.published)
         if effects or snapshot != self._snapshot:
             self._snapshot = snapshot
             self._sink.dispatch(effects, snapshot)

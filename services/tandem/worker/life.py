@@ -19,12 +19,14 @@ from tandem.kv.pool import BlockPool
 from tandem.sched.policy import SchedulerLimits
 from tandem.sched.propose import PromptLookup
 from tandem.sched.speculate import Speculation
+from tandem.sched.targets import LatencyTargets
 from tandem.stores.heartbeat import Heartbeat
 from tandem.stores.record import WorkerRecord
 from tandem.stores.registry import WorkerRegistry
 from tandem.transfer.mover import Mover
 from tandem.transfer.transport import Transport
 from tandem.wire.gen.worker_pb2_grpc import add_WorkerServicer_to_server
+from tandem.worker.calibrate import calibrate
 from tandem.worker.driver import Command, EngineDriver
 from tandem.worker.effects import Router
 from tandem.worker.follow import FollowService
@@ -36,6 +38,7 @@ from tandem.worker.model import WorkerModel
 from tandem.worker.probe import TransferProbe
 from tandem.worker.reads import ReadDesk
 from tandem.worker.service import WorkerService
+from tandem.worker.steps import RecentSteps
 from tandem.worker.takers import Takers
 
 SWEEP_S = 0.25
@@ -77,8 +80,8 @@ class Worker:
         self._router = Router(
             self._loop, self._gateways, self._takers, self._reads, self._set_moving, self._engine_ended
         )
-        stall_s = config.worker.step_stall_s
-        self._driver = EngineDriver(_engine(config, model), model.executor, self._router, clock, stall_s)
+        self.steps = RecentSteps()
+        self._driver = self._compose_driver(config, model)
         self._links = Links(self._link_context())
         self._router.attach(self._links)
         self._probe = TransferProbe(self._mover.self_test)
@@ -146,6 +149,18 @@ class Worker:
     @property
     def _digests(self) -> bool:
         return self._config.handoff.digests
+
+    def _compose_driver(self, config: Config, model: WorkerModel) -> EngineDriver:
+        limits = _limits(config, model)
+        return EngineDriver(
+            _engine(config, model, limits),
+            model.executor,
+            self._router,
+            self._clock,
+            config.worker.step_stall_s,
+            self.steps,
+            lambda: calibrate(model.executor, self._clock, limits),
+        )
 
     def _link_context(self) -> LinkContext:
         return LinkContext(
@@ -249,19 +264,34 @@ def _identity(config: Config, model: WorkerModel, me: WorkerRef, transport: Tran
     )
 
 
-def _engine(config: Config, model: WorkerModel) -> Engine:
+def _targets(config: Config) -> LatencyTargets:
+    slo = config.slo
+    return LatencyTargets(
+        ttft_s=slo.ttft_ms / 1e3,
+        itl_s=slo.itl_ms / 1e3,
+        batch_ttft_s=slo.batch_ttft_ms / 1e3,
+        batch_itl_s=slo.batch_itl_ms / 1e3,
+    )
+
+
+def _limits(config: Config, model: WorkerModel) -> SchedulerLimits:
+    engine = config.engine
+    return SchedulerLimits(
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        max_num_seqs=engine.max_num_seqs,
+        max_model_len=model.max_model_len,
+        enable_chunked_prefill=engine.enable_chunked_prefill,
+        digest_handoffs=config.handoff.digests,
+        targets=_targets(config),
+    )
+
+
+def _engine(config: Config, model: WorkerModel, limits: SchedulerLimits) -> Engine:
     engine, handoff = config.engine, config.handoff
     pool = BlockPool(
         model.executor.num_blocks,
         model.executor.layout.block_size,
         enable_prefix_caching=engine.enable_prefix_caching,
-    )
-    limits = SchedulerLimits(
-        max_num_batched_tokens=engine.max_num_batched_tokens,
-        max_num_seqs=engine.max_num_seqs,
-        max_model_len=model.max_model_len,
-        enable_chunked_prefill=engine.enable_chunked_prefill,
-        digest_handoffs=handoff.digests,
     )
     deadlines = HandoffLimits(
         lease_s=handoff.lease_s,

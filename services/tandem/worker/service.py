@@ -15,6 +15,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import GatewayId, JobKey
 from tandem.core.load import Books
 from tandem.core.request import Job
+from tandem.core.step_cost import StepCost
 from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine
 from tandem.wire.convert import (
@@ -24,6 +25,7 @@ from tandem.wire.convert import (
     encode_books,
     encode_load,
     encode_refusal,
+    encode_step_cost,
     encode_update,
 )
 from tandem.wire.convert_kv import decode_handoff_key
@@ -146,7 +148,10 @@ class WorkerService(WorkerServicer):
             reply.books.CopyFrom(encode_books(books))
         except (TimeoutError, TandemError):
             pass
-        reply.load.CopyFrom(encode_load(self._router.snapshot.load))
+        snapshot = self._router.snapshot
+        reply.load.CopyFrom(encode_load(snapshot.load))
+        if snapshot.step_cost is not None:
+            reply.step_cost.CopyFrom(encode_step_cost(snapshot.step_cost))
         return reply
 
     async def Drain(
@@ -222,11 +227,15 @@ class WorkerService(WorkerServicer):
     async def _tell(
         self, watch: WatchStream, context: grpc.aio.ServicerContext[worker_pb2.WatchRequest, worker_pb2.WatchUpdate]
     ) -> None:
-        """At once, then whenever there is something, and at least once per heartbeat, with the load."""
+        """At once, then whenever there is something, and at least once per heartbeat, with the load. What a step
+        costs goes along when it has changed."""
+        told: StepCost | None = None
         while not watch.is_over:
             watch.wake.clear()
             events = watch.box.take(self._clock.now())
-            update = encode_update(events, self._router.snapshot.load)
+            snapshot = self._router.snapshot
+            update = encode_update(events, snapshot.load, snapshot.step_cost if snapshot.step_cost != told else None)
+            told = snapshot.step_cost
             # Not wait_for, here and below: it makes a task and a switch to it of every message.
             try:
                 async with asyncio.timeout(self._grace_s):

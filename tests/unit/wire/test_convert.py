@@ -16,6 +16,7 @@ from tandem.core.events import Cancelled, Failed, Finished, FinishReason, JobEve
 from tandem.core.ids import BlockId, GatewayId, HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.load import Books, Load
 from tandem.core.request import Generate, Prefill, Request, Resume, SamplingParams
+from tandem.core.step_cost import StepCost
 from tandem.engine.ports import TransportPeer
 from tandem.kv.handoff import Announcement, BlockDigest, HandoffKey
 from tandem.kv.layout import KVGroup, KVLayout, KVRegion
@@ -170,13 +171,27 @@ def test_an_error_of_a_newer_version_stays_an_error() -> None:
     assert end.kind is ErrorKind.INTERNAL
 
 
-@pytest.mark.parametrize("kind", ["Load", "Books"])
+@pytest.mark.parametrize("kind", ["Load", "Books", "StepCost"])
 def test_our_fields_and_the_protocols_have_the_same_names(kind: str) -> None:
-    ours = [f.name for f in fields({"Load": Load, "Books": Books}[kind])]
+    ours = [f.name for f in fields({"Load": Load, "Books": Books, "StepCost": StepCost}[kind])]
     assert sorted(ours) == sorted(field.name for field in getattr(worker_pb2, kind).DESCRIPTOR.fields)
 
 
+@given(st.builds(StepCost, *[st.floats(0, 10)] * 5))
+def test_step_costs_round_trip(cost: StepCost) -> None:
+    message = sent(convert.encode_update((), None, cost))
+    assert message.HasField("step_cost") and not message.HasField("load")
+    assert convert.decode_step_cost(message.step_cost) == cost
+
+
 # ---- malformed
+
+
+@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
+def test_a_step_cost_that_cannot_be_is_malformed(bad: float) -> None:
+    with pytest.raises(TandemError) as error:
+        convert.decode_step_cost(worker_pb2.StepCost(base_s=1.0, decode_seq_s=bad))
+    assert error.value.kind is ErrorKind.INVALID_REQUEST
 
 
 def a_submission() -> worker_pb2.SubmitRequest:

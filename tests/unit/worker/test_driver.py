@@ -9,17 +9,21 @@ import pytest
 
 from tandem.core.clock import SystemClock
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Failed, Token
+from tandem.core.events import Failed, Finished, Token
 from tandem.core.request import Generate
+from tandem.core.step_cost import StepCost, StepFeatures
 from tandem.engine.effects import Effect, Emit
 from tandem.engine.engine import Engine, HandoffLimits
 from tandem.kv.pool import BlockPool
+from tandem.sched.plan import StepPlan
 from tandem.sched.policy import SchedulerLimits
+from tandem.worker.calibrate import calibrate
 from tandem.worker.driver import EngineDriver, Snapshot
 from tandem.worker.pulse import STALL_FACTOR, Pulse
+from tandem.worker.steps import RecentSteps
 from tests.e2e.client import new_request
 from tests.unit.worker.conftest import pace
-from tests.unit.worker.fake_model import BLOCK_SIZE, FakeExecutor
+from tests.unit.worker.fake_model import BLOCK_SIZE, FakeExecutor, continuation
 
 NUM_BLOCKS = 64
 
@@ -51,9 +55,18 @@ class Rig:
     def __init__(self) -> None:
         self.sink = Sink()
         self.executor = FakeExecutor(NUM_BLOCKS)
-        limits = SchedulerLimits(max_num_batched_tokens=8, max_num_seqs=4, max_model_len=200)
-        self.engine = Engine(BlockPool(NUM_BLOCKS, BLOCK_SIZE), limits, HandoffLimits(), "f00d")
-        self.driver = EngineDriver(self.engine, self.executor, self.sink, SystemClock(), stall_s=30.0)
+        self.limits = SchedulerLimits(max_num_batched_tokens=8, max_num_seqs=4, max_model_len=200)
+        self.engine = Engine(BlockPool(NUM_BLOCKS, BLOCK_SIZE), self.limits, HandoffLimits(), "f00d")
+        self.steps = RecentSteps(num_steps=16)
+        self.calibrates = False
+        self.calibrated: list[str] = []
+        self.driver = EngineDriver(
+            self.engine, self.executor, self.sink, SystemClock(), 30.0, self.steps, self.calibrate
+        )
+
+    def calibrate(self) -> StepCost | None:
+        self.calibrated.append(threading.current_thread().name)
+        return calibrate(self.executor, SystemClock(), self.limits) if self.calibrates else None
 
     def submit(self, max_tokens: int) -> Generate:
         job = Generate(request=new_request("fake", [1, 2, 3], max_tokens), attempt=1)
@@ -175,3 +188,67 @@ def test_the_pulse_scales_with_the_longest_recent_step() -> None:
     assert "a step" in (pulse.stalled() or "")
     pulse.step_ends()
     assert pulse.stalled() is None
+
+
+def finished(rig: Rig) -> bool:
+    return any(isinstance(e, Emit) and isinstance(e.event, Finished) for e in rig.sink.effects)
+
+
+def test_every_step_is_observed_and_what_steps_cost_is_told(rig: Rig) -> None:
+    rig.calibrates = True
+    pace(rig.executor, 0.002)
+    rig.driver.start()
+    rig.submit(40)
+    while not finished(rig):
+        threading.Event().wait(0.01)
+    rig.driver.call(lambda engine, now: (None, [])).result(10)
+    records = rig.steps.recent()
+    assert [r.number for r in records] == list(range(24, 40)), "the ring keeps the newest"
+    assert all(r.measured_s >= 0.002 and not r.has_failed for r in records)
+    assert records[-1].features.num_decode_seqs == 1
+    assert rig.sink.snapshots[0].step_cost is not None, "told from the first snapshot on"
+    assert rig.calibrated == ["tandem-engine"]
+
+
+def test_a_calibration_leaves_no_trace(rig: Rig) -> None:
+    rig.calibrates = True
+    rig.driver.start()
+    books = rig.driver.call(lambda engine, now: (engine.books(), [])).result(10)
+    assert books.num_free_blocks == books.num_blocks and books.num_cached_blocks == books.num_sequences == 0
+    job = rig.submit(30)
+    while not finished(rig):
+        threading.Event().wait(0.01)
+    tokens = [e.event.token.id for e in rig.sink.effects if isinstance(e, Emit) and isinstance(e.event, Token)]
+    assert tokens == continuation(job.request.prompt_tokens, 30)
+
+
+def test_a_worker_that_cannot_be_calibrated_learns_from_its_work(rig: Rig) -> None:
+    rig.calibrates = True
+
+    def explode(plan: object) -> None:
+        rig.executor.before_step = lambda plan: None
+        raise RuntimeError("planted")
+
+    rig.executor.before_step = explode
+    rig.driver.start()
+    rig.submit(40)
+    while not finished(rig):
+        threading.Event().wait(0.01)
+    rig.driver.call(lambda engine, now: (None, [])).result(10)
+    assert rig.sink.snapshots[0].step_cost is None
+    assert rig.sink.snapshots[-1].step_cost is not None
+
+
+def test_a_calibration_ends_in_time_and_uses_nothing_that_is_not_there() -> None:
+    """A model of a minute per step: one is enough; a pool of one block and limits of one token: still something."""
+    clock, executor = SetClock(), FakeExecutor(1)
+    numbers: list[int] = []
+
+    def slow(plan: StepPlan) -> None:
+        clock.time += 60.0
+        numbers.append(plan.number)
+
+    executor.before_step = slow
+    cost = calibrate(executor, clock, SchedulerLimits(max_num_batched_tokens=1, max_num_seqs=1, max_model_len=1))
+    assert cost is not None and cost.predict(StepFeatures(0, 1, 1, 0)) == pytest.approx(60.0, rel=0.1)
+    assert numbers == [-1, -2], "plans of the engine begin at 0"

@@ -1,0 +1,81 @@
+"""How long a step takes as a function of what it computes, as plain numbers; never measures and never fits them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StepFeatures:
+    """What of a step costs time. A slice of one token is a decode, a longer one is a chunk of a prompt; guesses behind
+    a decode count as a chunk, because they are computed as one.
+
+    `decode_context` adds up the tokens that each decode attends to, itself included. `num_prefill_pairs` counts the
+    (token, token it attends to) pairs of all chunks: n tokens from position s on have `n * s + n * (n + 1) / 2`.
+    """
+
+    num_prefill_tokens: int = 0
+    num_decode_seqs: int = 0
+    decode_context: int = 0
+    num_prefill_pairs: int = 0
+
+    @property
+    def vector(self) -> tuple[float, ...]:
+        """In the order of the coefficients of `StepCost`."""
+        return (1.0, self.num_prefill_tokens, self.num_decode_seqs, self.decode_context, self.num_prefill_pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Coefficients in seconds, none negative: per step, prompt token, decoding sequence, token of decode context, and
+    (token, token it attends to) pair of a prompt."""
+
+    base_s: float
+    prefill_token_s: float
+    decode_seq_s: float
+    decode_context_s: float
+    prefill_pair_s: float
+
+    def __post_init__(self) -> None:
+        if not all(math.isfinite(value) and value >= 0 for value in self.vector):
+            raise ValueError(f"coefficients must be finite and not negative, got {self}")
+
+    @property
+    def vector(self) -> tuple[float, ...]:
+        return (
+            self.base_s,
+            self.prefill_token_s,
+            self.decode_seq_s,
+            self.decode_context_s,
+            self.prefill_pair_s,
+        )
+
+    def predict(self, features: StepFeatures) -> float:
+        """Seconds of one step."""
+        return (
+            self.base_s
+            + self.prefill_token_s * features.num_prefill_tokens
+            + self.decode_seq_s * features.num_decode_seqs
+            + self.decode_context_s * features.decode_context
+            + self.prefill_pair_s * features.num_prefill_pairs
+        )
+
+    def chunk_s(self, start: int, num_tokens: int) -> float:
+        """Seconds that a chunk of a prompt from position `start` on adds to a step."""
+        pairs = num_tokens * start + num_tokens * (num_tokens + 1) / 2
+        return self.prefill_token_s * num_tokens + self.prefill_pair_s * pairs
+
+    def chunk_tokens(self, start: int, seconds: float) -> float:
+        """The longest chunk from position `start` on that adds at most `seconds`, in tokens: `chunk_s` inverted."""
+        if seconds <= 0:
+            return 0.0
+        half = self.prefill_pair_s / 2
+        slope = self.prefill_token_s + self.prefill_pair_s * (start + 0.5)
+        # The root of half * n^2 + slope * n = seconds, written so that neither a small `half` nor a large one cancels.
+        divisor = slope + math.sqrt(slope * slope + 4 * half * seconds)
+        return 2 * seconds / divisor if divisor > 0 else math.inf
+
+    def scaled(self, factor: float) -> StepCost:
+        """All coefficients multiplied."""
+        return StepCost(*(factor * value for value in self.vector))

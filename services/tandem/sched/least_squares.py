@@ -1,0 +1,80 @@
+"""Least squares with coefficients that are not negative, on sufficient statistics; never keeps a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+Matrix = list[list[float]]
+
+
+class NormalEquations:
+    """The weighted sums over all rows of `row rowᵀ` and of `row * value`.
+
+    A row counts `1 - 1/memory` times as much after each row that follows it.
+    """
+
+    def __init__(self, size: int, memory: float) -> None:
+        self._size = size
+        self._keep = 1 - 1 / memory
+        # Of (row, value) times itself, the upper triangle.
+        self._pairs = [(i, j) for i in range(size + 1) for j in range(i, size + 1)]
+        self._sums = [0.0] * len(self._pairs)
+
+    def add(self, row: Sequence[float], value: float) -> None:
+        whole, keep = (*row, value), self._keep
+        self._sums = [keep * s + whole[i] * whole[j] for s, (i, j) in zip(self._sums, self._pairs, strict=True)]
+
+    def read(self) -> tuple[Matrix, list[float]]:
+        """The sums of `row rowᵀ` and of `row * value`."""
+        size = self._size
+        gram = [[0.0] * size for _ in range(size)]
+        moment = [0.0] * size
+        for (i, j), total in zip(self._pairs, self._sums, strict=True):
+            if j < size:
+                gram[i][j] = gram[j][i] = total
+            elif i < size:
+                moment[i] = total
+        return gram, moment
+
+
+def solve_non_negative(gram: Matrix, moment: Sequence[float]) -> list[float]:
+    """The x >= 0 that minimises `xᵀ gram x / 2 - xᵀ moment`; `gram` must be positive definite.
+
+    Active set after Lawson and Hanson (Solving Least Squares Problems, 1974, ch. 23), begun with all coefficients
+    free because few of them end at zero.
+    """
+    size = len(moment)
+    free = set(range(size))
+    x = [0.0] * size
+    # Each round frees or fixes one coefficient; the bound only ends a cycle of two that rounding cannot tell apart.
+    for _ in range(4 * size):
+        x = _solve(gram, moment, sorted(free))
+        worst = min(free, key=lambda i: x[i], default=None)
+        if worst is not None and x[worst] < 0:
+            free.remove(worst)
+            continue
+        pull = {
+            i: moment[i] - sum(g * y for g, y in zip(gram[i], x, strict=True)) for i in range(size) if i not in free
+        }
+        best = max(pull, key=lambda i: pull[i], default=None)
+        if best is None or pull[best] <= 1e-9 * abs(moment[best]):
+            break
+        free.add(best)
+    return [max(0.0, value) for value in x]
+
+
+def _solve(gram: Matrix, moment: Sequence[float], free: Sequence[int]) -> list[float]:
+    """Gaussian elimination over the free coefficients, the others being zero; a positive definite matrix needs no
+    pivoting."""
+    rows = [[gram[i][j] for j in free] + [moment[i]] for i in free]
+    for k, pivot in enumerate(rows):
+        for row in rows[k + 1 :]:
+            factor = row[k] / pivot[k]
+            for j in range(k, len(row)):
+                row[j] -= factor * pivot[j]
+    x = [0.0] * len(moment)
+    for k in reversed(range(len(rows))):
+        row = rows[k]
+        known = sum(row[j] * x[free[j]] for j in range(k + 1, len(free)))
+        x[free[k]] = (row[-1] - known) / row[k]
+    return x

@@ -1,0 +1,113 @@
+"""How prompts share what a step has for them; never takes from decodes and never looks at room for KV.
+
+Shortest remaining first, and half of every step for the oldest. With B tokens per step for prompts:
+
+- The *oldest* prompt, by lane and then by arrival, gets at least B/2 in every step. So a prompt of n tokens with m
+  tokens of older prompts ahead of it has its first token within 2(m + n)/B steps and one more per older prompt,
+  whatever arrives later: nobody starves within a lane.
+- The other half goes to the most urgent lane, there to prompts that are late first, then to the one with the fewest
+  tokens left. So a prompt of n tokens has its first token within ceil(2(n + s)/B) steps, and one more to begin, where
+  s are the tokens of prompts that are late, or shorter than it, or of a more urgent lane: a short prompt is never stuck
+  behind a long one, however many of those there are.
+- What either does not need goes to the other, so a step is full while there is work. Prompts of equal length are
+  served one after the other, because half-done ones would delay the first without hastening the last.
+
+Seats (`max_num_seqs`) and KV blocks are given in order of arrival, so these bounds count from the step in which both
+suffice. A lane is served before all lanes below it and may starve them; that is what a priority says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tandem.core.ids import SeqId
+from tandem.sched.budget import LEAST_TOKENS, Allowance
+from tandem.sched.sequence import Sequence as Seq
+from tandem.sched.sequence import Status
+from tandem.sched.targets import LatencyTargets
+
+MIN_START = 16
+"""A waiting prompt is started with no fewer tokens, or an eighth of what prompts have: it takes all its blocks, which
+is too much for the last few tokens of a step."""
+LATE_SHARE = 0.5
+"""A prompt is late when so much of its lane's time to the first token has gone: what is left is for computing it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A sequence with `num_remaining` tokens to compute from position `start` on. `is_late`: the first token is due,
+    or the client waits for the next one after a preemption."""
+
+    seq: SeqId
+    order: tuple[int, int]
+    start: int
+    num_remaining: int
+    is_late: bool = False
+    is_waiting: bool = False
+
+
+def prompt_of(seq: Seq, start: int, targets: LatencyTargets, now: float) -> Prompt:
+    """`start`: where its computation would go on, or begin with the prefix hits of the moment."""
+    due_s = LATE_SHARE * targets.ttft(seq.order[0])
+    is_overdue = 0 < due_s <= now - seq.arrived_at
+    return Prompt(
+        seq=seq.id,
+        order=seq.order,
+        start=start,
+        num_remaining=len(seq.tokens) + seq.num_pending - start,
+        is_late=seq.num_output > 0 or is_overdue,
+        is_waiting=seq.status is Status.WAITING,
+    )
+
+
+def divide(prompts: Sequence[Prompt], allowance: Allowance) -> dict[SeqId, int]:
+    """Tokens per prompt, those who get some, in order of service. Prompts that wait are started only with a chunk
+    worth it. When time runs out before tokens, the floor of an allowance is divided in the same way."""
+    if not prompts or allowance.num_tokens < 1:
+        return {}
+    shares = _divide(prompts, allowance)
+    least = min(LEAST_TOKENS, allowance.num_tokens, sum(p.num_remaining for p in prompts))
+    return shares if sum(shares.values()) >= least else _divide(prompts, allowance.floor())
+
+
+def fill_up(prompts: Sequence[Prompt], shares: Mapping[SeqId, int], allowance: Allowance) -> dict[SeqId, int]:
+    """Divide what is left after some of those who were to start did not: nobody gets less than in `shares`."""
+    ranked = sorted(prompts, key=_urgency)
+    left = allowance
+    for prompt in ranked:
+        left = left.less(prompt.start, shares.get(prompt.seq, 0))
+    final: dict[SeqId, int] = {}
+    for prompt in ranked:
+        num_tokens = shares.get(prompt.seq, 0)
+        more = left.fit(prompt.start + num_tokens, prompt.num_remaining - num_tokens)
+        left = left.less(prompt.start + num_tokens, more)
+        if num_tokens + more:
+            final[prompt.seq] = num_tokens + more
+    return final
+
+
+def _divide(prompts: Sequence[Prompt], allowance: Allowance) -> dict[SeqId, int]:
+    oldest = min(prompts, key=lambda prompt: prompt.order)
+    half = allowance.half()
+    kept = max(1, half.fit(oldest.start, oldest.num_remaining))
+    least = min(MIN_START, max(1, allowance.num_tokens // 8))
+    shares: dict[SeqId, int] = {}
+    left = allowance.less(oldest.start, kept)
+    for prompt in sorted(prompts, key=_urgency):
+        if prompt is oldest:
+            more = left.fit(oldest.start + kept, oldest.num_remaining - kept)
+            left = left.less(oldest.start + kept, more)
+            shares[oldest.seq] = kept + more
+            continue
+        num_tokens = left.fit(prompt.start, prompt.num_remaining)
+        if num_tokens == 0 or (prompt.is_waiting and num_tokens < min(least, prompt.num_remaining)):
+            continue
+        left = left.less(prompt.start, num_tokens)
+        shares[prompt.seq] = num_tokens
+    return shares
+
+
+def _urgency(prompt: Prompt) -> tuple[int, bool, int, int]:
+    priority, arrival = prompt.order
+    return (priority, not prompt.is_late, prompt.num_remaining, arrival)

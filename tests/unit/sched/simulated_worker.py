@@ -1,0 +1,123 @@
+"""A scheduler on a machine whose steps take what a function says; time is virtual. It never decides anything itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from tandem.core.events import SampledToken
+from tandem.core.ids import JobKey, RequestId
+from tandem.core.request import Generate, Request, SamplingParams
+from tandem.core.step_cost import StepCost, StepFeatures
+from tandem.kv.pool import BlockPool
+from tandem.sched.outcome import StepRecord
+from tandem.sched.plan import SliceResult, StepResult
+from tandem.sched.policy import SchedulerLimits
+from tandem.sched.scheduler import Scheduler
+from tandem.sched.targets import NO_TARGETS, LatencyTargets
+
+TRUTH = StepCost(20e-3, 1.3e-3, 0.8e-3, 0.9e-6, 0.6e-6)
+"""About the development machine with the small model."""
+
+
+@dataclass
+class Trace:
+    """What a client of one request sees. `num_steps` counts steps from its arrival to its first token."""
+
+    num_prompt: int
+    arrived_at: float
+    arrived_step: int
+    token_times: list[float] = field(default_factory=list)
+    num_steps: int = 0
+
+    @property
+    def ttft(self) -> float:
+        return self.token_times[0] - self.arrived_at
+
+    @property
+    def gaps(self) -> list[float]:
+        return [b - a for a, b in zip(self.token_times, self.token_times[1:], strict=False)]
+
+
+class SimulatedWorker:
+    """`truth` gives the seconds of a step; `noise` multiplies them by a normal number around one."""
+
+    def __init__(
+        self,
+        truth: Callable[[StepFeatures], float] = TRUTH.predict,
+        *,
+        targets: LatencyTargets = NO_TARGETS,
+        prior: StepCost | None = TRUTH,
+        budget: int = 512,
+        num_blocks: int = 6000,
+        max_num_seqs: int = 64,
+        noise: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        limits = SchedulerLimits(
+            max_num_batched_tokens=budget, max_num_seqs=max_num_seqs, max_model_len=100_000, targets=targets
+        )
+        self.scheduler = Scheduler(BlockPool(num_blocks, 16), limits, "model")
+        if prior is not None:
+            self.scheduler.pacer.calibrated(prior)
+        self.truth = truth
+        self.now = 0.0
+        self.num_steps = 0
+        self.records: list[StepRecord] = []
+        self.traces: dict[JobKey, Trace] = {}
+        self._noise = noise
+        self._random = Random(seed)
+
+    def ask(self, num_prompt: int, max_tokens: int = 1, priority: int = 0, text: int = 0) -> Trace:
+        """Prompts share a prefix where they have one `text`."""
+        number = len(self.traces)
+        request = Request(
+            id=RequestId(f"r{number}"),
+            model="m",
+            prompt_tokens=(text or 1000 + number,) * num_prompt,
+            sampling=SamplingParams(max_tokens=max_tokens),
+            priority=priority,
+        )
+        job = Generate(request=request, attempt=1)
+        self.scheduler.add(job, self.now)
+        trace = self.traces[job.key] = Trace(num_prompt, self.now, self.num_steps)
+        return trace
+
+    def step(self) -> StepRecord | None:
+        """None when there is nothing to do."""
+        plan = self.scheduler.plan(self.now).step
+        if plan is None:
+            return None
+        drawn = tuple(SliceResult(s.seq, (SampledToken(0),) if s.sampling else ()) for s in plan.slices)
+        result = StepResult(plan.number, drawn)
+        progress = self.scheduler.commit(result)
+        opened = self.scheduler.pacer._open[plan.number]
+        seconds = self.truth(opened.features) * max(0.3, self._random.gauss(1, self._noise))
+        self.now += seconds
+        self.num_steps += 1
+        record = self.scheduler.pacer.measured(result, seconds)
+        self.records.append(record)
+        for one in progress:
+            self._write_down(one.key, len(one.tokens))
+        return record
+
+    def _write_down(self, key: JobKey, num_tokens: int) -> None:
+        trace = self.traces[key]
+        if num_tokens and not trace.token_times:
+            trace.num_steps = self.num_steps - trace.arrived_step
+        trace.token_times += [self.now] * num_tokens
+
+    def run(self, num_steps: int = 100_000) -> None:
+        """Until so many steps have run or everything has ended."""
+        for _ in range(num_steps):
+            if self.step() is None:
+                return
+        assert num_steps < 100_000, f"no end: {self.scheduler!r}"
+
+    def decoding(self, num_seqs: int, num_prompt: int = 64, max_tokens: int = 100_000 // 200) -> list[Trace]:
+        """So many sequences, run until all of them decode."""
+        traces = [self.ask(num_prompt, max_tokens) for _ in range(num_seqs)]
+        while not all(trace.token_times for trace in traces):
+            self.step()
+        return traces
