@@ -27,8 +27,8 @@ from tandem.engine.ports import Executor
 from tandem.runtime.executor import TorchExecutor
 from tandem.sched.plan import StepPlan
 from tandem.wire.convert import encode_update
+from tandem.worker.compose import compose_engine
 from tandem.worker.gateways import Gateways
-from tandem.worker.life import _engine as compose_engine
 from tandem.worker.model import WorkerModel
 
 if TYPE_CHECKING:
@@ -171,6 +171,7 @@ class _Pass:
         effects = [*effects, *self._engine.finish(result, executed)]
         self._engine.take_facts()
         committed = self._clock.now()
+        self._engine.pacer.measured(result, committed - began)
         events = [effect.event for effect in effects if isinstance(effect, Emit)]
         self._stream(events)
         streamed = self._clock.now()

@@ -11,15 +11,9 @@ from typing import Any
 import grpc.aio
 
 from tandem.core.clock import Clock
-from tandem.core.config import Config, SpeculativeConfig
+from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import WorkerRef
-from tandem.engine.engine import Engine, HandoffLimits
-from tandem.kv.pool import BlockPool
-from tandem.sched.policy import SchedulerLimits
-from tandem.sched.propose import PromptLookup
-from tandem.sched.speculate import Speculation
-from tandem.sched.targets import LatencyTargets
 from tandem.stores.heartbeat import Heartbeat
 from tandem.stores.record import WorkerRecord
 from tandem.stores.registry import WorkerRegistry
@@ -27,6 +21,7 @@ from tandem.transfer.mover import Mover
 from tandem.transfer.transport import Transport
 from tandem.wire.gen.worker_pb2_grpc import add_WorkerServicer_to_server
 from tandem.worker.calibrate import calibrate
+from tandem.worker.compose import compose_engine, engine_limits
 from tandem.worker.driver import Command, EngineDriver
 from tandem.worker.effects import Router
 from tandem.worker.follow import FollowService
@@ -151,9 +146,9 @@ class Worker:
         return self._config.handoff.digests
 
     def _compose_driver(self, config: Config, model: WorkerModel) -> EngineDriver:
-        limits = _limits(config, model)
+        limits = engine_limits(config, model)
         return EngineDriver(
-            _engine(config, model, limits),
+            compose_engine(config, model),
             model.executor,
             self._router,
             self._clock,
@@ -261,52 +256,4 @@ def _identity(config: Config, model: WorkerModel, me: WorkerRef, transport: Tran
         bundle_digest=model.bundle.digest,
         transport=transport.describe(me),
         transport_kind=config.handoff.transport,
-    )
-
-
-def _targets(config: Config) -> LatencyTargets:
-    slo = config.slo
-    return LatencyTargets(
-        ttft_s=slo.ttft_ms / 1e3,
-        itl_s=slo.itl_ms / 1e3,
-        batch_ttft_s=slo.batch_ttft_ms / 1e3,
-        batch_itl_s=slo.batch_itl_ms / 1e3,
-    )
-
-
-def _limits(config: Config, model: WorkerModel) -> SchedulerLimits:
-    engine = config.engine
-    return SchedulerLimits(
-        max_num_batched_tokens=engine.max_num_batched_tokens,
-        max_num_seqs=engine.max_num_seqs,
-        max_model_len=model.max_model_len,
-        enable_chunked_prefill=engine.enable_chunked_prefill,
-        digest_handoffs=config.handoff.digests,
-        targets=_targets(config),
-    )
-
-
-def _engine(config: Config, model: WorkerModel, limits: SchedulerLimits) -> Engine:
-    engine, handoff = config.engine, config.handoff
-    pool = BlockPool(
-        model.executor.num_blocks,
-        model.executor.layout.block_size,
-        enable_prefix_caching=engine.enable_prefix_caching,
-    )
-    deadlines = HandoffLimits(
-        lease_s=handoff.lease_s,
-        pull_timeout_s=handoff.pull_timeout_s,
-        drain_timeout_s=handoff.drain_timeout_s,
-        block_bytes=model.executor.layout.block_bytes,
-    )
-    return Engine(pool, limits, deadlines, model.fingerprint, speculation=_speculation(config.speculative))
-
-
-def _speculation(config: SpeculativeConfig) -> Speculation | None:
-    if config.method == "off":
-        return None
-    return Speculation(
-        lambda: PromptLookup(config.ngram_min, config.ngram_max),
-        num_tokens=config.num_tokens,
-        max_batch_tokens=config.max_batch_tokens,
     )

@@ -1,0 +1,62 @@
+"""The engine that a configuration and a model ask for; starts no thread and opens nothing."""
+
+from __future__ import annotations
+
+from tandem.core.config import Config, SpeculativeConfig
+from tandem.engine.engine import Engine, HandoffLimits
+from tandem.kv.pool import BlockPool
+from tandem.sched.policy import SchedulerLimits
+from tandem.sched.propose import PromptLookup
+from tandem.sched.speculate import Speculation
+from tandem.sched.targets import LatencyTargets
+from tandem.worker.model import WorkerModel
+
+
+def engine_limits(config: Config, model: WorkerModel) -> SchedulerLimits:
+    engine = config.engine
+    return SchedulerLimits(
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        max_num_seqs=engine.max_num_seqs,
+        max_model_len=model.max_model_len,
+        enable_chunked_prefill=engine.enable_chunked_prefill,
+        digest_handoffs=config.handoff.digests,
+        targets=_targets(config),
+    )
+
+
+def compose_engine(config: Config, model: WorkerModel) -> Engine:
+    engine, handoff = config.engine, config.handoff
+    pool = BlockPool(
+        model.executor.num_blocks,
+        model.executor.layout.block_size,
+        enable_prefix_caching=engine.enable_prefix_caching,
+    )
+    deadlines = HandoffLimits(
+        lease_s=handoff.lease_s,
+        pull_timeout_s=handoff.pull_timeout_s,
+        drain_timeout_s=handoff.drain_timeout_s,
+        block_bytes=model.executor.layout.block_bytes,
+    )
+    return Engine(
+        pool, engine_limits(config, model), deadlines, model.fingerprint, speculation=_speculation(config.speculative)
+    )
+
+
+def _targets(config: Config) -> LatencyTargets:
+    slo = config.slo
+    return LatencyTargets(
+        ttft_s=slo.ttft_ms / 1e3,
+        itl_s=slo.itl_ms / 1e3,
+        batch_ttft_s=slo.batch_ttft_ms / 1e3,
+        batch_itl_s=slo.batch_itl_ms / 1e3,
+    )
+
+
+def _speculation(config: SpeculativeConfig) -> Speculation | None:
+    if config.method == "off":
+        return None
+    return Speculation(
+        lambda: PromptLookup(config.ngram_min, config.ngram_max),
+        num_tokens=config.num_tokens,
+        max_batch_tokens=config.max_batch_tokens,
+    )
