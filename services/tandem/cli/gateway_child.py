@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -11,13 +10,13 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 
+from tandem.cli.own_session import die_with
 from tandem.core.config import Config, value_of
 from tandem.core.settings import settings
 
-_PR_SET_PDEATHSIG = 1
 GATEWAY = (sys.executable, "-m", "tandem.cli", "gateway")
 POLL_S = 0.1
 STOP_MARGIN_S = 10.0
@@ -37,7 +36,7 @@ class GatewayChild:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C in the terminal is for the parent, which ends its parts in order
-            preexec_fn=_die_with(os.getpid()),
+            preexec_fn=die_with(os.getpid(), signal.SIGTERM),
         )
         self.url = ""
 
@@ -78,7 +77,10 @@ class GatewayChild:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Let it drain; kill it when that takes too long."""
+        self.stop()
+
+    def stop(self) -> None:
+        """Let it drain; kill it when that takes too long. Nothing happens when it has ended."""
         self._process.terminate()
         try:
             self._process.wait(self._stop_s)
@@ -100,15 +102,3 @@ class GatewayChild:
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """A proxy that the environment names for the outside is not for our own gateway."""
-
-
-def _die_with(parent: int) -> Callable[[], None]:
-    """Runs in the child. The signal is tied to the parent's main thread, which lives as long as the parent."""
-    prctl = ctypes.CDLL(None).prctl
-
-    def arm() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return arm

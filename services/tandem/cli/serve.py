@@ -13,6 +13,7 @@ from pathlib import Path
 from tandem.cli.free_port import require_free_port
 from tandem.cli.gateway_child import GatewayChild
 from tandem.cli.logs import set_up_logging
+from tandem.cli.own_session import enter_own_session
 from tandem.cli.progress import Progress
 from tandem.cli.stop import StopSignals
 from tandem.core.clock import SystemClock
@@ -26,8 +27,11 @@ READY_TIMEOUT_S = 180.0
 
 def run(resolved: Resolved, _args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM, then drain and leave no process behind."""
-    set_up_logging()
     require_free_port(resolved.config.gateway)
+    code = enter_own_session()
+    if code is not None:
+        return code
+    set_up_logging()
     signals = StopSignals()
     progress = Progress(SystemClock())
     try:
@@ -46,7 +50,8 @@ def run(resolved: Resolved, _args: argparse.Namespace) -> int:
 
 
 def _start(config: Config, stack: ExitStack, progress: Progress, signals: StopSignals) -> tuple[GatewayChild, Path]:
-    """Start everything in order. What was started is on the stack; returns the gateway and where workers log."""
+    """Start everything, side by side where Ray, which takes longest, lets the rest begin early. What was started is on
+    the stack; returns the gateway and where workers log."""
     pools = {pool: size for pool in ("prefill", "decode", "mixed") if (size := getattr(config.serve, pool))}
     num_workers = sum(pools.values())
     config = _with_threads(config, num_workers)
@@ -54,16 +59,17 @@ def _start(config: Config, stack: ExitStack, progress: Progress, signals: StopSi
         progress.step("redis", "starting an embedded server")
         server = stack.enter_context(_embedded_server())
         config = replace(config, redis=replace(config.redis, url=server.url))
+    gateway = stack.enter_context(GatewayChild(config))
     progress.step("model", f"preparing {config.model.id}")
     _prepare_model(config)
     progress.step("ray", "starting")
     local = stack.enter_context(import_module("tandem.cli.local_ray").local_ray(num_workers))
     signals.listen()
+    stack.callback(gateway.stop)  # it drains while there still are workers
     names = " + ".join(f"{size} {pool}" for pool, size in pools.items())
     progress.step("workers", f"starting {names}, threads each: {config.engine.num_threads}")
     local.deploy(config, pools)
-    progress.step("gateway", "starting, then moving a test block between the workers")
-    gateway = stack.enter_context(GatewayChild(config))
+    progress.step("gateway", "moving a test block between the workers")
     if not gateway.wait_until_listening():
         raise TandemError(ErrorKind.INTERNAL, "the gateway did not start")
     problem = gateway.wait_until_ready(READY_TIMEOUT_S)

@@ -25,6 +25,8 @@ from tandem.routing.view import ClusterView
 
 log = logging.getLogger(__name__)
 DISCOVERY_PERIOD_S = 1.0
+SEARCH_PERIOD_S = 0.1
+"""Between two looks for workers while nothing can be served."""
 PROBE_RETRY_S = 5.0
 
 Pair = tuple[WorkerRef, WorkerRef]
@@ -144,7 +146,8 @@ class Fleet:
                     log.warning("cannot list workers, going on with those known: %s", error.message)
                 reachable = False
             self._probe_pairs()
-            await asyncio.sleep(DISCOVERY_PERIOD_S)
+            is_searching = reachable and self.ready() is not None
+            await asyncio.sleep(SEARCH_PERIOD_S if is_searching else DISCOVERY_PERIOD_S)
 
     async def _meet(self, refs: Sequence[WorkerRef]) -> None:
         """Link to new workers and new lives; drop a dead link once its worker is not listed any more.

@@ -16,10 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.runtime import gguf
-from tandem.runtime.fingerprint import DIGEST_FILE, digest_files
 from tandem.runtime.importing import ProgressLine, build_once
-from tandem.runtime.weights import weight_files
 
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
 _HUB_ID_PARTS = 2
@@ -114,6 +111,11 @@ def _import_gguf(source: Path, cache_dir: Path) -> Path:
 
 
 def _convert(name: str, source: Path, target: Path) -> None:
+    """Lazy, because most runs convert nothing and torch is slow to import."""
+    from tandem.runtime import gguf
+    from tandem.runtime.fingerprint import DIGEST_FILE, digest_files
+    from tandem.runtime.weights import weight_files
+
     progress = ProgressLine(f"importing {name}")
     try:
         gguf.convert(source, target, progress)

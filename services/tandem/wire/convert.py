@@ -200,7 +200,7 @@ def _add_token(update: pb.WatchUpdate, runs: dict[JobKey, pb.TokenRun], event: T
     run = runs.get(event.key)
     if run is None or event.index != run.first_index + len(run.tokens):
         run = runs[event.key] = update.runs.add(key=encode_key(event.key), first_index=event.index)
-    run.tokens.append(encode_sampled(event.token))
+    encode_sampled(event.token, run.tokens.add())
 
 
 def _encode_pulled(event: Pulled) -> pb.PulledKV:
@@ -236,8 +236,8 @@ def decode_update(message: pb.WatchUpdate) -> tuple[JobEvent, ...]:
     events: list[JobEvent] = [_decode_pulled(pulled) for pulled in message.pulled]
     for run in message.runs:
         key = decode_key(run.key)
-        tokens = enumerate(run.tokens, run.first_index)
-        events.extend(Token(key, index, decode_sampled(token)) for index, token in tokens)
+        for index, token in enumerate(run.tokens, run.first_index):
+            events.append(Token(key, index, decode_sampled(token)))
     events.extend(_decode_end(end) for end in message.ends)
     return tuple(events)
 

@@ -119,21 +119,23 @@ def decode_peer(message: pb.TransportPeer) -> TransportPeer:
 # ---- what is announced
 
 
-def encode_sampled(token: SampledToken) -> pb.SampledToken:
-    return pb.SampledToken(
-        id=token.id,
-        logprob=token.logprob,
-        top_ids=[token_id for token_id, _ in token.top],
-        top_logprobs=[logprob for _, logprob in token.top],
-    )
+def encode_sampled(token: SampledToken, message: pb.SampledToken | None = None) -> pb.SampledToken:
+    """Into `message` where one is given, which is still empty: appending to a list would copy it."""
+    message = pb.SampledToken() if message is None else message
+    message.id = token.id
+    if token.logprob is not None:
+        message.logprob = token.logprob
+    for token_id, logprob in token.top:
+        message.top_ids.append(token_id)
+        message.top_logprobs.append(logprob)
+    return message
 
 
 def decode_sampled(message: pb.SampledToken) -> SampledToken:
     logprob = message.logprob if message.HasField("logprob") else None
-    if not message.top_ids and not message.top_logprobs:
-        return SampledToken(message.id, logprob)
-    require(len(message.top_ids) == len(message.top_logprobs), "alternatives and their log probabilities differ")
-    return SampledToken(message.id, logprob, tuple(zip(message.top_ids, message.top_logprobs, strict=True)))
+    ids, logprobs = message.top_ids, message.top_logprobs
+    require(len(ids) == len(logprobs), "alternatives and their log probabilities differ")
+    return SampledToken(message.id, logprob, tuple(zip(ids, logprobs, strict=True)) if ids else ())
 
 
 def encode_announcement(announcement: Announcement) -> pb.Announcement:

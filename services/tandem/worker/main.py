@@ -11,6 +11,8 @@ import sys
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
+import uvloop
+
 from tandem.core.config import Config
 from tandem.core.errors import TandemError
 
@@ -32,7 +34,7 @@ def run(config: Config) -> int:
 
     try:
         model = load_worker_model(config)
-        return asyncio.run(_serve(config, model))
+        return uvloop.run(_serve(config, model))
     except TandemError as error:
         _log.error("%s", error.message)
         return 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, TypeVar
 
@@ -235,16 +236,17 @@ class WorkerService(WorkerServicer):
             snapshot = self._router.snapshot
             update = encode_update(events, snapshot.load, snapshot.step_cost if snapshot.step_cost != told else None)
             told = snapshot.step_cost
+            # Not wait_for, here and below: it makes a task and a switch to it of every message.
             try:
-                await asyncio.wait_for(context.write(update), self._grace_s)
+                async with asyncio.timeout(self._grace_s):
+                    await context.write(update)
             except TimeoutError:
                 return
             if watch.is_closing and not watch.wake.is_set():
                 return
-            try:
-                await asyncio.wait_for(watch.wake.wait(), HEARTBEAT_S)
-            except TimeoutError:
-                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HEARTBEAT_S):
+                    await watch.wake.wait()
 
 
 def _submit(job: Job) -> Callable[[Engine, float], tuple[bool, list[Effect]]]:

@@ -135,7 +135,9 @@ def test_a_decode_worker_killed_in_mid_decode_comes_back(served: Served) -> None
     wait_remote_answer(served)
 
 
-def test_ctrl_c_lets_a_stream_finish_and_leaves_nothing(served: Served) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_its_group_lets_a_stream_finish_and_leaves_nothing(served: Served, number: signal.Signals) -> None:
+    """A terminal's Ctrl-C and a supervisor's SIGTERM go to the whole group."""
     redis = next(line for line in served.look().values() if "tandem-redis-" in line)
     run_dir = Path(re.findall(r"\S*/tandem-redis-\w+", redis)[0])
     assert run_dir.is_dir()
@@ -143,7 +145,7 @@ def test_ctrl_c_lets_a_stream_finish_and_leaves_nothing(served: Served) -> None:
     stream.wait_events(3)
     served.look()
     said_before = len(served.said)
-    os.killpg(served.process.pid, signal.SIGINT)  # a terminal sends it to the whole group
+    os.killpg(served.process.pid, number)
     stream.wait_end()
     assert stream.is_done and stream.finish_reasons in (["length"], ["stop"]), stream.events[-2:]
     assert served.wait_end() == 0, served.said

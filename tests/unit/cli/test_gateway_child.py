@@ -54,6 +54,13 @@ def test_it_is_ready_when_it_says_so_and_ends_with_the_context(monkeypatch: pyte
     assert child.exit_code() == -signal.SIGTERM
 
 
+def test_it_may_be_ended_before_its_context_ends() -> None:
+    with GatewayChild(Config(), scripted('[[200, ""]]')) as child:
+        assert child.wait_until_listening()
+        child.stop()
+        assert child.exit_code() == -signal.SIGTERM
+
+
 def test_what_is_missing_is_told() -> None:
     with GatewayChild(Config(), scripted('[[503, "no live prefill worker"]]')) as child:
         assert child.wait_until_listening()

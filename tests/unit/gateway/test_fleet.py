@@ -13,7 +13,7 @@ import pytest
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, FinishReason
 from tandem.core.load import Load
-from tandem.gateway import worker_link
+from tandem.gateway import fleet, worker_link
 from tests.unit.gateway.rig import Rig, collect, is_probe, probe_events, pulled, token
 from tests.unit.gateway.scripted_worker import until
 
@@ -29,6 +29,21 @@ async def test_readiness_says_what_is_missing(rig: Rig) -> None:
     decode.on_submit = lambda job: (ErrorKind.INTERNAL, "no transport")
     await until(lambda: rig.dispatch.ready() == MOVED_NOTHING)
     assert [model.name for model in rig.dispatch.models()] == ["tiny"]
+
+
+async def test_workers_are_looked_for_often_only_while_nothing_can_be_served(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "DISCOVERY_PERIOD_S", 3600.0)
+    monkeypatch.setattr(fleet, "SEARCH_PERIOD_S", 0.01)
+    rig = make_rig()
+    await rig.start()
+    await rig.pair()
+    await asyncio.sleep(0.1)  # the last look of the search
+    late = await rig.add("e", "decode")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await until(lambda: late.positions)
 
 
 async def test_a_probe_that_fails_is_tried_again_until_a_block_moves(rig: Rig) -> None:

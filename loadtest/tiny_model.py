@@ -1,0 +1,49 @@
+"""Writes a random model whose steps take next to nothing, so that what is around them shows; never a reference."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+VOCABULARY = 256
+
+
+def make_tiny(directory: Path) -> Path:
+    """A random Llama of two narrow layers, each of whose tokens is a word."""
+    directory.mkdir(parents=True)
+    hidden, inner, layers = 64, 128, 2
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": VOCABULARY,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "hidden_act": "silu",
+    }
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, hidden)}
+    for layer in range(layers):
+        prefix = f"model.layers.{layer}"
+        shapes |= {f"{prefix}.self_attn.{name}_proj.weight": (hidden, hidden) for name in "qo"}
+        shapes |= {f"{prefix}.self_attn.{name}_proj.weight": (hidden // 2, hidden) for name in "kv"}
+        shapes |= {f"{prefix}.mlp.{name}_proj.weight": (inner, hidden) for name in ("gate", "up")}
+        shapes[f"{prefix}.mlp.down_proj.weight"] = (hidden, inner)
+    norms = [f"model.layers.{n}.{name}_layernorm" for n in range(layers) for name in ("input", "post_attention")]
+    generator = torch.Generator().manual_seed(1)
+    weights = {name: torch.randn(shape, generator=generator) * 0.2 for name, shape in shapes.items()}
+    weights |= {f"{name}.weight": torch.ones(hidden) for name in ("model.norm", *norms)}
+    save_file(weights, directory / "model.safetensors")
+    (directory / "config.json").write_text(json.dumps(config))
+    words = {f"w{token}": token for token in range(VOCABULARY)}
+    Tokenizer(WordLevel(words, unk_token="w0")).save(str(directory / "tokenizer.json"))
+    return directory
