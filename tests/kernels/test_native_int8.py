@@ -17,6 +17,8 @@ from tandem_kernels.native.pack import pack_gate_up
 from tandem_kernels.native.pack_int8 import pack_gate_up_int8, pack_linear_int8, unpack_int8
 from tandem_kernels.reference.linear_int8 import embed_int8, linear_int8, quantize_weight
 
+pytestmark = pytest.mark.slow  # compiles the product several times
+
 _ENTRY = """
 #include "linear_int8.hpp"
 #include <vector>

@@ -147,6 +147,7 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> list[ctypes.CDLL]:
     return libraries
 
 
+@pytest.mark.slow  # compiles the product several times
 @pytest.mark.parametrize("into", list(Into))
 @pytest.mark.parametrize("rows", [1, 3, 4, 7, 33])
 def test_instructions_do_not_show(builds: list[ctypes.CDLL], rows: int, into: Into) -> None:

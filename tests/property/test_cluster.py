@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -128,6 +129,7 @@ def test_every_request_ends_once_and_no_token_is_wrong(seed: int, knobs: Knobs, 
     assert all(worker.engine.is_idle for worker in cluster.workers)
 
 
+@pytest.mark.slow
 @effort(300)
 @given(
     seed=st.integers(0, 2**32),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -410,5 +411,5 @@ class DeepSchedulerMachine(SchedulerMachine):
 
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = effort(350, 70)
-TestDeepScheduler = DeepSchedulerMachine.TestCase
+TestDeepScheduler = pytest.mark.slow(DeepSchedulerMachine.TestCase)
 TestDeepScheduler.settings = effort(350, 70)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tandem.core.clock import Clock
-from tandem.core.ids import BlockId, Incarnation, WorkerId
+from tandem.core.ids import Incarnation, WorkerId
 from tandem.engine.ports import PeerError, ReadState, TransportPeer
+from tandem.transfer.checks import Check, Checks, Digest
 from tandem.transfer.orders import (
     Cancel,
     Command,
@@ -31,9 +31,6 @@ from tandem.transfer.peers import CopyRefused
 from tandem.transfer.reading import Part, Reading, split
 from tandem.transfer.transport import Transport
 
-Digest = Callable[[Sequence[BlockId], Sequence[int]], Sequence[tuple[int, ...]]]
-"""`digest(blocks, logical)`: of our own blocks, at these positions of the prompt; one number per KV head."""
-
 
 @dataclass(slots=True)
 class _Test:
@@ -45,12 +42,16 @@ class Carrier:
     """Orders in, events out. Each accepted order is reported exactly once, whatever its peer does.
 
     A turn posts at most one part and checks at most one, because either may take as long as a copy of these bytes,
-    and peers that read from us wait for our polling.
+    and peers that read from us wait for our polling. `is_helped`: another thread works on `checks` too, so that a turn
+    checks only when it has nothing to read.
     """
 
-    def __init__(self, transport: Transport, digest: Digest, clock: Clock, max_post_bytes: int) -> None:
+    def __init__(
+        self, transport: Transport, digest: Digest, clock: Clock, max_post_bytes: int, *, is_helped: bool = False
+    ) -> None:
+        self.checks = Checks(digest)
         self._transport = transport
-        self._digest = digest
+        self._is_helped = is_helped
         self._clock = clock
         self._max_post_bytes = max_post_bytes
         self._peers: dict[str, TransportPeer] = {}
@@ -58,6 +59,7 @@ class Carrier:
         self._newest: dict[WorkerId, Incarnation] = {}
         self._readings: dict[int, Reading] = {}
         self._turns: deque[int] = deque()
+        self._arrived: deque[Check] = deque()
         self._test: _Test | None = None
         self._leases_open = False
         self._events: list[Event] = []
@@ -77,12 +79,14 @@ class Carrier:
     @property
     def is_hungry(self) -> bool:
         """The next turn has something to do that waits for nobody."""
-        return any(reading.may_post or reading.arrived for reading in self._readings.values())
+        may_check = bool(self._arrived) or self.checks.may_work
+        return may_check or any(reading.may_post for reading in self._readings.values())
 
     @property
     def is_drained(self) -> bool:
-        """No read of ours is under way anywhere."""
-        return not (self._lingering or any(reading.open for reading in self._readings.values()))
+        """No read of ours is under way anywhere, and no check."""
+        is_checking = bool(self._arrived) or self.checks.num_open > 0
+        return not (self._lingering or is_checking or any(reading.open for reading in self._readings.values()))
 
     def accept(self, command: Command) -> None:
         match command:
@@ -104,7 +108,7 @@ class Carrier:
         """Move everything on by one beat. Returns what happened since the last turn, in order."""
         self._post_next()
         self._poll_open()
-        self._check_next()
+        self._check_arrived()
         self._poll_self_test()
         self._report_finished()
         self._prove_lingering()
@@ -199,27 +203,25 @@ class Carrier:
         if state is ReadState.FAILED:
             self._lose(peer, FailureKind.PEER, f"{peer.worker} is gone: a read of it failed")
         elif reading.failure is None and reading.order.digests is not None:
-            reading.arrived.append(part)
+            reading.num_checking += 1
+            self._arrived.append(Check(reading, part))
 
-    def _check_next(self) -> None:
-        for reading in self._readings.values():
-            if reading.arrived:
-                wrong = self._mismatch(reading, reading.arrived.popleft())
-                if wrong is not None:
-                    reading.fail(FailureKind.DIGEST, wrong)
-                return
-
-    def _mismatch(self, reading: Reading, part: Part) -> str | None:
-        order = reading.order
-        assert order.digests is not None
-        blocks = [copy.local for copy in reading.copies(part)]
-        found = self._digest(blocks, order.logical[part.start : part.stop])
-        expected = order.digests[part.start : part.stop]
-        for index, (mine, theirs) in enumerate(zip(found, expected, strict=True), part.start):
-            if tuple(mine) != theirs:
-                copy = order.copies[index]
-                return f"block {copy.remote} of {order.peer.worker} (prompt block {order.logical[index]}) is another"
-        return None
+    def _check_arrived(self) -> None:
+        is_reading = any(reading.open or reading.may_post for reading in self._readings.values())
+        if self._is_helped and is_reading:
+            while self._arrived:
+                self.checks.share(self._arrived.popleft())
+        elif self._arrived:
+            self.checks.do(self._arrived.popleft())
+        else:
+            self.checks.work()
+        for check in self.checks.take():
+            reading, order = check.reading, check.reading.order
+            reading.num_checking -= 1
+            if check.wrong is not None:
+                block, index = order.copies[check.wrong].remote, order.logical[check.wrong]
+                reason = f"block {block} of {order.peer.worker} (prompt block {index}) is another"
+                reading.fail(FailureKind.DIGEST, reason)
 
     def _report_finished(self) -> None:
         for id, reading in list(self._readings.items()):

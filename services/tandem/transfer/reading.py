@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tandem.engine.ports import BlockCopy
@@ -11,11 +11,13 @@ from tandem.transfer.orders import FailureKind, ReadDone, ReadFailed, ReadOrder
 
 MAX_OPEN_PARTS = 2
 """Of one order: two keep a TCP peer busy between polls, and no more than two must drain after a cancel."""
+LAST_PART_BYTES = 3 << 20
+"""Or a little more. Its digest takes a tenth of a millisecond; so does the post of another part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`[start, stop)` of an order's copies: what one post carries."""
+    """`[start, stop)` of an order's copies, in the order in which they are read: what one post carries."""
 
     start: int
     stop: int
@@ -23,17 +25,23 @@ class Part:
 
 @dataclass(slots=True)
 class Reading:
-    """A part is waiting, then open under a handle, then arrived, then checked. Only the carrier moves it.
+    """A part is waiting, then open under a handle, then being checked. Only the carrier moves it.
 
-    Once failed, nothing is posted or checked any more, but open parts are still waited for.
+    Copies are read by rising remote block, whatever their order in the prompt, so that neighbours can be merged: pools
+    give blocks back last one first. Once failed, nothing is posted any more, but open parts and checks are waited for.
     """
 
     order: ReadOrder
     started: float
     waiting: deque[Part]
     open: dict[int, Part] = field(default_factory=dict)
-    arrived: deque[Part] = field(default_factory=deque)
+    num_checking: int = 0
     failure: tuple[FailureKind, str] | None = None
+    _sequence: Sequence[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        copies = self.order.copies
+        self._sequence = sorted(range(len(copies)), key=lambda place: copies[place].remote)
 
     @property
     def may_post(self) -> bool:
@@ -41,16 +49,20 @@ class Reading:
 
     @property
     def is_over(self) -> bool:
-        return not (self.waiting or self.open or self.arrived)
+        return not (self.waiting or self.open or self.num_checking)
+
+    def places(self, part: Part) -> Sequence[int]:
+        """Where a part's copies stand in the order."""
+        return self._sequence[part.start : part.stop]
 
     def copies(self, part: Part) -> tuple[BlockCopy, ...]:
-        return self.order.copies[part.start : part.stop]
+        copies = self.order.copies
+        return tuple(copies[place] for place in self.places(part))
 
     def fail(self, kind: FailureKind, reason: str) -> None:
         """The first failure stands."""
         self.failure = self.failure or (kind, reason)
         self.waiting.clear()
-        self.arrived.clear()
 
     def report(self, now: float) -> ReadDone | ReadFailed:
         """Of a reading that is over."""
@@ -61,9 +73,13 @@ class Reading:
 
 
 def split(order: ReadOrder, max_bytes: int) -> Iterator[Part]:
-    """Parts of at most `max_bytes`, at least one block each, of nearly equal size."""
-    num = len(order.copies)
-    most = max(1, max_bytes // order.peer.layout.block_bytes)
-    num_parts = -(-num // most)
-    for index in range(num_parts):
-        yield Part(index * num // num_parts, (index + 1) * num // num_parts)
+    """Parts of at most `max_bytes`, at least one block each. Towards the end each takes two thirds of what is left,
+    down to LAST_PART_BYTES, because the digest of what is read last delays the whole order."""
+    block_bytes = order.peer.layout.block_bytes
+    most, last = (max(1, num_bytes // block_bytes) for num_bytes in (max_bytes, LAST_PART_BYTES))
+    start, stop = 0, len(order.copies)
+    while start < stop:
+        left = stop - start
+        num = min(most, left if 2 * left <= 3 * last else max(last, 2 * left // 3))
+        yield Part(start, start + num)
+        start += num

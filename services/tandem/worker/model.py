@@ -8,7 +8,7 @@ from tandem.core.bundle import TokenizerBundle
 from tandem.core.config import Config
 from tandem.engine.ports import Executor
 from tandem.runtime.load import load_model
-from tandem.transfer.carrier import Digest
+from tandem.transfer.checks import Digest
 from tandem.transfer.pool import MemoryPool
 
 

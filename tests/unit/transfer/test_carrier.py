@@ -163,7 +163,7 @@ def test_an_order_goes_out_in_parts_two_at_a_time_and_is_reported_once(carrier, 
     clock.time = 5.0
     carrier.accept(order(1, num_blocks=5))
     assert run(carrier) == []
-    assert [len(part) for part in transport.posted] == [1, 2]
+    assert [len(part) for part in transport.posted] == [2, 2]
     clock.time = 6.5
     transport.end(2)
     assert run(carrier) == []
@@ -179,6 +179,22 @@ def test_orders_take_turns(carrier, transport) -> None:
     carrier.accept(order(2, num_blocks=8))
     run(carrier)
     assert [part[0].local // 10 for part in transport.posted] == [1, 2, 1, 2]
+
+
+def test_copies_are_read_by_rising_remote_block_and_checked_at_their_place(carrier, transport) -> None:
+    good = order(1, num_blocks=4, digests=True)
+    assert good.digests is not None
+    falling = replace(good, copies=good.copies[::-1], digests=good.digests[::-1], logical=good.logical[::-1])
+    carrier.accept(falling)
+    carrier.accept(replace(falling, id=2, logical=good.logical))
+    run(carrier)
+    assert sum(transport.posted[::2], ()) == good.copies
+    for handle in list(transport.open):
+        transport.end(handle)
+    done, failed = run(carrier)
+    assert done == ReadDone(1, 4 * BLOCK_BYTES, 0.0)
+    assert isinstance(failed, ReadFailed)
+    assert failed.kind is FailureKind.DIGEST
 
 
 def test_an_order_of_nothing_is_done(carrier) -> None:
@@ -240,6 +256,60 @@ def test_a_digest_failure_waits_for_the_parts_that_are_still_open(carrier, trans
     (event,) = run(carrier)
     assert isinstance(event, ReadFailed)
     assert event.drained
+
+
+@pytest.fixture
+def helped(transport: ScriptedTransport, clock: ManualClock) -> Carrier:
+    carrier = Carrier(transport, digest, clock, max_post_bytes=2 * BLOCK_BYTES, is_helped=True)
+    carrier.accept(Connect(P))
+    carrier.turn()
+    return carrier
+
+
+def test_while_it_reads_a_carrier_leaves_checks_to_its_helper(helped, transport) -> None:
+    helped.accept(order(1, num_blocks=4, digests=True))
+    run(helped)
+    transport.end(1)
+    run(helped)
+    assert helped.checks.may_work
+    assert helped.is_hungry
+    helped.checks.work()
+    assert not helped.checks.may_work
+    transport.end(2)
+    assert run(helped) == [ReadDone(1, 4 * BLOCK_BYTES, 0.0)], "nothing is left to read: it checks the rest itself"
+
+
+def test_nothing_is_reported_before_the_helper_is_done(helped, transport) -> None:
+    good = order(1, num_blocks=4, digests=True)
+    helped.accept(replace(good, digests=((0,),) * 4))
+    run(helped)
+    transport.end(1)
+    run(helped)
+    check = helped.checks._waiting.get()
+    transport.end(2)
+    assert run(helped) == [], "the helper has taken the first check"
+    assert not helped.is_drained
+    assert not helped.is_hungry
+    helped.checks._do(check)
+    (event,) = run(helped)
+    assert isinstance(event, ReadFailed)
+    assert event.kind is FailureKind.DIGEST
+    assert helped.is_drained
+
+
+def test_a_digest_that_breaks_in_the_helper_breaks_the_carrier(transport, clock) -> None:
+    def broken(blocks: Sequence[BlockId], logical: Sequence[int]) -> list[tuple[int, ...]]:
+        raise ValueError("no such block")
+
+    carrier = Carrier(transport, broken, clock, max_post_bytes=2 * BLOCK_BYTES, is_helped=True)
+    carrier.accept(Connect(P))
+    carrier.accept(order(1, num_blocks=4, digests=True))
+    run(carrier)
+    transport.end(1)
+    run(carrier)
+    carrier.checks.work()
+    with pytest.raises(ValueError, match="no such block"):
+        run(carrier)
 
 
 def test_a_cancelled_order_posts_nothing_more_and_ends_when_its_parts_have(carrier, transport) -> None:
@@ -446,10 +516,12 @@ def test_the_self_test_is_answered(carrier, transport, clock) -> None:
 class CarrierMachine(RuleBasedStateMachine):
     """Random orders, ends, doubts, teardowns: nothing is reported twice, and `drained` is never a lie."""
 
+    is_helped = False
+
     def __init__(self) -> None:
         super().__init__()
         self.transport = ScriptedTransport()
-        self.carrier = Carrier(self.transport, digest, ManualClock(), 2 * BLOCK_BYTES)
+        self.carrier = Carrier(self.transport, digest, ManualClock(), 2 * BLOCK_BYTES, is_helped=self.is_helped)
         self.next_id = 0
         self.open_orders: set[int] = set()
         self.unsafe: dict[str, set[int]] = {}
@@ -504,6 +576,10 @@ class CarrierMachine(RuleBasedStateMachine):
     def turn(self) -> None:
         self.take(self.carrier.turn())
 
+    @rule()
+    def help(self) -> None:
+        self.carrier.checks.work()
+
     @invariant()
     def parts_are_capped(self) -> None:
         assert all(len(copies) <= 2 for copies in self.transport.posted)
@@ -515,3 +591,11 @@ class CarrierMachine(RuleBasedStateMachine):
 
 TestCarrierMachine = CarrierMachine.TestCase
 TestCarrierMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+class HelpedMachine(CarrierMachine):
+    is_helped = True
+
+
+TestHelpedMachine = HelpedMachine.TestCase
+TestHelpedMachine.settings = TestCarrierMachine.settings

@@ -14,6 +14,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
 from tandem.engine.ports import BlockCopy, PeerError, TransportPeer
 from tandem.kv.layout import KVGroup, KVLayout
+from tandem.transfer import reading
 from tandem.transfer.local import LocalTransport
 from tandem.transfer.memory import ProcessMemory, Span
 from tandem.transfer.orders import ReadOrder
@@ -110,3 +111,15 @@ def test_parts_cover_an_order_once_within_the_cap(giver, num_blocks: int, max_bl
     parts = list(split(ReadOrder(1, giver[2], copies, tuple(range(num_blocks))), max_blocks * LAYOUT.block_bytes))
     assert [i for part in parts for i in range(part.start, part.stop)] == list(range(num_blocks))
     assert all(1 <= part.stop - part.start <= max(1, max_blocks) for part in parts)
+
+
+@pytest.mark.parametrize("num_blocks", range(1, 40))
+def test_the_last_part_is_small_and_no_part_is_tiny(giver, num_blocks: int, monkeypatch) -> None:
+    monkeypatch.setattr(reading, "LAST_PART_BYTES", 4 * LAYOUT.block_bytes)
+    copies = tuple(BlockCopy(BlockId(i), BlockId(i)) for i in range(num_blocks))
+    parts = list(split(ReadOrder(1, giver[2], copies, tuple(range(num_blocks))), 12 * LAYOUT.block_bytes))
+    sizes = [part.stop - part.start for part in parts]
+    assert min(4, num_blocks) <= sizes[-1] + 1
+    assert sizes[-1] <= 6
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(sizes) <= num_blocks // 12 + 3

@@ -194,6 +194,55 @@ def test_a_transport_that_breaks_ends_the_mover_loudly_and_answers_everything(mo
         mover.connect(PEER)
 
 
+def test_a_part_is_checked_while_the_next_one_is_copied_inside_its_post(transport, events, monkeypatch) -> None:
+    """The second post waits for the first digest: without a helper this would hang."""
+    checked = threading.Event()
+    helpers: list[str] = []
+
+    def digest(blocks: Sequence[BlockId], logical: Sequence[int]) -> list[tuple[int, ...]]:
+        helpers.append(threading.current_thread().name)
+        checked.set()
+        return [(0,)] * len(blocks)
+
+    def post_read(peer: TransportPeer, copies: Sequence[BlockCopy]) -> int:
+        transport.handles += 1
+        if transport.handles == 2:
+            assert checked.wait(GUARD_S)
+        return transport.handles
+
+    monkeypatch.setattr(transport, "post_read", post_read)
+    transport.finish.set()
+    mover = Mover(transport, digest, events.put, SystemClock(), max_post_bytes=LAYOUT.block_bytes)
+    mover.start()
+    mover.connect(PEER)
+    copies = tuple(BlockCopy(BlockId(i), BlockId(i)) for i in range(2))
+    mover.read(ReadOrder(1, PEER, copies, (0, 1), ((0,), (0,))))
+    assert take(events) == Connected(PEER)
+    assert isinstance(take(events), ReadDone)
+    assert mover.stop(GUARD_S)
+    assert helpers[0] == "tandem-digests"
+    assert len(helpers) == 2
+
+
+def test_a_digest_that_breaks_ends_the_mover_loudly(transport, events) -> None:
+    def digest(blocks: Sequence[BlockId], logical: Sequence[int]) -> list[tuple[int, ...]]:
+        raise ValueError("no such block")
+
+    mover = Mover(transport, digest, events.put, SystemClock())
+    mover.start()
+    transport.finish.set()
+    mover.connect(PEER)
+    mover.read(ReadOrder(1, PEER, (BlockCopy(BlockId(0), BlockId(0)),), (0,), ((0,),)))
+    assert take(events) == Connected(PEER)
+    failed, stopped = take(events), take(events)
+    assert isinstance(failed, ReadFailed)
+    assert failed.kind is FailureKind.STOPPED
+    assert isinstance(stopped, MoverStopped)
+    assert stopped.error is not None
+    assert "no such block" in stopped.error
+    assert mover.stop(GUARD_S)
+
+
 def test_a_mover_that_never_started_closes_its_transport(transport, events) -> None:
     mover = Mover(transport, lambda blocks, logical: [], events.put, SystemClock())
     mover.read(order(1))
