@@ -1,4 +1,4 @@
-# Every target sets itself up: Python 3.11 or later, a C compiler and make are all it needs.
+# Every target sets itself up: Python 3.11 or later, a C++ compiler and make are all it needs.
 
 .PHONY: help setup serve test check golden soak proto bench
 .DEFAULT_GOAL := help
