@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Callable, Sequence
 
@@ -27,8 +28,12 @@ class KVCache:
         self.num_blocks = num_blocks
         self._block_digest = block_digest
         # Mapped rather than allocated: zeros that cost neither time nor memory before a block is first used, and a
-        # region that begins with a page.
-        self._memory = mmap.mmap(-1, num_blocks * layout.block_bytes)
+        # region that begins with a page. Private, because shared memory gets no huge pages: with them copies and
+        # digests of blocks were up to three times as fast.
+        self._memory = mmap.mmap(-1, num_blocks * layout.block_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):
+                self._memory.madvise(mmap.MADV_HUGEPAGE)
         words = torch.frombuffer(self._memory, dtype=torch_dtype(layout.group.dtype))
         self.pool = words.view(num_blocks, *layout.block_shape())
         self.planes = tuple((self.pool[:, :, i, 0], self.pool[:, :, i, 1]) for i in range(layout.group.layers))
