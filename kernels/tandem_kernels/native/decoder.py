@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from ctypes import byref
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from tandem_kernels.native.library import (
     int8_spec,
     load,
     pool_of,
+    release_with,
     rows_of,
 )
 
@@ -106,7 +106,7 @@ class CompiledDecoder:
         self._handle = load().tandem_decoder_new(byref(spec))
         if not self._handle:
             raise MemoryError("the compiled decoder could not be made")
-        weakref.finalize(self, load().tandem_decoder_delete, self._handle)
+        release_with(self, load().tandem_decoder_delete, self._handle)
 
     @property
     def buffer_bytes(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Callable
 from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int, c_int64, c_size_t, c_void_p
 from enum import IntEnum
 from functools import cache
@@ -166,6 +167,12 @@ def check(error: bytes | None) -> None:
         raise RuntimeError(error.decode())
 
 
+def release_with(owner: object, delete: Callable[[int], None], handle: int) -> None:
+    """Delete what `handle` names once `owner` is gone, but not at the end of the process: a daemon thread may still be
+    inside a kernel then, and the system takes the memory anyway."""
+    weakref.finalize(owner, delete, handle).atexit = False
+
+
 class Team:
     """`size` threads, the caller's among them, that run one kernel together. One call at a time."""
 
@@ -176,7 +183,7 @@ class Team:
         self.handle = load().tandem_team_new(size)
         if not self.handle:
             raise RuntimeError(f"{size} threads could not be started")
-        weakref.finalize(self, load().tandem_team_delete, self.handle)
+        release_with(self, load().tandem_team_delete, self.handle)
 
     def __repr__(self) -> str:
         return f"Team({self.size})"
