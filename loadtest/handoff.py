@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokens", type=_counts, default=(128, 512, 1024, 2048, 4096), metavar="N,N,...")
     parser.add_argument("--budget", type=int, default=512, help="tokens of a chunk (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="prompts of each length (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="of each worker")
+    parser.add_argument("--threads", type=int, default=max(1, len(os.sched_getaffinity(0)) // 2), help="of each worker")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the medians there too")
     return parser
 

@@ -42,7 +42,7 @@ async def _serve(args: argparse.Namespace, flags: list[str]) -> None:
         loop.add_signal_handler(number, stopped.set)
     pools = [pool for pool in ("prefill", "decode", "mixed") for _ in range(getattr(args, pool))]
     if "--num-threads" not in flags:
-        flags = [*flags, "--num-threads", str(max(1, (os.cpu_count() or 1) // len(pools)))]
+        flags = [*flags, "--num-threads", str(max(1, len(os.sched_getaffinity(0)) // len(pools)))]
     async with AsyncExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-bench-")))
         redis = await asyncio.to_thread(EmbeddedServer.start)

@@ -89,7 +89,7 @@ def _with_threads(config: Config, num_workers: int) -> Config:
     """Divide the cores among the workers of this machine, so that they do not fight for them."""
     if config.engine.num_threads:
         return config
-    num_threads = max(1, (os.cpu_count() or 1) // num_workers)
+    num_threads = max(1, len(os.sched_getaffinity(0)) // num_workers)
     return replace(config, engine=replace(config.engine, num_threads=num_threads))
 
 
