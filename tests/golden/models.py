@@ -120,6 +120,7 @@ class Reference:
         num_blocks: int = 64,
         kernels: Kernels = "auto",
         quantization: Quantization = "none",
+        compact: bool = True,
     ) -> TorchExecutor:
         """Ours, of the same directory and dtype, with as many threads as torch has."""
         config = read_model_config(self.directory)
@@ -130,7 +131,7 @@ class Reference:
             num_threads=torch.get_num_threads(),
             kernels=kernels,
         )
-        model = ModelConfig(dtype=self.dtype, quantization=quantization, cache_dir=self.cache_dir)
+        model = ModelConfig(dtype=self.dtype, quantization=quantization, compact=compact, cache_dir=self.cache_dir)
         return load_executor(self.directory, config, model, engine)
 
 

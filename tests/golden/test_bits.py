@@ -58,6 +58,13 @@ def test_cuts_of_a_prompt_change_no_bit_of_the_real_model(real: Reference, quant
     _check_cuts(real, 49152, ((1,), (7, 30, 2), (64,)), quantization)
 
 
+def test_weights_in_fewer_bits_change_no_bit_of_the_real_model(real: Reference) -> None:
+    tokens = _tokens(5, 49152)
+    compact, floats = (real.executor(kernels="compiled", compact=compact) for compact in (True, False))
+    for sizes in ((1,), (2, 3, 5), (64,)):
+        assert torch.equal(_in_chunks(compact, tokens, sizes), _in_chunks(floats, tokens, sizes))
+
+
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 def test_company_and_threads_change_no_bit(tiny: TinyModels, num_threads: int) -> None:
     reference = tiny("llama", "float32")

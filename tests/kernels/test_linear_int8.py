@@ -10,8 +10,8 @@ import torch
 from tandem_kernels.reference.linear_int8 import (
     GROUP,
     LEVELS,
-    _fma,
     embed_int8,
+    fma,
     linear_int8,
     quantize_rows,
     quantize_weight,
@@ -105,7 +105,7 @@ def test_sums_are_fused_and_ascending() -> None:
             assert y[i, j].item() == total
 
 
-def test_fma_rounds_once() -> None:
+def testfma_rounds_once() -> None:
     """Sums that lie beside the middle of two floats, by less than float64 can see."""
     a, b = torch.tensor([1 + 2.0**-12, 1.0]), torch.tensor([1 + 2.0**-12, 1 + 2.0**-23])
     c = torch.tensor([2.0**-60, -(2.0**-60)])
@@ -115,7 +115,7 @@ def test_fma_rounds_once() -> None:
         _nearest(Fraction(p) * Fraction(q) + Fraction(r))
         for p, q, r in zip(a.tolist(), b.tolist(), c.tolist(), strict=True)
     ]
-    assert _fma(a, b, c).tolist() == expected
+    assert fma(a, b, c).tolist() == expected
     # The first is a tie without the smallest term, so rounding twice would lose it.
     middle = (a[:1].double() * b[:1].double() + c[:1].double()).float()
     assert middle.item() != expected[0]

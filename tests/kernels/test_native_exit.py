@@ -19,16 +19,17 @@ def tell():
 atexit.register(tell)  # before anything else registers: the last to be called
 
 import torch
-from tandem_kernels.native.library import Into, Team, linear
+from tandem_kernels.native.library import Into, Team, linear, matrix_of
 from tandem_kernels.native.pack import pack_linear
 
 team, x, y = Team(2), torch.ones(256, 512), torch.empty(256, 512)
 panels, inside = pack_linear(torch.ones(512, 512)), threading.Event()
+weights = matrix_of(panels, 512, 512)
 
 def work():
     global calls
     while True:
-        linear(team, x, panels, 512, Into.STORE, y)
+        linear(team, x, weights, Into.STORE, y)
         calls += 1
         inside.set()
 

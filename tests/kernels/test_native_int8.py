@@ -13,9 +13,12 @@ import torch
 
 from tandem_kernels.native import build
 from tandem_kernels.native.library import Into
-from tandem_kernels.native.pack import pack_gate_up
-from tandem_kernels.native.pack_int8 import pack_gate_up_int8, pack_linear_int8, unpack_int8
+from tandem_kernels.native.pack import gate_up_rows
+from tandem_kernels.native.pack_coded import pack_fours
+from tandem_kernels.native.pack_int8 import pack_linear_int8, unpack_int8
+from tandem_kernels.reference.codes import linear_codes
 from tandem_kernels.reference.linear_int8 import embed_int8, linear_int8, quantize_weight
+from tests.kernels.codes import random_codes
 
 pytestmark = pytest.mark.slow  # compiles the product several times
 
@@ -29,18 +32,19 @@ extern "C" void multiply(int lanes, const float* x, int ldx, int m, const std::u
                          const float* bias, int n, int k, int group, float* y, int ldy, int into) {
     std::vector<Activation> values(std::size_t(m) * k);
     std::vector<float> row_scales(std::size_t(m) * k / kRowGroup);
-    std::vector<std::int32_t> offsets(row_scales.size());
-    const Int8Rows rows{values.data(), row_scales.data(), offsets.data(), k};
+    std::vector<std::int32_t> sums(row_scales.size());
+    const Int8Rows rows{values.data(), row_scales.data(), sums.data(), k};
+    const Matrix matrix{scales ? Coding::kEight : Coding::kFour, panels, scales, bias, n, k, group};
     Team team(lanes);
     team.run([&](Lane& lane) {
         quantize_rows(lane, x, ldx, m, rows);
         lane.wait();
-        linear(lane, rows, m, Int8Matrix{panels, scales, bias, n, k, group}, y, ldy, static_cast<Into>(into));
+        linear(lane, rows, m, matrix, y, ldy, static_cast<Into>(into));
     });
 }
 extern "C" void embed(const std::uint8_t* panels, const float* scales, int n, int k, int group, std::int64_t token,
                       float* out) {
-    embed_int8(Int8Matrix{panels, scales, nullptr, n, k, group}, token, out);
+    embed_row({scales ? Coding::kEight : Coding::kFour, panels, scales, nullptr, n, k, group}, token, out);
 }
 """
 _MACHINE = platform.machine()
@@ -84,7 +88,7 @@ class Product:
     def multiply(
         self,
         x: torch.Tensor,
-        packed: tuple[torch.Tensor, torch.Tensor],
+        packed: tuple[torch.Tensor, torch.Tensor | None],
         n: int,
         y: torch.Tensor,
         into: Into = Into.STORE,
@@ -93,9 +97,10 @@ class Product:
     ) -> torch.Tensor:
         panels, scales = packed
         k = x.shape[1]
+        group = 0 if scales is None else k // scales.shape[1]
         self._library.multiply(
             c_int(lanes), _pointer(x), c_int(x.stride(0)), c_int(len(x)), _pointer(panels), _pointer(scales),
-            _pointer(bias), c_int(n), c_int(k), c_int(k // scales.shape[1]), _pointer(y), c_int(y.stride(0)),
+            _pointer(bias), c_int(n), c_int(k), c_int(group), _pointer(y), c_int(y.stride(0)),
             c_int(int(into)),
         )  # fmt: skip
         return y
@@ -159,6 +164,17 @@ def test_store_and_add_are_the_plain_product(product: Product, n: int, k: int, g
     assert _equal(added, before + expected)
 
 
+@pytest.mark.parametrize("rows", _ROWS)
+@pytest.mark.parametrize(("n", "k"), [(1, 32), (33, 64), (95, 192), (576, 576)])
+def test_codes_of_four_bits(product: Product, n: int, k: int, rows: int) -> None:
+    x, codes, bias, before = _rows(rows, k), random_codes(n, k), _random(n, seed=5), _random(rows, n, seed=6)
+    panels = pack_fours(codes.floats())
+    assert panels is not None
+    assert _equal(product.multiply(x, (panels, None), n, torch.full((rows, n), 5.0)), linear_codes(x, codes))
+    added = product.multiply(x, (panels, None), n, before.clone(), Into.ADD, bias)
+    assert _equal(added, before + linear_codes(x, codes, bias))
+
+
 @pytest.mark.parametrize("rows", [1, 13, 64])
 @pytest.mark.parametrize(("n", "k", "group"), [(1, 32, None), (16, 64, 32), (24, 64, None), (160, 576, 192)])
 @pytest.mark.parametrize("has_bias", [False, True])
@@ -167,8 +183,8 @@ def test_gate_and_up(
 ) -> None:
     x, gate, up = _random(rows, k), _random(n, k, seed=4), _random(n, k, seed=5)
     gate_bias, up_bias = _random(n, seed=6) * has_bias, _random(n, seed=7) * has_bias
-    bias = pack_gate_up(gate_bias[:, None], up_bias[:, None]).flatten() if has_bias else None
-    packed = pack_gate_up_int8(gate, up, group)
+    bias = gate_up_rows(gate_bias[:, None], up_bias[:, None]).flatten() if has_bias else None
+    packed = pack_linear_int8(gate_up_rows(gate, up), group)
     outputs = [product.multiply(x, packed, 2 * n, torch.empty(rows, n), Into.SWIGLU, bias)
                for product in products.values()]  # fmt: skip
     gates = linear_int8(x, *quantize_weight(gate, group), gate_bias)
@@ -178,11 +194,14 @@ def test_gate_and_up(
     assert all(torch.equal(outputs[0], other) for other in outputs[1:])
 
 
+@pytest.mark.parametrize("is_coded", [False, True])
 @pytest.mark.parametrize("into", list(Into))
-def test_a_row_does_not_see_its_company_or_the_lanes(products: dict[str, Product], into: Into) -> None:
+def test_a_row_does_not_see_its_company_or_the_lanes(products: dict[str, Product], into: Into, is_coded: bool) -> None:
     product, n, k, most = products["machine"], 130, 192, 150
     width = n // 2 if into is Into.SWIGLU else n
-    x, packed, before = _rows(most, k), pack_linear_int8(_random(160, k, seed=4), 96), _random(most, width, seed=5)
+    x, before = _rows(most, k), _random(most, width, seed=5)
+    floats = random_codes(160, k).floats()
+    packed = (pack_fours(floats), None) if is_coded else pack_linear_int8(floats, 96)
     one_by_one = before.clone()
     for i in range(most):
         product.multiply(x[i : i + 1], packed, n, one_by_one[i : i + 1], into, lanes=1)
@@ -239,15 +258,10 @@ def test_packing_comes_back_and_fills_with_zeros(n: int, k: int, group: int | No
 
 def test_gate_and_up_lie_side_by_side() -> None:
     gate, up = torch.arange(1.0, 41.0)[:, None].expand(40, 32), torch.arange(101.0, 141.0)[:, None].expand(40, 32)
-    panels, scales = pack_gate_up_int8(gate, up)
+    panels, scales = pack_linear_int8(gate_up_rows(gate, up))
     assert panels.shape == (3, 8, 32, 4)
     assert (scales[1, 0] * 127).round().tolist() == [*range(17, 33), *range(117, 133)]
     assert (scales[2, 0] * 127).round().tolist() == [*range(33, 41), *[0] * 8, *range(133, 141), *[0] * 8]
-
-
-def test_gate_and_up_of_unequal_shapes_are_refused() -> None:
-    with pytest.raises(ValueError, match="equal shapes"):
-        pack_gate_up_int8(torch.zeros(16, 32), torch.zeros(16, 64))
 
 
 def test_features_without_whole_groups_are_refused() -> None:

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from tandem_kernels.native import build
-from tandem_kernels.native.library import CLinear, Into, Team, address, linear, load
-from tandem_kernels.native.pack import pack_gate_up, pack_linear, unpack_linear
+from tandem_kernels.native.library import Into, Team, linear, load, matrix_of
+from tandem_kernels.native.pack import gate_up_rows, pack_linear, unpack_linear
 
 _EPSILON = 2.0**-24
 _SHAPES = [(1, 1), (32, 16), (33, 7), (95, 577), (576, 576), (1003, 130)]
@@ -35,7 +35,7 @@ def _multiply(
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """All of the library's arguments: `x` and `y` may have rows farther apart than they are long."""
-    spec = CLinear(address(panels), None, address(bias), n, panels.shape[1])
+    spec = matrix_of(panels, n, panels.shape[1], bias=bias)
     load().tandem_linear(team.handle, x.data_ptr(), x.stride(0), len(x), byref(spec), y.data_ptr(), y.stride(0), into)
     return y
 
@@ -56,7 +56,7 @@ def test_store_and_add_are_the_exact_product(team: Team, n: int, k: int, rows: i
     x, weight, bias, before = _random(rows, k), _random(n, k, seed=4), _random(n, seed=5), _random(rows, n, seed=6)
     panels, bound = pack_linear(weight), _worst_error(x, weight)
     exact = x.double() @ weight.double().T
-    assert ((linear(team, x, panels, n, Into.STORE, before.clone()) - exact).abs() <= bound).all()
+    assert ((linear(team, x, matrix_of(panels, n, k), Into.STORE, before.clone()) - exact).abs() <= bound).all()
     stored = _multiply(team, x, panels, n, Into.STORE, before.clone(), bias)
     assert ((stored - (exact + bias)).abs() <= bound).all()
     added = _multiply(team, x, panels, n, Into.ADD, before.clone(), bias)
@@ -69,8 +69,8 @@ def test_store_and_add_are_the_exact_product(team: Team, n: int, k: int, rows: i
 def test_gate_and_up(team: Team, n: int, k: int, rows: int, has_bias: bool) -> None:
     x, gate, up = _random(rows, k), _random(n, k, seed=4), _random(n, k, seed=5)
     gate_bias, up_bias = _random(n, seed=6) * has_bias, _random(n, seed=7) * has_bias
-    bias = pack_gate_up(gate_bias[:, None], up_bias[:, None]).flatten() if has_bias else None
-    y = _multiply(team, x, pack_gate_up(gate, up), 2 * n, Into.SWIGLU, torch.empty(rows, n), bias)
+    bias = gate_up_rows(gate_bias[:, None], up_bias[:, None]).flatten() if has_bias else None
+    y = _multiply(team, x, pack_linear(gate_up_rows(gate, up)), 2 * n, Into.SWIGLU, torch.empty(rows, n), bias)
     gates, ups = (x.double() @ part.double().T + b for part, b in ((gate, gate_bias), (up, up_bias)))
     exact = torch.nn.functional.silu(gates) * ups
     # The slope of silu is below 1.1, and |silu(g)| at most |g|.
@@ -81,8 +81,8 @@ def test_gate_and_up(team: Team, n: int, k: int, rows: int, has_bias: bool) -> N
 def test_gates_of_any_size(team: Team) -> None:
     """One input, so that gates are the weights."""
     gate = torch.linspace(-120.0, 120.0, 4801)[:, None]
-    y = _multiply(team, torch.ones(1, 1), pack_gate_up(gate, torch.ones_like(gate)), 2 * len(gate), Into.SWIGLU,
-                  torch.empty(1, len(gate)))  # fmt: skip
+    panels, y = pack_linear(gate_up_rows(gate, torch.ones_like(gate))), torch.empty(1, len(gate))
+    _multiply(team, torch.ones(1, 1), panels, 2 * len(gate), Into.SWIGLU, y)
     exact = torch.nn.functional.silu(gate.double()).T
     torch.testing.assert_close(y.double(), exact, rtol=1e-6, atol=1e-35)
 
@@ -109,7 +109,7 @@ def test_a_row_does_not_see_its_company_or_the_lanes(n: int, k: int, into: Into)
 def test_strides_do_not_show_and_nothing_else_is_written(team: Team) -> None:
     """Rows that lie a multiple of 4 KiB apart are grouped in another way."""
     x, panels = _random(61, 50), pack_linear(_random(70, 50, seed=4))
-    expected = linear(team, x, panels, 70, Into.STORE, torch.empty(61, 70))
+    expected = linear(team, x, matrix_of(panels, 70, 50), Into.STORE, torch.empty(61, 70))
     for stride in (50, 51, 128, 1024, 2048):
         wide, out = torch.full((61, stride), torch.nan), torch.full((61, 97), 7.0)
         wide[:, :50] = x
@@ -125,7 +125,8 @@ extern "C" void multiply(const float* x, int m, const float* panels, const float
                          int into) {
     tandem::Team team(2);
     team.run([&](tandem::Lane& lane) {
-        tandem::linear(lane, x, k, m, {panels, bias, n, k}, y, ldy, static_cast<tandem::Into>(into));
+        const tandem::Matrix w{tandem::Coding::kFloat, panels, nullptr, bias, n, k, 0};
+        tandem::linear(lane, x, k, m, w, y, ldy, static_cast<tandem::Into>(into));
     });
 }
 """
@@ -182,7 +183,7 @@ def test_packing_comes_back_and_fills_with_zeros(n: int, k: int) -> None:
 
 def test_gate_and_up_lie_side_by_side() -> None:
     gate, up = torch.arange(40.0)[:, None], 100 + torch.arange(40.0)[:, None]
-    panels = pack_gate_up(gate, up)
+    panels = pack_linear(gate_up_rows(gate, up))
     assert panels.shape == (3, 1, 32)
     assert panels[1, 0].tolist() == [*range(16, 32), *range(116, 132)]
     assert panels[2, 0].tolist() == [*range(32, 40), *[0.0] * 8, *range(132, 140), *[0.0] * 8]
@@ -190,4 +191,4 @@ def test_gate_and_up_lie_side_by_side() -> None:
 
 def test_gate_and_up_of_unequal_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match="equal shapes"):
-        pack_gate_up(torch.zeros(16, 4), torch.zeros(16, 5))
+        pack_linear(gate_up_rows(torch.zeros(16, 4), torch.zeros(16, 5)))

@@ -12,14 +12,14 @@ from tandem_kernels.contract import AttentionBatch
 from tandem_kernels.native.library import (
     CDecoder,
     CLayer,
-    CLinear,
+    CMatrix,
     CShape,
     CStep,
     Team,
     address,
     check,
-    int8_spec,
     load,
+    matrix_of,
     pool_of,
     release_with,
     rows_of,
@@ -46,8 +46,7 @@ class DecoderShape:
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """A matrix `[n, k]` as panels, see `pack_linear` and, where there are `scales`, `pack_linear_int8`; `bias` in the
-    order of the panels' columns."""
+    """A matrix `[n, k]` as panels, see `pack_exact` and `pack_linear_int8`; `bias` in the order of their columns."""
 
     panels: torch.Tensor
     n: int
@@ -89,8 +88,11 @@ class CompiledDecoder:
         head: PackedLinear,
         embeddings: torch.Tensor | None,
         team: Team,
+        *,
+        quantizes_rows: bool = False,
     ) -> None:
-        """`embeddings` `[vocab, hidden]`; None: they are the head's weights. All matrices are int8 or none is.
+        """`embeddings` `[vocab, hidden]`; None: they are the head's weights. `quantizes_rows`: products as
+        `reference.linear_int8` has them, of int8 weights.
 
         Raises ValueError for a shape that it cannot have and NativeUnavailable without a library.
         """
@@ -102,7 +104,7 @@ class CompiledDecoder:
         # The library keeps pointers into these.
         self._keep = (layers, norm, head, embeddings, team)
         layer_specs = (CLayer * len(layers))(*(_layer(layer) for layer in layers))
-        spec = CDecoder(_shape(shape), layer_specs, address(norm), _linear(head), address(embeddings))
+        spec = CDecoder(_shape(shape), layer_specs, address(norm), _linear(head), address(embeddings), quantizes_rows)
         self._handle = load().tandem_decoder_new(byref(spec))
         if not self._handle:
             raise MemoryError("the compiled decoder could not be made")
@@ -158,10 +160,8 @@ def _shape(shape: DecoderShape) -> CShape:
     )  # fmt: skip
 
 
-def _linear(weights: PackedLinear) -> CLinear:
-    if weights.scales is not None:
-        return int8_spec(weights.panels, weights.scales, weights.bias, weights.n, weights.k)
-    return CLinear(address(weights.panels), None, address(weights.bias), weights.n, weights.k, 0)
+def _linear(weights: PackedLinear) -> CMatrix:
+    return matrix_of(weights.panels, weights.n, weights.k, weights.scales, weights.bias)
 
 
 def _layer(layer: PackedLayer) -> CLayer:

@@ -20,17 +20,28 @@ from tandem_kernels.native.build import NativeUnavailable, library_file
 
 
 class Into(IntEnum):
-    """What a linear layer does with its product: store, add, or gate (see `pack_gate_up`) and store."""
+    """What a linear layer does with its product: store, add, or gate (see `gate_up_rows`) and store."""
 
     STORE = 0
     ADD = 1
     SWIGLU = 2
 
 
-class CLinear(Structure):
-    """`LinearSpec` of exports.cpp."""
+class Coding(IntEnum):
+    """How weights lie in panels; those of coded.hpp."""
 
+    FLOAT = 0
+    BFLOAT = 1
+    EIGHT = 2
+    FOUR = 3
+
+
+class CMatrix(Structure):
+    """`Matrix` of panel.hpp. `tensors` are what it points into, kept as long as it lives itself."""
+
+    tensors: tuple[torch.Tensor | None, ...] = ()
     _fields_ = (
+        ("coding", c_int),
         ("panels", c_void_p),
         ("scales", c_void_p),
         ("bias", c_void_p),
@@ -51,17 +62,17 @@ class CShape(Structure):
 
 
 class CLayer(Structure):
-    """`LayerSpec` of exports.cpp."""
+    """`Layer` of decoder.hpp."""
 
     _fields_ = (
         ("attention_norm", c_void_p),
-        ("qkv", CLinear),
+        ("qkv", CMatrix),
         ("query_norm", c_void_p),
         ("key_norm", c_void_p),
-        ("output", CLinear),
+        ("output", CMatrix),
         ("mlp_norm", c_void_p),
-        ("gate_up", CLinear),
-        ("down", CLinear),
+        ("gate_up", CMatrix),
+        ("down", CMatrix),
     )
 
 
@@ -72,8 +83,9 @@ class CDecoder(Structure):
         ("shape", CShape),
         ("layers", POINTER(CLayer)),
         ("norm", c_void_p),
-        ("head", CLinear),
+        ("head", CMatrix),
         ("embeddings", c_void_p),
+        ("quantizes_rows", c_int),
     )
 
 
@@ -122,9 +134,9 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "tandem_decoder_buffer_bytes": (c_size_t, (c_void_p,)),
     "tandem_decoder_forward": (c_char_p, (c_void_p, c_void_p, POINTER(CStep), c_void_p)),
     "tandem_decoder_logits": (c_char_p, (c_void_p, c_void_p, c_void_p, c_int, c_void_p)),
-    "tandem_linear": (None, (c_void_p, c_void_p, c_int, c_int, POINTER(CLinear), c_void_p, c_int, c_int)),
-    "tandem_linear_int8": (c_char_p, (c_void_p, c_void_p, c_int, POINTER(CLinear), c_void_p, c_int, c_int)),
-    "tandem_embed_int8": (None, (POINTER(CLinear), c_void_p, c_int, c_void_p)),
+    "tandem_linear": (None, (c_void_p, c_void_p, c_int, c_int, POINTER(CMatrix), c_void_p, c_int, c_int)),
+    "tandem_linear_int8": (c_char_p, (c_void_p, c_void_p, c_int, POINTER(CMatrix), c_void_p, c_int, c_int)),
+    "tandem_embed": (None, (POINTER(CMatrix), c_void_p, c_int, c_void_p)),
     "tandem_attention": (
         c_char_p,
         (c_void_p, c_void_p, c_int, POINTER(CPool), c_int, POINTER(CRows), c_int, c_float, c_void_p, c_int),
@@ -206,32 +218,39 @@ def pool_of(pool: torch.Tensor) -> CPool:
     return CPool(address(pool), heads, layers, block_size, head_dim)
 
 
-def linear(team: Team, x: torch.Tensor, panels: torch.Tensor, n: int, into: Into, y: torch.Tensor) -> torch.Tensor:
-    """`y = x W^T` with float panels of a matrix `[n, k]`; see `pack_linear`. `x` `[m, k]`; yields `y`."""
-    spec = CLinear(address(panels), None, None, n, x.shape[1], 0)
-    load().tandem_linear(
-        team.handle, address(x), x.shape[1], x.shape[0], byref(spec), address(y), y.shape[1], int(into)
-    )
+def matrix_of(
+    panels: torch.Tensor, n: int, k: int, scales: torch.Tensor | None = None, bias: torch.Tensor | None = None
+) -> CMatrix:
+    """Packed weights `[n, k]` as the library sees them.
+
+    Scales say that the bytes of uint8 panels are values, else they are records of 4-bit codes; see `pack_exact`.
+    """
+    coding = Coding.EIGHT if scales is not None else _CODINGS[panels.dtype]
+    group = 0 if scales is None else k // scales.shape[1]
+    matrix = CMatrix(coding, address(panels, panels.dtype), address(scales), address(bias), n, k, group)
+    matrix.tensors = (panels, scales, bias)
+    return matrix
+
+
+_CODINGS = {torch.float32: Coding.FLOAT, torch.bfloat16: Coding.BFLOAT, torch.uint8: Coding.FOUR}
+
+
+def linear(team: Team, x: torch.Tensor, weights: CMatrix, into: Into, y: torch.Tensor) -> torch.Tensor:
+    """`y = x W^T`, computed in floats whatever the coding. `x` `[m, k]`; yields `y`, `[m, n]` or half of it."""
+    load().tandem_linear(team.handle, address(x), x.shape[1], len(x), byref(weights), address(y), y.shape[1], int(into))
     return y
 
 
-def linear_int8(team: Team, x: torch.Tensor, weights: CLinear, into: Into, y: torch.Tensor) -> torch.Tensor:
-    """The same with int8 weights, see `int8_spec`; their tensors must live as long as the call."""
+def linear_int8(team: Team, x: torch.Tensor, weights: CMatrix, into: Into, y: torch.Tensor) -> torch.Tensor:
+    """The same with rows quantised to int8, see `reference.linear_int8`; weights of 8 bits only."""
     check(load().tandem_linear_int8(team.handle, address(x), len(x), byref(weights), address(y), y.shape[1], int(into)))
     return y
 
 
-def int8_spec(panels: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, n: int, k: int) -> CLinear:
-    """Int8 weights `[n, k]` as the library sees them; the number of scales tells how many components share one."""
-    return CLinear(address(panels, torch.uint8), address(scales), address(bias), n, k, k // scales.shape[1])
-
-
-def embed_int8(panels: torch.Tensor, scales: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Rows `tokens` (int64 `[T]`) of a table in int8 panels, as floats `[T, k]`."""
-    k = panels.shape[1] * panels.shape[3]
-    out = torch.empty((len(tokens), k))
-    spec = int8_spec(panels, scales, None, len(panels) * panels.shape[2], k)
-    load().tandem_embed_int8(byref(spec), address(tokens, torch.int64), len(tokens), address(out))
+def embed(table: CMatrix, tokens: torch.Tensor) -> torch.Tensor:
+    """Rows `tokens` (int64 `[T]`) of a packed table, as floats `[T, k]`."""
+    out = torch.empty((len(tokens), table.k))
+    load().tandem_embed(byref(table), address(tokens, torch.int64), len(tokens), address(out))
     return out
 
 

@@ -1,6 +1,6 @@
 """Float weights in the order in which the compiled product reads them; never multiplies.
 
-A panel holds 32 output features (`kPanel` of linear.hpp) as `[k, 32]`, so that the product reads memory in one stream.
+A panel holds 32 output features (`kPanel` of panel.hpp) as `[k, 32]`, so that the product reads memory in one stream.
 """
 
 from __future__ import annotations
@@ -8,25 +8,25 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-_PANEL = 32
-_HALF = _PANEL // 2
+PANEL = 32
+_HALF = PANEL // 2
 
 
 def pack_linear(weight: torch.Tensor) -> torch.Tensor:
     """`weight` `[n, k]` -> panels `[ceil(n / 32), k, 32]`; features beyond `n` are zero."""
-    return _groups(weight, _PANEL).transpose(1, 2).contiguous()
+    return features(weight, PANEL).transpose(1, 2).contiguous()
 
 
-def pack_gate_up(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """`gate` and `up` `[n, k]` -> the panels `[ceil(n / 16), k, 32]` of one matrix of `2 n` features, for a product
-    that gates (`Into.SWIGLU`).
+def gate_up_rows(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """`gate` and `up` `[n, k]` -> rows `[32 * ceil(n / 16), k]` of one matrix of `2 n` features, to be packed for a
+    product that gates (`Into.SWIGLU`).
 
-    A panel holds 16 features of gate and then the 16 of up that match; features beyond `n` are zero. The bias of such
+    A panel then holds 16 features of gate and the 16 of up that match; features beyond `n` are zero. The bias of such
     a matrix is what this yields for both biases as `[n, 1]`, flattened. Raises ValueError for unequal shapes.
     """
     if gate.shape != up.shape:
         raise ValueError(f"gate and up need equal shapes, got {tuple(gate.shape)} and {tuple(up.shape)}")
-    return torch.cat([_groups(gate, _HALF), _groups(up, _HALF)], dim=1).transpose(1, 2).contiguous()
+    return torch.cat([features(gate, _HALF), features(up, _HALF)], dim=1).flatten(0, 1)
 
 
 def unpack_linear(panels: torch.Tensor, n: int) -> torch.Tensor:
@@ -34,6 +34,6 @@ def unpack_linear(panels: torch.Tensor, n: int) -> torch.Tensor:
     return panels.transpose(1, 2).flatten(0, 1)[:n]
 
 
-def _groups(weight: torch.Tensor, size: int) -> torch.Tensor:
-    """`weight` `[n, k]` as `[ceil(n / size), size, k]`, filled with rows of zeros."""
+def features(weight: torch.Tensor, size: int) -> torch.Tensor:
+    """`weight` `[n, c]` as `[ceil(n / size), size, c]`, filled with rows of zeros."""
     return F.pad(weight, (0, 0, 0, -len(weight) % size)).reshape(-1, size, weight.shape[1])

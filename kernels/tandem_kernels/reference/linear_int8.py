@@ -72,8 +72,8 @@ def linear_int8(
             part = slice(g * GROUP, (g + 1) * GROUP)
             # Sums of integers below 2**24 are exact in float32, whatever their order.
             dots = values[:, part].float() @ weight[:, part].float().T
-            inner = _fma(row_scales[:, g, None], dots, inner)
-        total = _fma(scale, inner, total)
+            inner = fma(row_scales[:, g, None], dots, inner)
+        total = fma(scale, inner, total)
     return total if bias is None else total + bias
 
 
@@ -97,7 +97,7 @@ def _quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return quotients.to(torch.int8), scales
 
 
-def _fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+def fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     """`a * b + c` of float32 tensors, rounded once.
 
     The product is exact in float64. The sum is rounded to odd there (Boldo and Melquiond, 2008), because a second

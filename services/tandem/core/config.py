@@ -43,6 +43,7 @@ class ModelConfig:
     served_name: str = _doc("name clients use; empty: the id's last part", "")
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = _doc("of weights, activations and KV", "float32")
     quantization: Literal["none", "int8"] = _doc("of weights; int8 computes in float32 with 8-bit products", "none")
+    compact: bool = _doc("keep weights in fewer bits where each comes back exactly (compiled kernels)", True)
     device: Literal["cpu", "cuda"] = _doc("where the model runs", "cpu")
     generation_config: Literal["auto", "none"] = _doc("none: ignore the model's own sampling defaults", "auto")
     cache_dir: str = _doc("imported models; empty: $XDG_CACHE_HOME/tandem/models", "")

@@ -23,6 +23,7 @@ from tandem.runtime.model_config import DecoderConfig, read_model_config
 from tandem.runtime.models.causal import CausalModel
 from tandem.runtime.models.compiled import CompiledModel, packed_weights, shape_of
 from tandem.runtime.models.decoder import Decoder
+from tandem.runtime.packing import Packing
 from tandem.runtime.weights import Checkpoint
 from tandem_kernels.native import library as native
 from tandem_kernels.native.build import NativeUnavailable
@@ -113,8 +114,12 @@ def _load_compiled(directory: Path, config: DecoderConfig, model: ModelConfig, n
     cache_dir = cache_root(model.cache_dir)
     digest = weights_digest(directory, cache_dir)
     dtype = torch_dtype(model.dtype)
-    weights = packed_weights(lambda: Checkpoint(directory, dtype), config, model.quantization, digest, cache_dir)
-    return CompiledModel(config, weights, native.Team(num_threads))
+    packing = Packing.EXACT if model.compact else Packing.FLOAT
+    if model.quantization == "int8":
+        packing = Packing.INT8
+    weights = packed_weights(lambda: Checkpoint(directory, dtype), config, packing, digest, cache_dir)
+    _log.info("weights packed as %s: %d MiB", packing, sum(tensor.nbytes for tensor in weights.values()) >> 20)
+    return CompiledModel(config, weights, packing, native.Team(num_threads))
 
 
 def _max_model_len(asked: int, num_positions: int, num_slots: int) -> int:

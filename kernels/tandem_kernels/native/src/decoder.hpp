@@ -7,11 +7,11 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <vector>
 
 #include "attention.hpp"
+#include "coded.hpp"
 #include "linear.hpp"
 #include "linear_int8.hpp"
 #include "rows.hpp"
@@ -24,16 +24,15 @@ struct Shape {
     float eps, attention_scale;
 };
 
-template <typename Weights>
 struct Layer {
     const float* attention_norm;
-    Weights qkv;
+    Matrix qkv;
     const float* query_norm;  // null without it, as key_norm
     const float* key_norm;
-    Weights output;
+    Matrix output;
     const float* mlp_norm;
-    Weights gate_up;
-    Weights down;
+    Matrix gate_up;
+    Matrix down;
 };
 
 // Rows of one step. `positions` index `cos` and `sin`, `[max_position, head_dim / 2]`.
@@ -69,14 +68,9 @@ class Buffer {
     std::size_t size_ = 0;
 };
 
-// Rows as the input of a product with `Weights`: `prepare` each after `reserve`, then `multiply` them.
-template <typename Weights>
-class Input;
-
-template <>
-class Input<Matrix> {
+// Rows as the input of products: `prepare` each after `reserve`, then `multiply` them. These are read as they are.
+class FloatRows {
   public:
-    // Products read the rows as they are.
     static constexpr bool kIsPlain = true;
 
     void reserve(std::size_t, int) {}
@@ -87,8 +81,8 @@ class Input<Matrix> {
     std::size_t bytes() const { return 0; }
 };
 
-template <>
-class Input<Int8Matrix> {
+// Rows as int8 values, for integer products.
+class QuantizedRows {
   public:
     static constexpr bool kIsPlain = false;
 
@@ -96,23 +90,23 @@ class Input<Int8Matrix> {
     void reserve(std::size_t rows, int width) {
         values_.at_least(rows * width);
         scales_.at_least(rows * width / kRowGroup);
-        offsets_.at_least(rows * width / kRowGroup);
+        sums_.at_least(rows * width / kRowGroup);
     }
     void prepare(const float* x, int width, int row) { quantize_row(x, row, rows_of(width)); }
-    void multiply(Lane& lane, const float*, int rows, const Int8Matrix& w, float* y, int ldy, Into into) {
+    void multiply(Lane& lane, const float*, int rows, const Matrix& w, float* y, int ldy, Into into) {
         linear(lane, rows_of(w.k), rows, w, y, ldy, into);
     }
-    std::size_t bytes() const { return values_.bytes() + scales_.bytes() + offsets_.bytes(); }
+    std::size_t bytes() const { return values_.bytes() + scales_.bytes() + sums_.bytes(); }
 
   private:
-    Int8Rows rows_of(int width) { return {values_.at_least(0), scales_.at_least(0), offsets_.at_least(0), width}; }
+    Int8Rows rows_of(int width) { return {values_.at_least(0), scales_.at_least(0), sums_.at_least(0), width}; }
 
     Buffer<Activation> values_;
     Buffer<float> scales_;
-    Buffer<std::int32_t> offsets_;
+    Buffer<std::int32_t> sums_;
 };
 
-// A decoder whatever its weights are.
+// A decoder whatever its products are.
 class AnyDecoder {
   public:
     virtual ~AnyDecoder() = default;
@@ -124,14 +118,13 @@ class AnyDecoder {
     virtual std::size_t buffer_bytes() const = 0;
 };
 
-template <typename Weights>
+template <typename Input>
 class Decoder final : public AnyDecoder {
   public:
-    // `embed(token, out)` writes a token's row; weights must outlive this object.
-    using Embed = std::function<void(std::int64_t, float*)>;
-
-    Decoder(const Shape& shape, std::vector<Layer<Weights>> layers, const float* norm, Weights head, Embed embed)
-        : shape_(shape), layers_(std::move(layers)), norm_(norm), head_(head), embed_(std::move(embed)) {}
+    // `embeddings` are [vocab, hidden], null where they are the head's weights; all weights must outlive this object.
+    Decoder(const Shape& shape, std::vector<Layer> layers, const float* norm, const Matrix& head,
+            const float* embeddings)
+        : shape_(shape), layers_(std::move(layers)), norm_(norm), head_(head), embeddings_(embeddings) {}
 
     void forward(Team& team, const Step& step, float* hidden) override {
         const std::size_t rows = step.num_rows;
@@ -146,7 +139,7 @@ class Decoder final : public AnyDecoder {
         input_.reserve(rows, std::max({s.hidden, s.inner, s.heads * s.head_dim}));
         team.run([&](Lane& lane) {
             lane.share(step.num_rows, kRowGrain, [&](int begin, int end) {
-                for (int r = begin; r < end; ++r) embed_(step.tokens[r], hidden + std::size_t(r) * s.hidden);
+                for (int r = begin; r < end; ++r) embed(step.tokens[r], hidden + std::size_t(r) * s.hidden);
             });
             lane.wait();
             for (int i = 0; i < s.layers; ++i) run_layer(lane, step, i, work, hidden);
@@ -174,6 +167,13 @@ class Decoder final : public AnyDecoder {
         float *normed, *qkv, *mixed, *inner, *scratch;
     };
 
+    void embed(std::int64_t token, float* out) const {
+        if (embeddings_)
+            copy_row(embeddings_ + token * shape_.hidden, shape_.hidden, out);
+        else
+            embed_row(head_, token, out);
+    }
+
     int qkv_width() const { return (shape_.heads + 2 * shape_.kv_heads) * shape_.head_dim; }
 
     // Floats of one lane, a whole number of cache lines so that lanes share none.
@@ -183,7 +183,7 @@ class Decoder final : public AnyDecoder {
 
     void run_layer(Lane& lane, const Step& step, int index, const Work& work, float* x) {
         const Shape& s = shape_;
-        const Layer<Weights>& layer = layers_[index];
+        const Layer& layer = layers_[index];
         const int rows = step.num_rows;
         normalise(lane, x, rows, layer.attention_norm, work.normed);
         lane.wait();
@@ -203,8 +203,8 @@ class Decoder final : public AnyDecoder {
     }
 
     // x += in * W^T; waits at its end.
-    void add_product(Lane& lane, const float* in, int rows, const Weights& weights, float* x) {
-        if constexpr (!Input<Weights>::kIsPlain) {
+    void add_product(Lane& lane, const float* in, int rows, const Matrix& weights, float* x) {
+        if constexpr (!Input::kIsPlain) {
             lane.share(rows, kRowGrain, [&](int begin, int end) {
                 for (int r = begin; r < end; ++r) input_.prepare(in + std::size_t(r) * weights.k, weights.k, r);
             });
@@ -227,7 +227,7 @@ class Decoder final : public AnyDecoder {
     }
 
     // Normalises (where the model does) and rotates queries in place; keys and values go to the pool.
-    void place(Lane& lane, const Step& step, const Layer<Weights>& layer, int index, float* qkv) {
+    void place(Lane& lane, const Step& step, const Layer& layer, int index, float* qkv) {
         const Shape& s = shape_;
         const int dim = s.head_dim;
         lane.share(step.num_rows, kRowGrain, [&](int begin, int end) {
@@ -251,12 +251,12 @@ class Decoder final : public AnyDecoder {
     }
 
     const Shape shape_;
-    const std::vector<Layer<Weights>> layers_;
+    const std::vector<Layer> layers_;
     const float* const norm_;
-    const Weights head_;
-    const Embed embed_;
+    const Matrix head_;
+    const float* const embeddings_;
     Buffer<float> normed_, qkv_, mixed_, inner_, scratch_;
-    Input<Weights> input_;
+    Input input_;
 };
 
 }  // namespace tandem

@@ -6,6 +6,7 @@
 #include <new>
 
 #include "attention.hpp"
+#include "coded.hpp"
 #include "decoder.hpp"
 #include "digest.hpp"
 #include "linear.hpp"
@@ -17,70 +18,21 @@ using namespace tandem;
 
 namespace {
 
-struct LinearSpec {
-    const void* panels;
-    const float* scales;  // null: panels of floats
-    const float* bias;
-    int n, k, group;
-};
-
-struct LayerSpec {
-    const float* attention_norm;
-    LinearSpec qkv;
-    const float* query_norm;
-    const float* key_norm;
-    LinearSpec output;
-    const float* mlp_norm;
-    LinearSpec gate_up;
-    LinearSpec down;
-};
-
 struct DecoderSpec {
     Shape shape;
-    const LayerSpec* layers;
+    const Layer* layers;
     const float* norm;
-    LinearSpec head;
+    Matrix head;
     const float* embeddings;  // [vocab, hidden]; null: the head's weights
+    int quantizes_rows;
 };
 
-template <typename Weights>
-Weights weights_of(const LinearSpec& spec);
-
-template <>
-Matrix weights_of(const LinearSpec& spec) {
-    return {static_cast<const float*>(spec.panels), spec.bias, spec.n, spec.k};
-}
-
-template <>
-Int8Matrix weights_of(const LinearSpec& spec) {
-    return {static_cast<const std::uint8_t*>(spec.panels), spec.scales, spec.bias, spec.n, spec.k, spec.group};
-}
-
-void embed(const Matrix& table, std::int64_t token, float* out) {
-    const float* column = table.panels + (token / kPanel) * table.k * kPanel + token % kPanel;
-    for (int i = 0; i < table.k; ++i) out[i] = column[std::size_t(i) * kPanel];
-}
-
-void embed(const Int8Matrix& table, std::int64_t token, float* out) { embed_int8(table, token, out); }
-
-template <typename Weights>
+template <typename Input>
 AnyDecoder* make_decoder(const DecoderSpec& spec) {
-    std::vector<Layer<Weights>> layers;
-    for (int i = 0; i < spec.shape.layers; ++i) {
-        const LayerSpec& l = spec.layers[i];
-        layers.push_back({l.attention_norm, weights_of<Weights>(l.qkv), l.query_norm, l.key_norm,
-                          weights_of<Weights>(l.output), l.mlp_norm, weights_of<Weights>(l.gate_up),
-                          weights_of<Weights>(l.down)});
-    }
-    const int width = spec.shape.hidden;
-    const Weights head = weights_of<Weights>(spec.head);
-    typename Decoder<Weights>::Embed from = [head](std::int64_t token, float* out) { embed(head, token, out); };
-    if (const float* table = spec.embeddings)
-        from = [table, width](std::int64_t token, float* out) { copy_row(table + token * width, width, out); };
-    return new Decoder<Weights>(spec.shape, std::move(layers), spec.norm, head, std::move(from));
+    return new Decoder<Input>(spec.shape, {spec.layers, spec.layers + spec.shape.layers}, spec.norm, spec.head,
+                              spec.embeddings);
 }
 
-// What a call returns: null when it went well, else a message that lives for ever.
 template <typename Work>
 const char* guarded(Work work) {
     try {
@@ -111,7 +63,7 @@ void tandem_team_delete(Team* team) { delete team; }
 
 AnyDecoder* tandem_decoder_new(const DecoderSpec* spec) {
     try {
-        return spec->head.scales ? make_decoder<Int8Matrix>(*spec) : make_decoder<Matrix>(*spec);
+        return spec->quantizes_rows ? make_decoder<QuantizedRows>(*spec) : make_decoder<FloatRows>(*spec);
     } catch (...) {
         return nullptr;
     }
@@ -129,29 +81,26 @@ const char* tandem_decoder_logits(AnyDecoder* decoder, Team* team, const float* 
     return guarded([&] { decoder->logits(*team, hidden, rows, out); });
 }
 
-void tandem_linear(Team* team, const float* x, int ldx, int m, const LinearSpec* spec, float* y, int ldy, int into) {
-    const Matrix w = weights_of<Matrix>(*spec);
-    team->run([&](Lane& lane) { linear(lane, x, ldx, m, w, y, ldy, static_cast<Into>(into)); });
+void tandem_linear(Team* team, const float* x, int ldx, int m, const Matrix* w, float* y, int ldy, int into) {
+    team->run([&](Lane& lane) { linear(lane, x, ldx, m, *w, y, ldy, static_cast<Into>(into)); });
 }
 
-const char* tandem_linear_int8(Team* team, const float* x, int m, const LinearSpec* spec, float* y, int ldy, int into) {
+const char* tandem_linear_int8(Team* team, const float* x, int m, const Matrix* w, float* y, int ldy, int into) {
     return guarded([&] {
-        const Int8Matrix w = weights_of<Int8Matrix>(*spec);
-        Input<Int8Matrix> input;
-        input.reserve(m, w.k);
+        QuantizedRows rows;
+        rows.reserve(m, w->k);
         team->run([&](Lane& lane) {
             lane.share(m, 1, [&](int begin, int end) {
-                for (int r = begin; r < end; ++r) input.prepare(x + std::size_t(r) * w.k, w.k, r);
+                for (int r = begin; r < end; ++r) rows.prepare(x + std::size_t(r) * w->k, w->k, r);
             });
             lane.wait();
-            input.multiply(lane, x, m, w, y, ldy, static_cast<Into>(into));
+            rows.multiply(lane, x, m, *w, y, ldy, static_cast<Into>(into));
         });
     });
 }
 
-void tandem_embed_int8(const LinearSpec* table, const std::int64_t* tokens, int count, float* out) {
-    const Int8Matrix w = weights_of<Int8Matrix>(*table);
-    for (std::int64_t i = 0; i < count; ++i) embed_int8(w, tokens[i], out + i * w.k);
+void tandem_embed(const Matrix* table, const std::int64_t* tokens, int count, float* out) {
+    for (std::int64_t i = 0; i < count; ++i) embed_row(*table, tokens[i], out + i * table->k);
 }
 
 const char* tandem_attention(Team* team, const float* query, int ldq, const Pool* pool, int layer, const Rows* rows,

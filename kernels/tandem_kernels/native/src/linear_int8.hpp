@@ -15,7 +15,8 @@
 #include <limits>
 #include <utility>
 
-#include "linear.hpp"
+#include "coded.hpp"
+#include "panel.hpp"
 #include "simd.hpp"
 #include "team.hpp"
 
@@ -40,6 +41,8 @@ inline Ints splat_int(std::int32_t x) { return _mm512_set1_epi32(x); }
 inline Ints load_ints(const std::uint8_t* p) { return _mm512_loadu_si512(p); }
 inline Ints dot_quad(Ints sum, Ints w, Ints x) { return _mm512_dpbusd_epi32(sum, w, x); }
 inline Vec to_float(Ints a) { return _mm512_cvtepi32_ps(a); }
+inline Ints low_fields(Ints w) { return _mm512_and_si512(w, _mm512_set1_epi8(15)); }
+inline Ints high_fields(Ints w) { return low_fields(_mm512_srli_epi16(w, 4)); }
 inline Ints kept(Ints a) {
     asm("" : "+v"(a));
     return a;
@@ -52,6 +55,8 @@ using Ints = __m512i;
 inline Ints splat_int(std::int32_t x) { return _mm512_set1_epi32(x); }
 inline Ints load_ints(const std::uint8_t* p) { return _mm512_loadu_si512(p); }
 inline Vec to_float(Ints a) { return _mm512_cvtepi32_ps(a); }
+inline Ints low_fields(Ints w) { return _mm512_and_si512(w, _mm512_set1_epi8(15)); }
+inline Ints high_fields(Ints w) { return low_fields(_mm512_srli_epi16(w, 4)); }
 inline Ints kept(Ints a) {
     asm("" : "+v"(a));
     return a;
@@ -66,6 +71,8 @@ using Ints = __m256i;
 inline Ints splat_int(std::int32_t x) { return _mm256_set1_epi32(x); }
 inline Ints load_ints(const std::uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 inline Vec to_float(Ints a) { return _mm256_cvtepi32_ps(a); }
+inline Ints low_fields(Ints w) { return _mm256_and_si256(w, _mm256_set1_epi8(15)); }
+inline Ints high_fields(Ints w) { return low_fields(_mm256_srli_epi16(w, 4)); }
 inline Ints kept(Ints a) {
     asm("" : "+x"(a));
     return a;
@@ -88,7 +95,7 @@ using Activation = std::int8_t;
 constexpr int kQuadOrder[kQuad] = {0, 1, 2, 3};
 using Columns = Ints;
 using Quad = Ints;
-inline Columns load_columns(const std::uint8_t* p) { return kept(load_ints(p)); }
+inline Columns columns_of(Ints w) { return kept(w); }
 inline Quad splat_quad(const Activation* p) {
     std::int32_t four;
     std::memcpy(&four, p, sizeof four);
@@ -104,10 +111,7 @@ struct Columns {
     Ints even, odd;
 };
 using Quad = Columns;
-inline Columns load_columns(const std::uint8_t* p) {
-    const Ints w = load_ints(p);
-    return {low_bytes(w), high_bytes(w)};
-}
+inline Columns columns_of(Ints w) { return {low_bytes(w), high_bytes(w)}; }
 inline Quad splat_quad(const Activation* p) {
     std::int32_t even, odd;
     std::memcpy(&even, p, sizeof even);
@@ -125,18 +129,31 @@ constexpr int kQuadOrder[kQuad] = {0, 1, 2, 3};
 struct Ints {
     std::int32_t lane[kWidth];
 };
-using Columns = const std::uint8_t*;
+using Columns = Ints;
 using Quad = const Activation*;
 inline Ints splat_int(std::int32_t x) {
     Ints r;
     for (int i = 0; i < kWidth; ++i) r.lane[i] = x;
     return r;
 }
-inline Columns load_columns(const std::uint8_t* p) { return p; }
+inline Ints load_ints(const std::uint8_t* p) {
+    Ints r;
+    std::memcpy(r.lane, p, sizeof r.lane);
+    return r;
+}
+inline Ints low_fields(Ints w) {
+    for (std::int32_t& lane : w.lane) lane &= 0x0f0f0f0f;
+    return w;
+}
+inline Ints high_fields(Ints w) {
+    for (std::int32_t& lane : w.lane) lane = lane >> 4 & 0x0f0f0f0f;
+    return w;
+}
+inline Columns columns_of(Ints w) { return w; }
 inline Quad splat_quad(const Activation* p) { return p; }
-inline Ints dot(Ints sum, Columns w, Quad x) {
+inline Ints dot(Ints sum, const Columns& w, Quad x) {
     for (int i = 0; i < kWidth; ++i)
-        for (int j = 0; j < kQuad; ++j) sum.lane[i] += std::int32_t(w[i * kQuad + j]) * x[j];
+        for (int j = 0; j < kQuad; ++j) sum.lane[i] += (w.lane[i] >> 8 * j & 255) * x[j];
     return sum;
 }
 inline Vec to_float(const Ints& a) {
@@ -147,20 +164,15 @@ inline Vec to_float(const Ints& a) {
 
 #endif
 
-// Weights [n][k] as panels [ceil(n / kPanel)][k / kQuad][kPanel][kQuad] of value + kWeightZero. `group` components of a
-// column share a scale, k of them where columns have one scale each; kRowGroup divides `group` and `group` divides k.
-struct Int8Matrix {
-    const std::uint8_t* panels;
-    const float* scales;  // [ceil(n / kPanel)][k / group][kPanel]
-    const float* bias;    // [n] or null, as the columns of the panels are
-    int n, k, group;
-};
+inline const std::uint8_t* bytes_of(const Matrix& w, int panel) {
+    return reinterpret_cast<const std::uint8_t*>(panel_at(w, panel));
+}
 
 // Rows quantised in groups of kRowGroup: value = round(x / scale), scale = largest magnitude / kLevels.
 struct Int8Rows {
     Activation* values;     // [m][k], each quad in kQuadOrder
     float* scales;          // [m][k / kRowGroup]
-    std::int32_t* offsets;  // [m][k / kRowGroup]: what -kWeightZero in each weight contributes to a group's sum
+    std::int32_t* sums;     // [m][k / kRowGroup]: of a group's values
     int k;
 };
 
@@ -191,7 +203,7 @@ inline void quantize_row(const float* x, int row, const Int8Rows& out) {
                 static_cast<std::int32_t>(quotients[i - i % kQuad + kQuadOrder[i % kQuad]]));
         const std::size_t place = std::size_t(row) * groups + g;
         out.scales[place] = scale;
-        out.offsets[place] = -kWeightZero * sum;
+        out.sums[place] = sum;
     }
 }
 
@@ -215,22 +227,22 @@ constexpr int int8_tile_vectors(int rows) {
 }
 
 constexpr int kLineBytes = 64;
-constexpr int kGroupLines = kRowGroup * kPanel / kLineBytes;
+constexpr int kInt8Ahead = 4096;  // bytes
+static_assert(kRowGroup == kCodedStep);
 
-// sums[R][kPanel] = R rows from `row` on, times a panel. Asks for `next_lines` lines from `next` on in every group of
-// components: a slice of the panel that the lane will take next, so that memory is busy during all passes over a panel.
-// One pass asks for nothing, since the machine's own prefetching of one stream measured best.
+// sums[R][kPanel] = R rows from `row` on, times a panel of bytes. Asks for `ahead_lines` lines from `ahead` on in every
+// group of components, so that memory is busy during all passes over a panel.
 template <int R>
-void sum_int8_tile(const Int8Rows& x, int row, const Int8Matrix& w, int panel, const std::uint8_t* next,
-                   int next_lines, float* sums) {
+void sum_int8_tile(const Int8Rows& x, int row, const Matrix& w, int panel, const std::uint8_t* ahead,
+                   int ahead_lines, float* sums) {
     constexpr int V = int8_tile_vectors(R);
     const int groups = x.k / kRowGroup;
     for (int first = 0; first < kPanel; first += V * kWidth) {
-        const std::uint8_t* quads = w.panels + (std::size_t(panel) * w.k * kPanel + first * kQuad);
+        const std::uint8_t* quads = bytes_of(w, panel) + first * kQuad;
         const float* column_scales = w.scales + (std::size_t(panel) * (w.k / w.group) * kPanel + first);
         const Activation* values = x.values + std::size_t(row) * x.k;
         const float* scales = x.scales + std::size_t(row) * groups;
-        const std::int32_t* offsets = x.offsets + std::size_t(row) * groups;
+        const std::int32_t* row_sums = x.sums + std::size_t(row) * groups;
         for (int begin = 0; begin < groups; begin += w.group / kRowGroup, column_scales += kPanel) {
             Vec sum[R][V];
 #pragma GCC unroll 16
@@ -238,17 +250,17 @@ void sum_int8_tile(const Int8Rows& x, int row, const Int8Matrix& w, int panel, c
 #pragma GCC unroll 4
                 for (int v = 0; v < V; ++v) sum[r][v] = zero();
             for (int g = begin; g < begin + w.group / kRowGroup; ++g, values += kRowGroup) {
-                for (int line = 0; line < next_lines; ++line, next += kLineBytes) __builtin_prefetch(next, 0, 2);
+                for (int line = 0; line < ahead_lines; ++line, ahead += kLineBytes) __builtin_prefetch(ahead, 0, 2);
                 Ints part[R][V];
 #pragma GCC unroll 16
                 for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-                    for (int v = 0; v < V; ++v) part[r][v] = splat_int(offsets[r * groups + g]);
+                    for (int v = 0; v < V; ++v) part[r][v] = splat_int(-kWeightZero * row_sums[r * groups + g]);
 #pragma GCC unroll 8
                 for (int q = 0; q < kQuads; ++q, quads += kPanel * kQuad) {
                     Columns columns[V];
 #pragma GCC unroll 4
-                    for (int v = 0; v < V; ++v) columns[v] = load_columns(quads + v * kWidth * kQuad);
+                    for (int v = 0; v < V; ++v) columns[v] = columns_of(load_ints(quads + v * kWidth * kQuad));
 #pragma GCC unroll 16
                     for (int r = 0; r < R; ++r) {
                         const Quad quad = splat_quad(values + std::ptrdiff_t(r) * x.k + q * kQuad);
@@ -274,67 +286,112 @@ void sum_int8_tile(const Int8Rows& x, int row, const Int8Matrix& w, int panel, c
     }
 }
 
-using SumInt8Tile = void (*)(const Int8Rows&, int, const Int8Matrix&, int, const std::uint8_t*, int, float*);
+// The same with a panel of 4-bit codes, whose groups are those of the row.
+template <int R>
+void sum_int4_tile(const Int8Rows& x, int row, const Matrix& w, int panel, const std::uint8_t* ahead, int ahead_lines,
+                   float* sums) {
+    constexpr int V = int8_tile_vectors(R);
+    const int groups = x.k / kRowGroup;
+    for (int first = 0; first < kPanel; first += V * kWidth) {
+        const FourRecord* record = four_records(w, panel);
+        const Activation* values = x.values + std::size_t(row) * x.k;
+        const float* scales = x.scales + std::size_t(row) * groups;
+        const std::int32_t* row_sums = x.sums + std::size_t(row) * groups;
+        Vec sum[R][V];
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+            for (int v = 0; v < V; ++v) sum[r][v] = zero();
+        for (int g = 0; g < groups; ++g, ++record, values += kRowGroup) {
+            for (int line = 0; line < ahead_lines; ++line, ahead += kLineBytes) __builtin_prefetch(ahead, 0, 2);
+            Ints part[R][V];
+#pragma GCC unroll 16
+            for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+                for (int v = 0; v < V; ++v) part[r][v] = splat_int(0);
+#pragma GCC unroll 8
+            for (int q = 0; q < kQuads; ++q) {
+                Columns columns[V];
+#pragma GCC unroll 4
+                for (int v = 0; v < V; ++v) {
+                    const Ints words = load_ints(reinterpret_cast<const std::uint8_t*>(record->words[q / 2] + first + v * kWidth));
+                    columns[v] = columns_of(q % 2 ? high_fields(words) : low_fields(words));
+                }
+#pragma GCC unroll 16
+                for (int r = 0; r < R; ++r) {
+                    const Quad quad = splat_quad(values + std::ptrdiff_t(r) * x.k + q * kQuad);
+#pragma GCC unroll 4
+                    for (int v = 0; v < V; ++v) part[r][v] = dot(part[r][v], columns[v], quad);
+                }
+            }
+#pragma GCC unroll 4
+            for (int v = 0; v < V; ++v) {
+                const Vec step = load_half(record->step + first + v * kWidth);
+                const Vec base = load_half(record->base + first + v * kWidth);
+#pragma GCC unroll 16
+                for (int r = 0; r < R; ++r) {
+                    const Vec row_sum = splat(static_cast<float>(row_sums[r * groups + g]));
+                    const Vec value = fma(step, to_float(part[r][v]), mul(base, row_sum));
+                    sum[r][v] = fma(splat(scales[r * groups + g]), value, sum[r][v]);
+                }
+            }
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+            for (int v = 0; v < V; ++v) store(sums + r * kPanel + first + v * kWidth, sum[r][v]);
+    }
+}
+
+using SumInt8Tile = void (*)(const Int8Rows&, int, const Matrix&, int, const std::uint8_t*, int, float*);
 
 template <int... R>
 constexpr std::array<SumInt8Tile, sizeof...(R)> sum_int8_tiles(std::integer_sequence<int, R...>) {
     return {sum_int8_tile<R + 1>...};
 }
 
+template <int... R>
+constexpr std::array<SumInt8Tile, sizeof...(R)> sum_int4_tiles(std::integer_sequence<int, R...>) {
+    return {sum_int4_tile<R + 1>...};
+}
+
 // Entry r takes r + 1 rows. Not `inline`, as kSumTilesSame is not.
-constexpr std::array<SumInt8Tile, kInt8TileRows> kSumInt8Tiles =
-    sum_int8_tiles(std::make_integer_sequence<int, kInt8TileRows>());
+using Int8TileRows = std::make_integer_sequence<int, kInt8TileRows>;
+constexpr std::array<SumInt8Tile, kInt8TileRows> kSumInt8Tiles = sum_int8_tiles(Int8TileRows());
+constexpr std::array<SumInt8Tile, kInt8TileRows> kSumInt4Tiles = sum_int4_tiles(Int8TileRows());
 
 // Rows [begin, end) of a product with one panel; `next` is the panel that this lane will probably take next.
-inline void multiply_int8_panel(const Int8Rows& x, int begin, int end, const Int8Matrix& w, int panel, int next,
-                                float* y, int ldy, Into into) {
-    const int panel_outputs = into == Into::kSwiGlu ? kPanel / 2 : kPanel;
-    const int column = panel * panel_outputs;
-    const int missing = (into == Into::kSwiGlu ? w.n / 2 : w.n) - column;
-    const int columns = missing < panel_outputs ? missing : panel_outputs;
-    float bias[kPanel] = {};
-    if (w.bias)
-        std::memcpy(bias, w.bias + panel * kPanel, (into == Into::kSwiGlu ? kPanel : columns) * sizeof(float));
-    const std::size_t panel_bytes = std::size_t(w.k) * kPanel;
+inline void multiply_int8_panel(const Int8Rows& x, int begin, int end, const Matrix& w, int panel, int next,
+                                const PanelOutput& output) {
+    const std::size_t bytes = panel_bytes(w);
+    const int lines = static_cast<int>(bytes / kLineBytes) / (w.k / kRowGroup);
     const int tiles = (end - begin + kInt8TileRows - 1) / kInt8TileRows;
     const int passes = tiles * (kPanel / kWidth / int8_tile_vectors((end - begin + tiles - 1) / tiles));
-    const int next_lines = passes == 1 ? 0 : (kGroupLines + passes - 1) / passes;
+    const auto& sum_tiles = w.coding == Coding::kFour ? kSumInt4Tiles : kSumInt8Tiles;
     alignas(64) float sums[kInt8TileRows * kPanel];
     for (int t = 0; t < tiles; ++t) {
         const int row = begin + part_begin(end - begin, t, tiles);
         const int rows = begin + part_begin(end - begin, t + 1, tiles) - row;
-        const std::uint8_t* slice = w.panels + next * panel_bytes + panel_bytes / tiles * t;
-        kSumInt8Tiles[rows - 1](x, row, w, panel, slice, next_lines, sums);
-        finish_tile(sums, rows, w.bias ? bias : nullptr, columns, y + std::size_t(row) * ldy + column, ldy, into);
+        // One pass is about as fast as memory and asks a little ahead; several share the lines of the next panel.
+        const std::uint8_t* ahead = passes == 1 ? bytes_of(w, panel) + kInt8Ahead : bytes_of(w, next) + bytes / tiles * t;
+        sum_tiles[rows - 1](x, row, w, panel, ahead, (lines + passes - 1) / passes, sums);
+        output.take(sums, row, rows);
     }
 }
 
-// y[m][n] (=, +=) x[m][k] * W^T (+ bias), or silu(gate) * up for kSwiGlu, as the `linear` of floats. All lanes call it;
-// ends without waiting.
-inline void linear(Lane& lane, const Int8Rows& x, int m, const Int8Matrix& w, float* y, int ldy, Into into) {
-    const int panels = (w.n + kPanel - 1) / kPanel;
-    const int blocks = (m + kGroupRows - 1) / kGroupRows, items = blocks * panels;
-    // A panel of one row is read in a microsecond: few pieces, yet enough that no lane waits long for the last.
-    const int even = items / (16 * lane.size());
-    const int grain = even < 1 ? 1 : even > 8 ? 8 : even;
+// y[m][n] (=, +=) x[m][k] * W^T (+ bias), or silu(gate) * up, as the `linear` of floats; weights are kEight or
+// kFour. All lanes call it; ends without waiting.
+inline void linear(Lane& lane, const Int8Rows& x, int m, const Matrix& w, float* y, int ldy, Into into) {
+    const int panels = w.num_panels(), blocks = (m + kGroupRows - 1) / kGroupRows, items = blocks * panels;
+    const int grain = grain_of(items, lane.size());
     lane.share(items, grain, [&](int first, int last) {
         for (int item = first; item < last; ++item) {
-            const int block = item / panels, later = item + 1 < last ? item + 1 : first + grain * lane.size();
-            multiply_int8_panel(x, part_begin(m, block, blocks), part_begin(m, block + 1, blocks), w, item % panels,
-                                (later < items ? later : item) % panels, y, ldy, into);
+            const int block = item / panels, panel = item % panels;
+            const int later = item + 1 < last ? item + 1 : first + grain * lane.size();
+            multiply_int8_panel(x, part_begin(m, block, blocks), part_begin(m, block + 1, blocks), w, panel,
+                                (later < items ? later : item) % panels, PanelOutput(w, panel, y, ldy, into));
         }
     });
-}
-
-// Row `token` of an embedding table [n][k] that is also a matrix of weights, to `out` [k].
-inline void embed_int8(const Int8Matrix& table, std::int64_t token, float* out) {
-    const std::int64_t panel = token / kPanel, column = token % kPanel;
-    const std::uint8_t* quads = table.panels + (std::size_t(panel) * table.k * kPanel + column * kQuad);
-    const float* scales = table.scales + (std::size_t(panel) * (table.k / table.group) * kPanel + column);
-    for (int i = 0; i < table.k; ++i) {
-        const int value = quads[std::size_t(i / kQuad) * kPanel * kQuad + i % kQuad] - kWeightZero;
-        out[i] = static_cast<float>(value) * scales[std::size_t(i / table.group) * kPanel];
-    }
 }
 
 }  // namespace tandem

@@ -5,6 +5,7 @@
 // operations and on nothing else.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 
@@ -13,6 +14,18 @@
 #endif
 
 namespace tandem {
+
+inline float from_half(std::uint16_t bits) {
+    const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+    const float magnitude = exponent == 0    ? std::ldexp(static_cast<float>(fraction), -24)
+                            : exponent == 31 ? (fraction ? NAN : INFINITY)
+                                             : std::ldexp(static_cast<float>(1024 + fraction), exponent - 25);
+    return bits >> 15 ? -magnitude : magnitude;
+}
+
+// `field<kBits, kShift>(words)`: the kBits from bit kShift on of each word, as floats.
+template <int kBits>
+constexpr std::uint32_t kFieldMask = (1u << kBits) - 1;
 
 #if defined(__AVX512F__)
 
@@ -32,6 +45,23 @@ inline Vec round(Vec a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_I
 // a * 2**n for whole n in [-126, 127].
 inline Vec scale_by_power(Vec a, Vec n) { return _mm512_scalef_ps(a, n); }
 inline float max_lane(Vec a) { return _mm512_reduce_max_ps(a); }
+using Words = __m512i;
+inline Words load_words(const std::uint32_t* p) { return _mm512_loadu_si512(p); }
+template <int kBits, int kShift>
+inline Vec field(Words w) {
+    if constexpr (kBits == 4)  // a permutation looks at no higher bits
+        return _mm512_permutexvar_ps(_mm512_srli_epi32(w, kShift), _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11,
+                                                                                12, 13, 14, 15));
+    else
+        return _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32(w, kShift), _mm512_set1_epi32(kFieldMask<kBits>)));
+}
+inline Vec load_half(const std::uint16_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline Vec load_bfloat(const std::uint16_t* p) {
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
 // Columns [column, column + 4) of kWidth rows, one vector each.
 inline void load_columns(const float* const* rows, int column, Vec (&out)[4]) {
     Vec q[4];  // row 4 * i + j in quarter i of q[j]
@@ -52,7 +82,7 @@ inline void load_columns(const float* const* rows, int column, Vec (&out)[4]) {
     out[3] = _mm512_castpd_ps(_mm512_unpackhi_pd(c, d));
 }
 
-#elif defined(__AVX2__) && defined(__FMA__)
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 
 constexpr int kWidth = 8;
 using Vec = __m256;
@@ -75,6 +105,19 @@ inline float max_lane(Vec a) {
     __m128 m = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     m = _mm_max_ps(m, _mm_movehl_ps(m, m));
     return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+}
+using Words = __m256i;
+inline Words load_words(const std::uint32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+template <int kBits, int kShift>
+inline Vec field(Words w) {
+    return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(w, kShift), _mm256_set1_epi32(kFieldMask<kBits>)));
+}
+inline Vec load_half(const std::uint16_t* p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline Vec load_bfloat(const std::uint16_t* p) {
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
 inline void load_columns(const float* const* rows, int column, Vec (&out)[4]) {
     Vec q[4];  // row 4 * i + j in half i of q[j]
@@ -144,6 +187,24 @@ inline float max_lane(Vec a) {
     float m = a.lane[0];
     for (int i = 1; i < kWidth; ++i) m = a.lane[i] > m ? a.lane[i] : m;
     return m;
+}
+struct Words {
+    std::uint32_t lane[kWidth];
+};
+inline Words load_words(const std::uint32_t* p) {
+    Words r;
+    for (int i = 0; i < kWidth; ++i) r.lane[i] = p[i];
+    return r;
+}
+template <int kBits, int kShift>
+inline Vec field(const Words& w) {
+    return each([&](int i) { return static_cast<float>((w.lane[i] >> kShift) & kFieldMask<kBits>); });
+}
+inline Vec load_half(const std::uint16_t* p) {
+    return each([&](int i) { return from_half(p[i]); });
+}
+inline Vec load_bfloat(const std::uint16_t* p) {
+    return each([&](int i) { return std::bit_cast<float>(std::uint32_t(p[i]) << 16); });
 }
 inline void load_columns(const float* const* rows, int column, Vec (&out)[4]) {
     for (int j = 0; j < 4; ++j) out[j] = each([&](int i) { return rows[i][column + j]; });

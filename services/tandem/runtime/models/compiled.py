@@ -15,7 +15,7 @@ from tandem.runtime.cache import KVCache
 from tandem.runtime.importing import build_once
 from tandem.runtime.model_config import DecoderConfig
 from tandem.runtime.packed import read_tensors, write_tensors
-from tandem.runtime.packing import pack
+from tandem.runtime.packing import Packing, pack
 from tandem.runtime.rope import inverse_frequencies
 from tandem.runtime.weights import Checkpoint
 from tandem_kernels.contract import AttentionBatch
@@ -23,15 +23,17 @@ from tandem_kernels.native.decoder import CompiledDecoder, DecoderShape, PackedL
 from tandem_kernels.native.library import Team
 from tandem_kernels.reference import rope_tables
 
-_FORMAT = 2
+_FORMAT = 4
 """Part of the cached file's name; to be raised when what is written changes."""
 
 
 class CompiledModel:
     """A `runtime.models.causal.CausalModel` in float32."""
 
-    def __init__(self, config: DecoderConfig, weights: Mapping[str, torch.Tensor], team: Team) -> None:
-        """`weights` as `packed_weights` yields them."""
+    def __init__(
+        self, config: DecoderConfig, weights: Mapping[str, torch.Tensor], packing: Packing, team: Team
+    ) -> None:
+        """`weights` as `packed_weights` yields them for `packing`."""
         self.config = config
         self._decoder = CompiledDecoder(
             shape_of(config),
@@ -40,6 +42,7 @@ class CompiledModel:
             _linear(weights, "head", config.vocab_size, config.hidden_size),
             weights.get("embeddings"),
             team,
+            quantizes_rows=packing is Packing.INT8,
         )
         self._inv_freq, self._rope_scale = inverse_frequencies(config.rope, config.head_dim)
         self._rope = self._tables(0)
@@ -94,7 +97,7 @@ def shape_of(config: DecoderConfig) -> DecoderShape:
 
 
 def packed_weights(
-    open_checkpoint: Callable[[], Checkpoint], config: DecoderConfig, quantization: str, digest: str, cache_dir: Path
+    open_checkpoint: Callable[[], Checkpoint], config: DecoderConfig, packing: Packing, digest: str, cache_dir: Path
 ) -> Mapping[str, torch.Tensor]:
     """The weights as the kernels read them, packed on first use and mapped. `digest` names the checkpoint.
 
@@ -103,10 +106,10 @@ def packed_weights(
 
     def build(folder: Path) -> None:
         with open_checkpoint() as checkpoint:
-            write_tensors(folder, pack(config, checkpoint, quantization))
+            write_tensors(folder, pack(config, checkpoint, packing))
             checkpoint.finish()
 
-    return read_tensors(build_once(cache_dir / "packed" / f"{digest[:32]}-{quantization}-{_FORMAT}", build))
+    return read_tensors(build_once(cache_dir / "packed" / f"{digest[:32]}-{packing}-{_FORMAT}", build))
 
 
 def _layer(config: DecoderConfig, weights: Mapping[str, torch.Tensor], prefix: str) -> PackedLayer:

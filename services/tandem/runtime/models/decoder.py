@@ -19,6 +19,7 @@ from tandem.runtime.rope import inverse_frequencies
 from tandem.runtime.weights import Checkpoint
 from tandem_kernels.contract import AttentionBatch
 from tandem_kernels.reference import cache_write, paged_attention, rms_norm, rope, rope_tables
+from tandem_kernels.reference.codes import Codes, find_codes, linear_codes
 from tandem_kernels.reference.linear_int8 import embed_int8, linear_int8, quantize_weight
 
 
@@ -45,7 +46,18 @@ class Int8Linear:
         return linear_int8(x, self.weight, self.scales, self.bias)
 
 
-AnyLinear = Linear | Int8Linear
+@dataclass(frozen=True, slots=True)
+class CodedLinear:
+    """`weight` `[out, in]` as 4-bit codes, `bias` `[out]` or None; rows are quantised."""
+
+    weight: Codes
+    bias: torch.Tensor | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return linear_codes(x, self.weight, self.bias)
+
+
+AnyLinear = Linear | Int8Linear | CodedLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +96,9 @@ class Decoder:
         checkpoint.finish()
         self._head: AnyLinear = Linear(head)
         if is_int8:
-            self._head = Int8Linear(*quantize_weight(head, head_group(config.hidden_size)))
+            self._head, floats = _quantised(head, None, head_group(config.hidden_size))
             if config.tied_embeddings:
-                every = torch.arange(config.vocab_size)
-                self._embeddings = embed_int8(every, self._head.weight, self._head.scales)
+                self._embeddings = floats
 
     @property
     def dtype(self) -> torch.dtype:
@@ -145,7 +156,7 @@ def _load_layer(config: DecoderConfig, checkpoint: Checkpoint, index: int, is_in
         rows = zip(names, outs, strict=True)
         biases = [checkpoint.take(f"{prefix}.{name}.bias", (out,)) for name, out in rows] if has_bias else []
         weight, bias = torch.cat(weights), torch.cat(biases) if has_bias else None
-        return Int8Linear(*quantize_weight(weight, layer_group(width)), bias) if is_int8 else Linear(weight, bias)
+        return _quantised(weight, bias, layer_group(width))[0] if is_int8 else Linear(weight, bias)
 
     def norm(name: str, width: int = hidden) -> torch.Tensor:
         return checkpoint.take(f"{prefix}.{name}.weight", (width,))
@@ -161,3 +172,12 @@ def _load_layer(config: DecoderConfig, checkpoint: Checkpoint, index: int, is_in
         gate_up=linear(("mlp.gate_proj", "mlp.up_proj"), (inner, inner), hidden, config.mlp_bias),
         down=linear(("mlp.down_proj",), (hidden,), inner, config.mlp_bias),
     )
+
+
+def _quantised(weight: torch.Tensor, bias: torch.Tensor | None, group: int) -> tuple[AnyLinear, torch.Tensor]:
+    """The layer whose products are of int8 rows, and its weights as floats."""
+    codes = find_codes(weight)
+    if codes is not None:
+        return CodedLinear(codes, bias), weight
+    values, scales = quantize_weight(weight, group)
+    return Int8Linear(values, scales, bias), embed_int8(torch.arange(len(weight)), values, scales)

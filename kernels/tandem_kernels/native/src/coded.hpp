@@ -1,0 +1,212 @@
+// Weights that lie in memory in fewer bits than a float has, and the very floats they stand for; owns no memory and
+// sums nothing.
+//
+// A decode step reads every weight once and computes little with it, so that bytes are its time. Checkpoints seldom hold
+// 32 bits of information in a weight: bfloat16 has 16, a file of 4-bit blocks has 5. Packing keeps a matrix that way
+// where each float comes back bit by bit, and products widen it in registers.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "panel.hpp"
+#include "simd.hpp"
+
+namespace tandem {
+
+constexpr int kCodedVectors = 2;  // of columns, which `each` yields at once
+constexpr int kCodedColumns = kCodedVectors * kWidth;
+constexpr int kWordBits = 32;
+
+// What a pass over a panel asks for beforehand, into the cache of second level: what lies a constant distance ahead and,
+// towards the end of the panel, the beginning of the one that the lane will take next.
+class CodedAhead {
+  public:
+    // `next` begins another panel of as many bytes as this one, which ends at `end`.
+    CodedAhead(const void* end, const void* next) : end_(static_cast<const char*>(end)), next_(static_cast<const char*>(next)) {}
+
+    void request(const void* p) const {
+        const char* place = static_cast<const char*>(p) + kDistance;
+        __builtin_prefetch(place < end_ ? place : next_ + (place - end_), 0, 2);
+    }
+
+  private:
+    static constexpr int kDistance = 4096;  // bytes
+    const char *end_, *next_;
+};
+
+// Where field j of a word begins: the low halves of its bytes, then the high ones, so that a mask yields four
+// neighbours as bytes.
+template <int kBits>
+constexpr int field_shift(int j) {
+    return j < 4 ? 8 * j : 8 * (j - 4) + kBits;
+}
+
+// Each coding's `each(w, panel, first, begin, end, ahead, use)` calls `use(i, weights)` for components i in [begin, end) of
+// columns [first, first + kCodedColumns) of a panel, in order. `begin` is a multiple of kCodedStep.
+constexpr int kCodedStep = 32;
+
+// Panels [k][kPanel] of the upper halves of floats.
+struct Bfloats {
+    template <typename Use>
+    static inline void each(const Matrix& w, int panel, int first, int begin, int end, const CodedAhead& ahead, Use use) {
+        const auto* p = static_cast<const std::uint16_t*>(w.panels) + (std::size_t(panel) * w.k + begin) * kPanel + first;
+        for (int i = begin; i < end; ++i, p += kPanel) {
+            ahead.request(p);
+            Vec weights[kCodedVectors];
+#pragma GCC unroll 2
+            for (int v = 0; v < kCodedVectors; ++v) weights[v] = load_bfloat(p + v * kWidth);
+            use(i, weights);
+        }
+    }
+};
+
+// Panels [k / 4][kPanel] of words of four bytes `value + 128`: weight = scale * value. As int8 products read them.
+struct Eights {
+    static constexpr int kPerWord = 4;
+
+    template <typename Use>
+    static inline void each(const Matrix& w, int panel, int first, int begin, int end, const CodedAhead& ahead, Use use) {
+        const std::size_t words_before = (std::size_t(panel) * w.k + begin) / kPerWord;
+        const auto* p = static_cast<const std::uint32_t*>(w.panels) + words_before * kPanel + first;
+        const float* scale = w.scales + std::size_t(panel) * (w.k / w.group) * kPanel + first;
+        for (int step = begin; step < end; step += kCodedStep) {
+            Vec scales[kCodedVectors];
+            for (int v = 0; v < kCodedVectors; ++v) scales[v] = load(scale + step / w.group * kPanel + v * kWidth);
+            for (int i = step; i < step + kCodedStep; i += kPerWord, p += kPanel) {
+                ahead.request(p);
+                Words words[kCodedVectors];
+                for (int v = 0; v < kCodedVectors; ++v) words[v] = load_words(p + v * kWidth);
+                [&]<int... J>(std::integer_sequence<int, J...>) {
+                    (widen<J>(words, scales, i + J, use), ...);
+                }(std::make_integer_sequence<int, kPerWord>());
+            }
+        }
+    }
+
+  private:
+    template <int J, typename Use>
+    static inline void widen(const Words (&words)[kCodedVectors], const Vec (&scales)[kCodedVectors], int i, Use use) {
+        Vec weights[kCodedVectors];
+#pragma GCC unroll 2
+        for (int v = 0; v < kCodedVectors; ++v)
+            weights[v] = mul(scales[v], sub(field<8, 8 * J>(words[v]), splat(128.0f)));
+        use(i, weights);
+    }
+};
+
+// Groups of kCodedStep components, each a record: words [kCodedStep / 8][kPanel] of eight codes of 4 bits, then `step`
+// and `base` [kPanel] in half precision: weight = fma(step, code, base). The product is exact, so that a multiplication
+// and an addition, as of a file's own blocks, yield the same.
+struct FourRecord {
+    static constexpr int kPerWord = 8;
+    std::uint32_t words[kCodedStep / kPerWord][kPanel];
+    std::uint16_t step[kPanel], base[kPanel];
+};
+
+inline const FourRecord* four_records(const Matrix& w, int panel) {
+    return static_cast<const FourRecord*>(w.panels) + std::size_t(panel) * (w.k / kCodedStep);
+}
+
+struct Fours {
+    template <typename Use>
+    static inline void each(const Matrix& w, int panel, int first, int begin, int end, const CodedAhead& ahead, Use use) {
+        const FourRecord* record = four_records(w, panel) + begin / kCodedStep;
+        for (int i = begin; i < end; i += kCodedStep, ++record) {
+            Vec step[kCodedVectors], base[kCodedVectors];
+            for (int v = 0; v < kCodedVectors; ++v) {
+                step[v] = load_half(record->step + first + v * kWidth);
+                base[v] = load_half(record->base + first + v * kWidth);
+            }
+            ahead.request(record->step);
+            for (int row = 0; row < kCodedStep / FourRecord::kPerWord; ++row) {
+                const std::uint32_t* p = record->words[row] + first;
+                ahead.request(p);
+                Words words[kCodedVectors];
+                for (int v = 0; v < kCodedVectors; ++v) words[v] = load_words(p + v * kWidth);
+                [&]<int... J>(std::integer_sequence<int, J...>) {
+                    (widen<J>(words, step, base, i + row * FourRecord::kPerWord + J, use), ...);
+                }(std::make_integer_sequence<int, FourRecord::kPerWord>());
+            }
+        }
+    }
+
+  private:
+    template <int J, typename Use>
+    static inline void widen(const Words (&words)[kCodedVectors], const Vec (&step)[kCodedVectors],
+                             const Vec (&base)[kCodedVectors], int i, Use use) {
+        Vec weights[kCodedVectors];
+#pragma GCC unroll 2
+        for (int v = 0; v < kCodedVectors; ++v)
+            weights[v] = fma(step[v], field<4, field_shift<4>(J)>(words[v]), base[v]);
+        use(i, weights);
+    }
+};
+
+// Calls `work` with the coding of `w`, which is not kFloat.
+template <typename Work>
+inline auto with_coding(const Matrix& w, Work work) {
+    switch (w.coding) {
+        case Coding::kBfloat: return work(Bfloats{});
+        case Coding::kEight: return work(Eights{});
+        default: return work(Fours{});
+    }
+}
+
+inline std::size_t panel_bytes(const Matrix& w) {
+    const std::size_t weights = std::size_t(w.k) * kPanel;
+    switch (w.coding) {
+        case Coding::kFloat: return weights * sizeof(float);
+        case Coding::kBfloat: return weights * sizeof(std::uint16_t);
+        case Coding::kEight: return weights;
+        default: return w.k / kCodedStep * sizeof(FourRecord);
+    }
+}
+
+inline const char* panel_at(const Matrix& w, int panel) {
+    return static_cast<const char*>(w.panels) + panel * panel_bytes(w);
+}
+
+inline CodedAhead ahead_of(const Matrix& w, int panel, int next) { return {panel_at(w, panel + 1), panel_at(w, next)}; }
+
+// The floats [end - begin][kPanel] of components [begin, end) of one panel.
+inline void widen_panel(const Matrix& w, int panel, int begin, int end, const CodedAhead& ahead, float* out) {
+    with_coding(w, [&]<typename Codes>(Codes) {
+        for (int first = 0; first < kPanel; first += kCodedColumns)
+            Codes::each(w, panel, first, begin, end, ahead, [&](int i, const Vec (&weights)[kCodedVectors]) {
+                for (int v = 0; v < kCodedVectors; ++v) store(out + (i - begin) * kPanel + first + v * kWidth, weights[v]);
+            });
+    });
+}
+
+inline float weight_at(const Matrix& w, std::int64_t column, int i) {
+    const int panel = static_cast<int>(column / kPanel), place = static_cast<int>(column % kPanel);
+    const std::size_t at = (std::size_t(panel) * w.k + i) * kPanel + place;
+    switch (w.coding) {
+        case Coding::kFloat: return static_cast<const float*>(w.panels)[at];
+        case Coding::kBfloat:
+            return std::bit_cast<float>(std::uint32_t(static_cast<const std::uint16_t*>(w.panels)[at]) << 16);
+        case Coding::kEight: {
+            const std::size_t word = (std::size_t(panel) * w.k / 4 + i / 4) * kPanel + place;
+            const int value = static_cast<const std::uint8_t*>(w.panels)[word * 4 + i % 4] - 128;
+            const std::size_t group = std::size_t(panel) * (w.k / w.group) + i / w.group;
+            return static_cast<float>(value) * w.scales[group * kPanel + place];
+        }
+        default: {
+            const FourRecord& record = four_records(w, panel)[i / kCodedStep];
+            const int row = i % kCodedStep / FourRecord::kPerWord, j = i % FourRecord::kPerWord;
+            const auto code = static_cast<float>(record.words[row][place] >> field_shift<4>(j) & kFieldMask<4>);
+            return std::fma(from_half(record.step[place]), code, from_half(record.base[place]));
+        }
+    }
+}
+
+// Row `column` of an embedding table [n][k] that is also a matrix of weights, to `out` [k].
+inline void embed_row(const Matrix& w, std::int64_t column, float* out) {
+    for (int i = 0; i < w.k; ++i) out[i] = weight_at(w, column, i);
+}
+
+}  // namespace tandem

@@ -1,0 +1,88 @@
+// Panels of weights, and what becomes of the sums of one; owns no memory and multiplies nothing.
+//
+// A linear layer's weights [n][k] lie in panels of kPanel columns (output features), each a stream of its own. Products
+// fill `sums` [rows][kPanel] of a panel and `PanelOutput` takes them to where they belong.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "simd.hpp"
+
+namespace tandem {
+
+constexpr int kPanel = 32;
+
+// Rows that go over a panel together, so that x stays near too; a whole prompt makes many items of them.
+constexpr int kGroupRows = 140;
+
+// How weights lie in a panel. All but kFloat hold the same numbers in fewer bits, see coded.hpp.
+enum class Coding { kFloat, kBfloat, kEight, kFour };
+
+struct Matrix {
+    Coding coding;
+    const void* panels;   // [ceil(n / kPanel)] panels, columns beyond n zero
+    const float* scales;  // of kEight: [ceil(n / kPanel)][k / group][kPanel]
+    const float* bias;    // [n] or null; for kSwiGlu laid out as the columns of the panels are, filling too
+    int n, k;
+    int group;  // components of a column that share a scale; of kEight
+
+    int num_panels() const { return (n + kPanel - 1) / kPanel; }
+};
+
+// kSwiGlu: each panel holds 16 gate columns and then the 16 up columns that match; yields silu(gate) * up, n / 2 wide.
+enum class Into { kStore, kAdd, kSwiGlu };
+
+inline Vec silu(Vec x) { return div(x, add(splat(1.0f), exp(sub(zero(), x)))); }
+
+// Where part i of `parts` equal ones of [0, count) begins.
+inline int part_begin(int count, int i, int parts) { return static_cast<int>(std::int64_t(count) * i / parts); }
+
+// Items that a lane takes at once when each is over in a microsecond or so: few pieces, yet enough that no lane waits
+// long for the last.
+inline int grain_of(int items, int lanes) {
+    const int even = items / (4 * lanes);
+    return even < 1 ? 1 : even > 8 ? 8 : even;
+}
+
+// The columns of y [rows][ldy] that one panel's sums become.
+class PanelOutput {
+  public:
+    PanelOutput(const Matrix& w, int panel, float* y, int ldy, Into into) : ldy_(ldy), into_(into) {
+        const bool is_gated = into == Into::kSwiGlu;
+        const int outputs = is_gated ? kPanel / 2 : kPanel, column = panel * outputs;
+        const int missing = (is_gated ? w.n / 2 : w.n) - column;
+        columns_ = missing < outputs ? missing : outputs;
+        y_ = y + column;
+        has_bias_ = w.bias != nullptr;
+        if (has_bias_)
+            std::memcpy(bias_, w.bias + panel * kPanel, (is_gated ? kPanel : columns_) * sizeof(float));
+    }
+
+    // Takes `sums` of rows [row, row + rows), which it uses up.
+    void take(float* sums, int row, int rows) const {
+        float* y = y_ + std::ptrdiff_t(row) * ldy_;
+        for (int r = 0; r < rows; ++r, sums += kPanel, y += ldy_) {
+            if (has_bias_)
+                for (int c = 0; c < kPanel; c += kWidth) store(sums + c, add(load(sums + c), load(bias_ + c)));
+            if (into_ == Into::kSwiGlu)
+                for (int c = 0; c < kPanel / 2; c += kWidth)
+                    store(sums + c, mul(silu(load(sums + c)), load(sums + kPanel / 2 + c)));
+            if (into_ == Into::kAdd)
+                for (int c = 0; c < columns_; ++c) y[c] += sums[c];
+            else
+                std::memcpy(y, sums, columns_ * sizeof(float));
+        }
+    }
+
+  private:
+    float bias_[kPanel] = {};
+    bool has_bias_;
+    int columns_;
+    float* y_;
+    std::ptrdiff_t ldy_;
+    Into into_;
+};
+
+}  // namespace tandem
