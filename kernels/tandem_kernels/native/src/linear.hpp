@@ -34,7 +34,7 @@ constexpr int tile_vectors(int rows) {
 // constant distance ahead. kNext: a slice of the panel that the lane will take next, so that memory is busy during all
 // passes over a panel and not only the first. Asking twice for a line costs as much as a load, asking beyond the end
 // of memory nothing.
-enum class Ahead { kNone, kSame, kNext };
+enum class Ahead { kSame, kNext };
 constexpr int kDistance = 40;  // of k, 5 KiB
 constexpr int kBlock = 8;      // of k, between two requests for lines of the next panel
 constexpr int kLine = 16;      // floats of a cache line
@@ -93,33 +93,38 @@ constexpr std::array<SumTile, sizeof...(R)> sum_tiles(std::integer_sequence<int,
 
 // Entry r takes r + 1 rows. Not `inline`: all libraries of a process would share one such variable, however built.
 using TileRows = std::make_integer_sequence<int, kTileRows>;
-constexpr std::array<SumTile, kTileRows> kSumTilesPlain = sum_tiles<Ahead::kNone>(TileRows());
 constexpr std::array<SumTile, kTileRows> kSumTilesSame = sum_tiles<Ahead::kSame>(TileRows());
 constexpr std::array<SumTile, kTileRows> kSumTilesNext = sum_tiles<Ahead::kNext>(TileRows());
 
-// Rows at most that multiply coded weights straight from their codes. For more, the floats of a part of the panel are
-// written to the cache of first level, where all tiles read them.
-constexpr int kCodedRows = 4;
-constexpr int kWidened = 128;  // components, 16 KiB
+// Rows of a tile that multiplies coded weights straight from their codes, and how many such tiles pass over a panel. For
+// more rows the floats of the panel, or of a large part of it, are written to the cache of second level first, where all
+// tiles read them.
+#if defined(__AVX512F__)
+constexpr int kCodedRows = 10;  // 20 sums, and 10 for codes, steps, bases, weights and a broadcast
+#else
+constexpr int kCodedRows = 3;
+#endif
+constexpr int kCodedTiles = 2;
+constexpr int kWidened = 768;  // components, 96 KiB
 
 // As sum_tile, over the codes of a panel.
 template <typename Codes, int R>
 void sum_coded_tile(const float* x, std::ptrdiff_t ldx, const Matrix& w, int panel, const CodedAhead& ahead, float* sums) {
     for (int first = 0; first < kPanel; first += kCodedColumns) {
         Vec sum[R][kCodedVectors];
-#pragma GCC unroll 4
+#pragma GCC unroll 16
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
             for (int v = 0; v < kCodedVectors; ++v) sum[r][v] = zero();
         Codes::each(w, panel, first, 0, w.k, ahead, [&](int i, const Vec (&weights)[kCodedVectors]) {
-#pragma GCC unroll 4
+#pragma GCC unroll 16
             for (int r = 0; r < R; ++r) {
                 const Vec a = splat(x[r * ldx + i]);
 #pragma GCC unroll 2
                 for (int v = 0; v < kCodedVectors; ++v) sum[r][v] = fma(a, weights[v], sum[r][v]);
             }
         });
-#pragma GCC unroll 4
+#pragma GCC unroll 16
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
             for (int v = 0; v < kCodedVectors; ++v) store(sums + r * kPanel + first + v * kWidth, sum[r][v]);
@@ -133,12 +138,28 @@ constexpr std::array<SumCodedTile, sizeof...(R)> sum_coded_tiles(std::integer_se
     return {sum_coded_tile<Codes, R + 1>...};
 }
 
-inline void sum_few_coded_rows(const float* x, int ldx, int rows, const Matrix& w, int panel, const CodedAhead& ahead,
-                               float* sums) {
+inline void sum_coded_rows(const float* x, int ldx, int rows, const Matrix& w, int panel, const CodedAhead& ahead,
+                           float* sums) {
     with_coding(w, [&]<typename Codes>(Codes) {
         constexpr auto kTiles = sum_coded_tiles<Codes>(std::make_integer_sequence<int, kCodedRows>());
         kTiles[rows - 1](x, ldx, w, panel, ahead, sums);
     });
+}
+
+// sums[rows][kPanel] of up to kGroupRows rows times a panel of codes, which become floats first.
+inline void sum_widened(const float* x, int ldx, int rows, const Matrix& w, int panel, const CodedAhead& ahead,
+                        float* sums) {
+    const int tiles = (rows + kTileRows - 1) / kTileRows;
+    alignas(64) float widened[kWidened * kPanel];
+    for (int i = 0; i < w.k; i += kWidened) {
+        const int components = std::min(kWidened, w.k - i);
+        widen_panel(w, panel, i, i + components, ahead, widened);
+        for (int t = 0; t < tiles; ++t) {
+            const int row = part_begin(rows, t, tiles), last = part_begin(rows, t + 1, tiles);
+            kSumTilesSame[last - row - 1](x + std::size_t(row) * ldx + i, ldx, widened, components, nullptr, 0, i > 0,
+                                          sums + row * kPanel);
+        }
+    }
 }
 
 // Rows of a tile at most. Rows a multiple of 4 KiB apart share one set of a cache of first level, of 8 ways.
@@ -169,20 +190,14 @@ inline void multiply_panel(const float* x, int ldx, int begin, int end, const fl
 // The same with a panel of codes.
 inline void multiply_coded_panel(const float* x, int ldx, int begin, int end, const Matrix& w, int panel, int next,
                                  const PanelOutput& output) {
-    const CodedAhead ahead = ahead_of(w, panel, next);
     alignas(64) float sums[kGroupRows * kPanel];
+    const int rows = end - begin, tiles = (rows + kCodedRows - 1) / kCodedRows;
+    const CodedAhead ahead = ahead_of(w, panel, next);
     x += std::size_t(begin) * ldx;
-    const int rows = end - begin, tiles = (rows + kTileRows - 1) / kTileRows;
-    if (rows <= kCodedRows) sum_few_coded_rows(x, ldx, rows, w, panel, ahead, sums);
-    for (int i = 0; i < w.k && rows > kCodedRows; i += kWidened) {
-        alignas(64) float widened[kWidened * kPanel];
-        const int components = std::min(kWidened, w.k - i);
-        widen_panel(w, panel, i, i + components, ahead, widened);
-        for (int t = 0; t < tiles; ++t) {
-            const int row = part_begin(rows, t, tiles), last = part_begin(rows, t + 1, tiles);
-            kSumTilesPlain[last - row - 1](x + std::size_t(row) * ldx + i, ldx, widened, components, nullptr, 0, i > 0,
-                                           sums + row * kPanel);
-        }
+    if (tiles > kCodedTiles) sum_widened(x, ldx, rows, w, panel, ahead, sums);
+    for (int t = 0; t < tiles && tiles <= kCodedTiles; ++t) {
+        const int row = part_begin(rows, t, tiles), last = part_begin(rows, t + 1, tiles);
+        sum_coded_rows(x + std::size_t(row) * ldx, ldx, last - row, w, panel, ahead, sums + row * kPanel);
     }
     output.take(sums, begin, rows);
 }
@@ -194,7 +209,7 @@ inline const float* floats_at(const Matrix& w, int panel) { return reinterpret_c
 inline void linear(Lane& lane, const float* x, int ldx, int m, const Matrix& w, float* y, int ldy, Into into) {
     const int panels = w.num_panels(), groups = (m + kGroupRows - 1) / kGroupRows, items = groups * panels;
     const bool is_coded = w.coding != Coding::kFloat;
-    const int grain = is_coded && m <= kCodedRows ? grain_of(items, lane.size()) : 1;
+    const int grain = is_coded && m <= kCodedRows * kCodedTiles ? grain_of(items, lane.size()) : 1;
     lane.share(items, grain, [&](int first, int last) {
         for (int item = first; item < last; ++item) {
             const int group = item / panels, panel = item % panels;
