@@ -17,7 +17,7 @@ from tandem.core.request import SamplingParams
 from tests.golden.cluster import Cluster, Knobs, can_guess
 from tests.golden.conftest import TinyModels
 from tests.golden.guesses import Method
-from tests.golden.models import TINY_VOCAB, Reference
+from tests.golden.models import TINY_VOCAB, Quantization, Reference
 
 _OUTPUTS = 30
 _MODELS = ("llama", "mistral", "qwen2", "qwen3")
@@ -66,7 +66,11 @@ def expected(reference: Reference, knobs: Knobs) -> list[list[int]]:
 
 
 def run(
-    reference: Reference, knobs: Knobs, sampling: SamplingParams, right: Sequence[Sequence[int]]
+    reference: Reference,
+    knobs: Knobs,
+    sampling: SamplingParams,
+    right: Sequence[Sequence[int]],
+    quantization: Quantization = "none",
 ) -> list[list[int]]:
     """Outputs of all prompts under `knobs`. `right` are the outputs that guesses are made from, where some are."""
     prompts = _prompts(knobs)
@@ -74,7 +78,11 @@ def run(
     needed = sum(-(-(len(p) + _OUTPUTS) // knobs.block_size) for p in prompts)
     num_blocks = needed - 1 if knobs.preempt else 2 * needed
     executors = [
-        reference.executor(block_size=knobs.block_size, num_blocks=num_blocks if i == knobs.remote else 2 * needed)
+        reference.executor(
+            block_size=knobs.block_size,
+            num_blocks=num_blocks if i == knobs.remote else 2 * needed,
+            quantization=quantization,
+        )
         for i in range(1 + knobs.remote)
     ]
     with Cluster(executors, knobs, answers) as cluster:
@@ -114,6 +122,25 @@ def test_sampled_tokens_do_not_depend_on_the_knobs(tiny: TinyModels, knobs: Knob
     reference = tiny("qwen3", "float64")
     right = run(reference, Knobs(preempt=knobs.preempt), _SAMPLED, ())
     assert run(reference, knobs, _SAMPLED, right) == right
+
+
+def _check_int8(reference: Reference, product: Sequence[Knobs]) -> None:
+    """Int8 rounds away from transformers, but always in the same way."""
+    right = {preempt: run(reference, Knobs(preempt=preempt), _GREEDY, (), "int8") for preempt in (False, True)}
+    wrong = [k for k in product if run(reference, k, _GREEDY, right[k.preempt], "int8") != right[k.preempt]]
+    assert not wrong, [str(knobs) for knobs in wrong]
+
+
+@pytest.mark.parametrize("start", range(2), ids=["llama", "qwen3"])
+def test_int8_tokens_do_not_depend_on_the_knobs(tiny: TinyModels, start: int) -> None:
+    _check_int8(tiny(("llama", "qwen3")[start], "float32"), _PRODUCT[start::26])
+
+
+@pytest.mark.golden
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("model", _MODELS)
+def test_int8_tokens_do_not_depend_on_any_knob(tiny: TinyModels, model: str) -> None:
+    _check_int8(tiny(model, "float32"), _PRODUCT)
 
 
 @pytest.mark.parametrize("sampling", [_GREEDY, _SAMPLED_COLD], ids=["greedy", "sampled"])

@@ -19,7 +19,7 @@ from tandem.runtime.bundle import read_bundle
 from tandem.runtime.executor import TorchExecutor
 from tandem.runtime.model_config import read_model_config
 from tests.golden.cluster import Cluster, Knobs
-from tests.golden.models import NearTie, Reference, check_greedy, check_sampled
+from tests.golden.models import NearTie, Quantization, Reference, check_greedy, check_sampled
 from tests.golden.prompts import prompts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -63,16 +63,25 @@ def judge(real: Reference) -> Judge:
     return check
 
 
-def _executors(real: Reference, texts: Sequence[list[int]], knobs: Knobs) -> list[TorchExecutor]:
+def _executors(
+    real: Reference, texts: Sequence[list[int]], knobs: Knobs, quantization: Quantization
+) -> list[TorchExecutor]:
     needed = sum(-(-(len(prompt) + _OUTPUTS) // knobs.block_size) for prompt in texts)
     num_blocks = needed - 1 if knobs.preempt else 2 * needed
-    return [real.executor(block_size=knobs.block_size, num_blocks=num_blocks) for _ in range(1 + knobs.remote)]
+    return [
+        real.executor(block_size=knobs.block_size, num_blocks=num_blocks, quantization=quantization)
+        for _ in range(1 + knobs.remote)
+    ]
 
 
 def _outputs(
-    real: Reference, texts: Sequence[list[int]], knobs: Knobs, sampling: SamplingParams
+    real: Reference,
+    texts: Sequence[list[int]],
+    knobs: Knobs,
+    sampling: SamplingParams,
+    quantization: Quantization = "none",
 ) -> list[tuple[int, ...]]:
-    with Cluster(_executors(real, texts, knobs), knobs) as cluster:
+    with Cluster(_executors(real, texts, knobs, quantization), knobs) as cluster:
         return [tuple(outcome.ids) for outcome in cluster.ask(texts, sampling)]
 
 
@@ -102,6 +111,22 @@ def test_seeded_draws_follow_the_logits_of_transformers(
     outputs = _outputs(real, some, knobs, sampling)
     ties = [t for p, o in zip(some, outputs, strict=True) for t in check_sampled(real, p, o, sampling)]
     assert len(ties) <= 1, [str(tie) for tie in ties]
+
+
+def _check_int8(real: Reference, texts: Sequence[list[int]], product: Sequence[Knobs]) -> None:
+    """Int8 rounds away from transformers (see test_int8.py), but always in the same way: not a near-tie differs."""
+    right = _outputs(real, texts, Knobs(chunk=None), _GREEDY, "int8")
+    for knobs in product:
+        assert _outputs(real, texts, knobs, _GREEDY, "int8") == right, str(knobs)
+
+
+def test_int8_tokens_do_not_depend_on_the_path(real: Reference, texts: list[list[int]]) -> None:
+    _check_int8(real, [texts[i] for i in (0, 4, 9, 19)], _VARIANTS)
+
+
+@pytest.mark.golden
+def test_int8_tokens_of_every_prompt_do_not_depend_on_any_setting(real: Reference, texts: list[list[int]]) -> None:
+    _check_int8(real, texts, _VARIANTS)
 
 
 @pytest.mark.parametrize("num_tokens", [32, 64])
