@@ -53,7 +53,7 @@ class Taker:
         self._clock = SystemClock()
         self._numbers = count(1)
         self._cache = cache
-        self.copies: tuple[BlockCopy, ...] = ()
+        self._read: StartRead | None = None
         self._arrived = threading.Event()
         self._arrived_at = 0.0
         self._pulled: Pulled | None = None
@@ -78,6 +78,12 @@ class Taker:
     def stop(self) -> None:
         self._driver.stop(GUARD_S)
         self._mover.stop(GUARD_S)
+
+    @property
+    def copies(self) -> tuple[BlockCopy, ...]:
+        """What the last pull copied."""
+        assert self._read is not None, "nothing was pulled"
+        return tuple(map(BlockCopy, (o.block for o in self._read.offered), self._read.local))
 
     def pull(self, offered: tuple[BlockDigest, ...]) -> tuple[float, Pulled]:
         """Seconds from the announcement of all these blocks to their arrival."""
@@ -110,8 +116,8 @@ class Taker:
         for effect in effects:
             match effect:
                 case StartRead():
-                    self.copies = tuple(map(BlockCopy, (o.block for o in effect.offered), effect.local))
                     self._desk.start_read(effect)
+                    self._read = effect
                 case Teardown():
                     self._desk.tear_down(effect)
                 case Emit(Pulled() as pulled):

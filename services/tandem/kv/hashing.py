@@ -27,14 +27,20 @@ def root_hash(model_fingerprint: str, block_size: int, salt: str) -> BlockHash:
 
 def child_hash(parent: BlockHash, tokens: Sequence[int]) -> BlockHash:
     """The hash of a full block that holds `tokens` and follows `parent`."""
-    words = array("I", tokens)
-    return BlockHash(hashlib.blake2b(words.tobytes(), key=parent, digest_size=HASH_BYTES).digest())
+    return _child(parent, array("I", tokens).tobytes())
 
 
 def chain_hashes(parent: BlockHash, tokens: Sequence[int], block_size: int) -> list[BlockHash]:
     """Hashes of all full blocks of `tokens`, in order; a ragged tail has none."""
     hashes: list[BlockHash] = []
-    for start in range(0, len(tokens) - block_size + 1, block_size):
-        parent = child_hash(parent, tokens[start : start + block_size])
+    words = array("I", tokens)
+    size = block_size * words.itemsize
+    view = memoryview(words).cast("B")
+    for start in range(0, len(view) - size + 1, size):
+        parent = _child(parent, view[start : start + size])
         hashes.append(parent)
     return hashes
+
+
+def _child(parent: BlockHash, words: bytes | memoryview) -> BlockHash:
+    return BlockHash(hashlib.blake2b(words, key=parent, digest_size=HASH_BYTES).digest())

@@ -6,6 +6,7 @@ import contextlib
 import mmap
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
 from tandem.core.ids import BlockId
@@ -58,7 +59,7 @@ class KVCache:
     def digest(self, blocks: Sequence[BlockId], indices: Sequence[int]) -> list[tuple[int, ...]]:
         """Unsigned 64-bit digests per KV head of `blocks`, which are the `indices`-th of their prompt."""
         words = self._block_digest(self.pool, torch.tensor(blocks), torch.tensor(indices))
-        return [tuple(word % (1 << 64) for word in row) for row in words.tolist()]
+        return [tuple(row) for row in words.numpy().view(np.uint64).tolist()]
 
     def __repr__(self) -> str:
         return f"KVCache({self.num_blocks} blocks of {self.layout}, {self.pool.nbytes >> 20} MiB)"

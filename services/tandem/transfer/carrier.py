@@ -106,11 +106,12 @@ class Carrier:
 
     def turn(self) -> list[Event]:
         """Move everything on by one beat. Returns what happened since the last turn, in order."""
-        self._post_next()
-        self._poll_open()
-        self._check_arrived()
+        if self._readings or self._arrived or self.checks.num_open:
+            self._check_arrived()
+            self._post_next()
+            self._poll_open()
+            self._report_finished()
         self._poll_self_test()
-        self._report_finished()
         self._prove_lingering()
         self._transport.progress()
         return self._take_events()
@@ -207,6 +208,7 @@ class Carrier:
             self._arrived.append(Check(reading, part))
 
     def _check_arrived(self) -> None:
+        """Just before a post: the helper, once woken, needs the interpreter's lock, which is free from the post on."""
         is_reading = any(reading.open or reading.may_post for reading in self._readings.values())
         if self._is_helped and is_reading:
             while self._arrived:

@@ -38,10 +38,12 @@ class Reading:
     num_checking: int = 0
     failure: tuple[FailureKind, str] | None = None
     _sequence: Sequence[int] = field(init=False)
+    _copies: Sequence[BlockCopy] = field(init=False)
 
     def __post_init__(self) -> None:
         copies = self.order.copies
-        self._sequence = sorted(range(len(copies)), key=lambda place: copies[place].remote)
+        self._sequence = sorted(range(len(copies)), key=[copy.remote for copy in copies].__getitem__)
+        self._copies = [copies[place] for place in self._sequence]
 
     @property
     def may_post(self) -> bool:
@@ -55,9 +57,8 @@ class Reading:
         """Where a part's copies stand in the order."""
         return self._sequence[part.start : part.stop]
 
-    def copies(self, part: Part) -> tuple[BlockCopy, ...]:
-        copies = self.order.copies
-        return tuple(copies[place] for place in self.places(part))
+    def copies(self, part: Part) -> Sequence[BlockCopy]:
+        return self._copies[part.start : part.stop]
 
     def fail(self, kind: FailureKind, reason: str) -> None:
         """The first failure stands."""

@@ -279,6 +279,19 @@ def test_while_it_reads_a_carrier_leaves_checks_to_its_helper(helped, transport)
     assert run(helped) == [ReadDone(1, 4 * BLOCK_BYTES, 0.0)], "nothing is left to read: it checks the rest itself"
 
 
+def test_the_helper_is_woken_just_before_a_post(helped, transport) -> None:
+    shared: list[bool] = []
+    transport.on_post = lambda: shared.append(helped.checks.may_work)
+    helped.accept(order(1, num_blocks=8, digests=True))
+    run(helped)
+    transport.end(1)
+    helped.turn()
+    assert not helped.checks.may_work, "what else this turn does would compete with it for the interpreter"
+    assert helped.is_hungry
+    helped.turn()
+    assert shared == [False, False, True]
+
+
 def test_nothing_is_reported_before_the_helper_is_done(helped, transport) -> None:
     good = order(1, num_blocks=4, digests=True)
     helped.accept(replace(good, digests=((0,),) * 4))
