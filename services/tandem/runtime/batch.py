@@ -33,7 +33,8 @@ def build_batch(slices: Sequence[Slice], tokens: Sequence[Sequence[int]], block_
     ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
-    starts, drawn_rows = [0], []
+    drawn_rows: list[int] = []
+    starts = [0]
     for piece, its_tokens in zip(slices, tokens, strict=True):
         places = range(piece.start, piece.stop)
         ids += its_tokens

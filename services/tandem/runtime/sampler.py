@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from tandem.core.events import SampledToken
@@ -30,18 +29,16 @@ class LogitRows:
 
     def __init__(self, logits: torch.Tensor) -> None:
         self._logits = logits
-        values = (logits.float() if logits.dtype.itemsize < _NUMPY_BYTES else logits).numpy()
-        # Of equal values the first one is taken; of a row with a NaN the first NaN.
-        best = values.argmax(axis=1)
-        ends = (values[np.arange(len(best)), best], values.min(axis=1))
-        self._best: list[int] = best.tolist()
-        self._is_finite: list[bool] = np.isfinite(ends).all(axis=0).tolist()
+        self._values = (logits.float() if logits.dtype.itemsize < _NUMPY_BYTES else logits).numpy()
+        # Of equal values the first one is taken; of a row with a NaN the first NaN, for both.
+        self._greatest: list[int] = self._values.argmax(axis=1).tolist()
+        self._least: list[int] = self._values.argmin(axis=1).tolist()
 
     def sample(self, row: int, sampling: Sampling, index: int) -> SampledToken:
         """Draw output token `index` from one row. Raises ValueError when the row is not finite."""
-        if not self._is_finite[row]:
+        params, token = sampling.params, self._greatest[row]
+        if not all(math.isfinite(self._values.item(row, end)) for end in (token, self._least[row])):
             raise ValueError("logits are not finite")
-        params, token = sampling.params, self._best[row]
         if params.temperature == 0 and params.logprobs is None:
             return SampledToken(token)
         logits = self._logits[row].to(torch.float64)
