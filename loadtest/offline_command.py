@@ -21,7 +21,7 @@ from tandem.core.clock import SystemClock
 from tandem.core.config import Config
 from tandem.core.errors import TandemError
 from tandem.core.settings import flags_of, resolve, settings
-from tandem.worker.main import prepare_process
+from tandem.worker.main import prepare_process, settle_process
 
 
 def main(argv: Sequence[str]) -> int:
@@ -70,6 +70,7 @@ def _run(args: argparse.Namespace, config: Config) -> list[Run]:
     from tandem.worker.model import load_worker_model
 
     engine = OfflineEngine(config, load_worker_model(config), SystemClock())
+    settle_process()
     runs = []
     for number, asked in enumerate(_asked(args, config)):
         engine.run(warm_up(number))

@@ -109,6 +109,7 @@ class CompiledDecoder:
         if not self._handle:
             raise MemoryError("the compiled decoder could not be made")
         release_with(self, load().tandem_decoder_delete, self._handle)
+        self._logits = torch.empty((0, shape.vocab))
 
     @property
     def buffer_bytes(self) -> int:
@@ -144,8 +145,11 @@ class CompiledDecoder:
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """`[rows, vocab]` of rows of `forward`."""
-        out = torch.empty((len(hidden), self.shape.vocab))
+        """`[rows, vocab]` of rows of `forward`; the next call writes over them. Memory of so many megabytes would come
+        from the system, page by page, in each step."""
+        if len(self._logits) < len(hidden):
+            self._logits = torch.empty((len(hidden), self.shape.vocab))
+        out = self._logits[: len(hidden)]
         check(load().tandem_decoder_logits(self._handle, self._team.handle, address(hidden), len(hidden), address(out)))
         return out
 

@@ -1,13 +1,15 @@
-"""Turns checked slices of a plan into the tensors of one forward pass; never computes."""
+"""Turns checked slices of a plan into the tensors of one forward pass; never computes.
+
+Numbers are gathered in lists and become tensors in two calls. After a model that has swept the caches each further
+kind of call costs more than the numbers do: a batch of one row took half as long again with arrays all the way.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from tandem.sched.plan import Slice
@@ -16,49 +18,54 @@ from tandem_kernels.contract import AttentionBatch
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`tokens`, `positions`, `slots` are int64 `[T]`. `drawn_rows` int64 holds, slice by slice, the rows that tokens
-    are drawn from: none of a slice without a draw, else its last certain row and all that are guessed."""
+    """`tokens`, `positions`, `slots` are int64 `[T]`. `drawn_rows` holds, slice by slice, the rows that tokens are
+    drawn from: none of a slice without a draw, else its last certain row and all that are guessed."""
 
     tokens: torch.Tensor
     positions: torch.Tensor
     slots: torch.Tensor
     attention: AttentionBatch
-    drawn_rows: torch.Tensor
+    drawn_rows: list[int]
 
 
 def build_batch(slices: Sequence[Slice], tokens: Sequence[Sequence[int]], block_size: int) -> Batch:
     """`tokens[i]` are the ids of `slices[i]`, chained ones filled in. At least one slice."""
-    counts = np.array([s.num_tokens for s in slices])
-    ends = counts.cumsum()
-    stops = np.array([s.stop for s in slices])
-    rows = np.repeat(np.arange(len(slices)), counts)
-    # A row's place among all rows, less where its slice begins there, plus where the slice begins in its sequence.
-    positions = np.arange(ends[-1]) + (stops - ends)[rows]
-    tables = _tables(slices, block_size)
-    slots = tables[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size
+    ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    drawn_rows: list[int] = []
+    starts = [0]
+    for piece, its_tokens in zip(slices, tokens, strict=True):
+        places = range(piece.start, piece.stop)
+        ids += its_tokens
+        positions += places
+        slots += [piece.blocks[place // block_size] * block_size + place % block_size for place in places]
+        starts.append(len(ids))
+        if piece.sampling is not None:
+            drawn_rows += range(len(ids) - 1 - piece.num_drafted, len(ids))
+    stops = [piece.stop for piece in slices]
+    rows = torch.from_numpy(np.array(ids + positions + slots, np.int64))
+    sequences = torch.from_numpy(np.array(starts + stops + _tables(slices, stops, block_size), np.int32))
+    num_rows, num_starts, num_lens = len(ids), len(starts), len(starts) + len(stops)
     return Batch(
-        tokens=torch.from_numpy(np.fromiter(chain.from_iterable(tokens), np.int64, ends[-1])),
-        positions=torch.from_numpy(positions),
-        slots=torch.from_numpy(slots),
+        tokens=rows[:num_rows],
+        positions=rows[num_rows : 2 * num_rows],
+        slots=rows[2 * num_rows :],
         attention=AttentionBatch(
-            query_starts=torch.from_numpy(np.concatenate(((0,), ends)).astype(np.int32)),
-            context_lens=torch.from_numpy(stops.astype(np.int32)),
-            block_tables=torch.from_numpy(tables),
+            query_starts=sequences[:num_starts],
+            context_lens=sequences[num_starts:num_lens],
+            block_tables=sequences[num_lens:].view(len(slices), -1),
         ),
-        drawn_rows=torch.tensor(_drawn_rows(slices, ends.tolist()), dtype=torch.int64),
+        drawn_rows=drawn_rows,
     )
 
 
-def _drawn_rows(slices: Sequence[Slice], ends: Sequence[int]) -> list[int]:
-    drawing = [(piece, end) for piece, end in zip(slices, ends, strict=True) if piece.sampling is not None]
-    return [row for piece, end in drawing for row in range(end - 1 - piece.num_drafted, end)]
-
-
-def _tables(slices: Sequence[Slice], block_size: int) -> npt.NDArray[np.int32]:
-    """Block tables of one width; a shorter one goes on with its first block."""
-    needed = [-(-piece.stop // block_size) for piece in slices]
-    tables = np.empty((len(slices), max(needed)), np.int32)
-    for table, piece, count in zip(tables, slices, needed, strict=True):
-        table[:count] = piece.blocks[:count]
-        table[count:] = piece.blocks[0]
+def _tables(slices: Sequence[Slice], stops: Sequence[int], block_size: int) -> list[int]:
+    """Block tables of one width, one after the other; a shorter one goes on with its first block."""
+    width = -(-max(stops) // block_size)
+    tables: list[int] = []
+    for piece, stop in zip(slices, stops, strict=True):
+        needed = -(-stop // block_size)
+        tables += piece.blocks[:needed]
+        tables += piece.blocks[:1] * (width - needed)
     return tables

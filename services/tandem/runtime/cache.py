@@ -53,8 +53,8 @@ class KVCache:
     def clear(self, blocks: Sequence[BlockId]) -> None:
         """Zero blocks that are about to be filled in part: attention weighs their empty slots with zero, and zero
         times an infinity left by an earlier owner is not zero."""
-        if blocks:
-            self.pool[list(blocks)] = 0
+        for block in blocks:
+            self.pool[block].zero_()
 
     def digest(self, blocks: Sequence[BlockId], indices: Sequence[int]) -> list[tuple[int, ...]]:
         """Unsigned 64-bit digests per KV head of `blocks`, which are the `indices`-th of their prompt."""

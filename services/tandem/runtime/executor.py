@@ -19,7 +19,7 @@ from tandem.kv.layout import KVLayout
 from tandem.runtime.batch import build_batch
 from tandem.runtime.cache import KVCache
 from tandem.runtime.models.causal import CausalModel
-from tandem.runtime.sampler import sample_while_guessed
+from tandem.runtime.sampler import LogitRows
 from tandem.sched.plan import Slice, SliceResult, StepPlan, StepResult
 
 _FAILURES = (RuntimeError, ValueError, IndexError, MemoryError, OverflowError)
@@ -76,7 +76,7 @@ class TorchExecutor:
         checked = self._check(piece)
         if isinstance(checked, str):
             raise ValueError(checked)
-        return self.model.logits(self._forward([checked])[0])
+        return self.model.logits(self._forward([checked])[0]).clone()
 
     def _check(self, piece: Slice) -> _Work | str:
         """The slice made ready, or why it cannot be computed."""
@@ -107,7 +107,8 @@ class TorchExecutor:
             return {}
         try:
             hidden, drawn_rows = self._forward(works)
-            return self._finish(works, hidden[drawn_rows])
+            # They are in order and differ, so as many as there are rows means all of them.
+            return self._finish(works, hidden if len(drawn_rows) == len(hidden) else hidden[drawn_rows])
         except _FAILURES as error:
             if len(works) == 1:
                 seq = works[0].piece.seq
@@ -117,7 +118,7 @@ class TorchExecutor:
             results.update(self._run([work]))
         return results
 
-    def _forward(self, works: Sequence[_Work]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _forward(self, works: Sequence[_Work]) -> tuple[torch.Tensor, list[int]]:
         """Hidden rows `[T, hidden]` and the indices of those to draw from; see `Batch.drawn_rows`."""
         block_size = self.layout.block_size
         pieces = [work.piece for work in works]
@@ -128,17 +129,21 @@ class TorchExecutor:
 
     def _finish(self, works: Sequence[_Work], drawn_rows: torch.Tensor) -> dict[SeqId, SliceResult]:
         """Sample and digest; `drawn_rows` is `[rows, hidden]`. Logits exist only for rows that are drawn from."""
-        counts = [1 + work.piece.num_drafted if work.piece.sampling is not None else 0 for work in works]
-        logits = self.model.logits(drawn_rows) if len(drawn_rows) else drawn_rows
-        results = (self._result(work, rows) for work, rows in zip(works, torch.split(logits, counts), strict=True))
-        return {result.seq: result for result in results}
+        logits = LogitRows(self.model.logits(drawn_rows)) if len(drawn_rows) else None
+        results: dict[SeqId, SliceResult] = {}
+        row = 0
+        for work in works:
+            results[work.piece.seq] = self._result(work, logits, row)
+            row += 0 if work.piece.sampling is None else 1 + work.piece.num_drafted
+        return results
 
-    def _result(self, work: _Work, logits: torch.Tensor) -> SliceResult:
+    def _result(self, work: _Work, logits: LogitRows | None, row: int) -> SliceResult:
+        """`row` is the first one that the slice draws from, if it does."""
         piece = work.piece
         try:
             tokens: tuple[SampledToken, ...] = ()
-            if piece.sampling is not None:
-                tokens = sample_while_guessed(logits, piece.sampling, work.tokens[piece.num_certain :])
+            if logits is not None and piece.sampling is not None:
+                tokens = logits.sample_while_guessed(row, piece.sampling, work.tokens[piece.num_certain :])
             return SliceResult(piece.seq, tokens, self._digests(piece))
         except _FAILURES as error:
             return SliceResult(piece.seq, error=f"{type(error).__name__}: {error}")

@@ -13,7 +13,6 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import WorkerRef
 from tandem.engine.ports import BlockCopy, PeerError, ReadState, TransportPeer
 from tandem.transfer.memory import MAX_SPANS, ProcessMemory, Span
-from tandem.transfer.pages import Populator
 from tandem.transfer.peers import check_copies, check_peer
 from tandem.transfer.pool import MemoryPool
 from tandem.transfer.process import ProcessIdentity, start_ticks, this_process
@@ -80,7 +79,6 @@ class LocalTransport:
         self._targets: dict[str, tuple[TransportPeer, _Target]] = {}
         self._handles = count(1)
         self._done: set[int] = set()
-        self._pages = Populator(pool)
 
     def __repr__(self) -> str:
         return f"LocalTransport({self._agent}, peers={sorted(self._targets)})"
@@ -125,7 +123,6 @@ class LocalTransport:
 
     def close(self) -> None:
         """Peers that read from us notice from now on, even while this process lives."""
-        self._pages.close()
         self._targets.clear()
         ctypes.memset(self._nonce, 0, NONCE_BYTES)
 

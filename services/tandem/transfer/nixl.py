@@ -17,7 +17,6 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import WorkerRef
 from tandem.engine.ports import BlockCopy, PeerError, ReadState, TransportPeer
 from tandem.transfer.nixl_library import NixlAgent, open_agent
-from tandem.transfer.pages import Populator
 from tandem.transfer.peers import check_copies, check_peer
 from tandem.transfer.pool import MemoryPool
 
@@ -75,7 +74,6 @@ class NixlTransport:
             raise TandemError(
                 ErrorKind.UNSUPPORTED, f"NIXL cannot register {pool.num_bytes} bytes of {pool.device} memory: {error}"
             ) from error
-        self._pages = Populator(pool)
 
     def __repr__(self) -> str:
         links = ", ".join(
@@ -170,7 +168,6 @@ class NixlTransport:
         """
         if self._api is None:
             return
-        self._pages.close()
         alive = weakref.ref(self._api.agent)
         self._links.clear()
         self._owner.clear()
@@ -180,6 +177,8 @@ class NixlTransport:
         self._api = None
         self._nixl = replace(self._nixl, api=None)
         if alive() is not None:
+            # What was there when the process began to serve is left alone otherwise.
+            gc.unfreeze()
             gc.collect()
         if alive() is not None:
             raise PeerError(f"agent {self._nixl.name} is still in use: its reads may go on")

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.config import Config
 from tandem.engine.ports import Executor
+from tandem.runtime.device import num_compute_threads
 from tandem.runtime.load import load_model
 from tandem.transfer.checks import Digest
+from tandem.transfer.pages import populate
 from tandem.transfer.pool import MemoryPool
 
 
@@ -27,14 +29,16 @@ class WorkerModel:
 
 
 def load_worker_model(config: Config) -> WorkerModel:
-    """Fetch, convert and load as needed, which may take minutes. Raises TandemError."""
+    """Fetch, convert and load as needed, which may take minutes; all memory is there after. Raises TandemError."""
     loaded = load_model(config.model, config.engine)
     cache = loaded.executor.cache
     region = cache.region
+    pool = MemoryPool(region.address, region.num_blocks, cache.layout, region.device, keepalive=cache)
+    populate(pool, num_compute_threads(config.engine.num_threads))
     return WorkerModel(
         name=loaded.name,
         executor=loaded.executor,
-        pool=MemoryPool(region.address, region.num_blocks, cache.layout, region.device, keepalive=cache),
+        pool=pool,
         digest=cache.digest,
         fingerprint=loaded.fingerprint.digest,
         max_model_len=loaded.max_model_len,

@@ -8,9 +8,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from tandem.core.events import SampledToken
 from tandem.core.request import SamplingParams
 from tandem.runtime.philox import philox4x32, uniform
-from tandem.runtime.sampler import best, kept_tokens, sample, sample_while_guessed
+from tandem.runtime.sampler import LogitRows, best, kept_tokens
 from tandem.sched.plan import Sampling
 
 _LOGITS = torch.tensor([0.5, 2.0, -1.0, 1.0, 2.0, -3.0, 0.0, 1.5])
@@ -18,6 +19,10 @@ _LOGITS = torch.tensor([0.5, 2.0, -1.0, 1.0, 2.0, -3.0, 0.0, 1.5])
 
 def _params(**fields: float | int | None) -> SamplingParams:
     return SamplingParams(max_tokens=1, **fields)  # type: ignore[arg-type]
+
+
+def sample(logits: torch.Tensor, sampling: Sampling) -> SampledToken:
+    return LogitRows(logits[None]).sample(0, sampling, sampling.index)
 
 
 def _draws(logits: torch.Tensor, params: SamplingParams, count: int) -> list[int]:
@@ -145,12 +150,26 @@ def test_logprobs_without_alternatives_and_without_any() -> None:
     assert sample(_LOGITS, Sampling(_params(temperature=0), 0, 0)).logprob is None
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_broken_logits_are_refused(bad: float) -> None:
     logits = _LOGITS.clone()
     logits[3] = bad
     with pytest.raises(ValueError, match="not finite"):
         sample(logits, Sampling(_params(temperature=0), 0, 0))
+
+
+def test_a_broken_row_leaves_its_neighbours_alone() -> None:
+    rows = LogitRows(torch.stack([_LOGITS, torch.full_like(_LOGITS, math.inf), _LOGITS.roll(1)]))
+    greedy = Sampling(_params(temperature=0), 0, 0)
+    assert [rows.sample(row, greedy, 0).id for row in (0, 2)] == [1, 2]
+    with pytest.raises(ValueError, match="not finite"):
+        rows.sample(1, greedy, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_rows_of_any_float_type(dtype: torch.dtype) -> None:
+    rows = LogitRows(torch.stack([_LOGITS.to(dtype), _LOGITS.roll(3).to(dtype)]))
+    assert [rows.sample(row, Sampling(_params(temperature=0), 0, 0), 0).id for row in (0, 1)] == [1, 4]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -160,13 +179,15 @@ def test_guessed_draws_are_the_draws_one_by_one(temperature: float, num_right: i
     params = _params(temperature=temperature, seed=9, logprobs=2)
     single = tuple(sample(row, Sampling(params, 2, 5 + i)) for i, row in enumerate(rows))
     guesses = [token.id if i < num_right else token.id + 1 for i, token in enumerate(single[:3])]
-    assert sample_while_guessed(rows, Sampling(params, 2, 5), guesses) == single[: num_right + 1]
+    before = torch.full((2, len(_LOGITS)), math.nan)
+    drawn = LogitRows(torch.cat([before, rows])).sample_while_guessed(2, Sampling(params, 2, 5), guesses)
+    assert drawn == single[: num_right + 1]
 
 
 def test_rows_after_a_wrong_guess_are_not_looked_at() -> None:
-    rows = torch.stack([_LOGITS, torch.full_like(_LOGITS, math.nan)])
+    rows = LogitRows(torch.stack([_LOGITS, torch.full_like(_LOGITS, math.nan)]))
     greedy = Sampling(_params(temperature=0.0), 0, 0)
     best_id = int(_LOGITS.argmax())
-    assert [token.id for token in sample_while_guessed(rows, greedy, [best_id + 1])] == [best_id]
+    assert [token.id for token in rows.sample_while_guessed(0, greedy, [best_id + 1])] == [best_id]
     with pytest.raises(ValueError, match="finite"):
-        sample_while_guessed(rows, greedy, [best_id])
+        rows.sample_while_guessed(0, greedy, [best_id])

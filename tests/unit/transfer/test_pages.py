@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 
 from tandem.kv.layout import KVGroup, KVLayout
-from tandem.transfer.pages import STEP_BYTES, Populator
+from tandem.transfer.pages import PIECE_BYTES, populate
 from tandem.transfer.pool import MemoryPool
 
 LAYOUT = KVLayout(16, (KVGroup(1, 1, 8, "float32"),))
 PAGE = mmap.PAGESIZE
-GUARD_S = 60.0
-"""Only ends a test that hangs."""
 
 
 def resident_bytes(address: int) -> int:
@@ -34,40 +32,24 @@ def pool_over(memory: np.ndarray, device: str = "cpu") -> MemoryPool:
 @pytest.fixture
 def memory() -> np.ndarray:
     """Fresh pages in a mapping of their own: it is shared, and those are never merged with a neighbour."""
-    return np.frombuffer(mmap.mmap(-1, 2 * STEP_BYTES + PAGE), np.uint8)
+    return np.frombuffer(mmap.mmap(-1, 2 * PIECE_BYTES + PAGE), np.uint8)
 
 
-def finished(populator: Populator) -> None:
-    populator._thread.join(GUARD_S)
-    assert populator.is_done
-
-
-def test_all_pages_exist_and_hold_what_they_held(memory) -> None:
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_all_pages_exist_and_hold_what_they_held(memory: np.ndarray, num_threads: int) -> None:
     memory[5 * PAGE + 1] = 7
     before = resident_bytes(memory.ctypes.data)
-    populator = Populator(pool_over(memory))
-    finished(populator)
+    populate(pool_over(memory), num_threads)
     assert before < memory.nbytes // 2
     assert resident_bytes(memory.ctypes.data) == memory.nbytes
     assert memory[5 * PAGE + 1] == 7
     assert np.count_nonzero(memory) == 1
-    populator.close()
 
 
-def test_a_pool_on_another_device_is_left_alone(memory) -> None:
-    populator = Populator(pool_over(memory, "cuda:0"))
-    assert populator.is_done
+def test_a_pool_on_another_device_is_left_alone(memory: np.ndarray) -> None:
+    populate(pool_over(memory, "cuda:0"), 1)
     assert resident_bytes(memory.ctypes.data) == 0
-    populator.close()
 
 
 def test_memory_that_is_not_there_is_no_error() -> None:
-    populator = Populator(MemoryPool(PAGE, 1 << 20, LAYOUT))
-    finished(populator)
-    populator.close()
-
-
-def test_a_close_ends_it_early(memory) -> None:
-    populator = Populator(pool_over(memory))
-    populator.close()
-    assert populator.is_done
+    populate(MemoryPool(PAGE, 1 << 20, LAYOUT), 2)

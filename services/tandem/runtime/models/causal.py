@@ -33,5 +33,5 @@ class CausalModel(Protocol):
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Next-token logits `[rows, vocab]` of rows of `forward`."""
+        """Next-token logits `[rows, vocab]` of rows of `forward`; the next call may write over them."""
         ...

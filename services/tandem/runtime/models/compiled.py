@@ -51,7 +51,6 @@ class CompiledModel:
     def dtype(self) -> torch.dtype:
         return torch.float32
 
-    @torch.inference_mode()
     def forward(
         self,
         tokens: torch.Tensor,
@@ -61,12 +60,11 @@ class CompiledModel:
         cache: KVCache,
     ) -> torch.Tensor:
         """As `Decoder.forward`."""
-        end = int(positions.max()) + 1 if len(positions) else 0
+        end = max(attention.context_lens.tolist(), default=0)
         if end > len(self._rope[0]):
             self._rope = self._tables(end)
         return self._decoder.forward(tokens, positions, slots, attention, cache.pool, self._rope)
 
-    @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """As `Decoder.logits`."""
         return self._decoder.logits(hidden.contiguous())

@@ -1,0 +1,36 @@
+"""What a worker has when it begins to serve is no longer looked at by the garbage collector; what comes later is."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from tandem.worker.main import settle_process
+
+
+class _Ring:
+    """Refers to itself, so only a collection frees it."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+
+@pytest.fixture(autouse=True)
+def thawed() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+    gc.collect()
+
+
+def test_garbage_goes_before_the_rest_is_frozen_and_later_garbage_after() -> None:
+    before = weakref.ref(_Ring())
+    kept = _Ring()
+    settle_process()
+    assert before() is None
+    assert not any(found is kept for found in gc.get_objects())
+    after = weakref.ref(_Ring())
+    gc.collect()
+    assert after() is None
