@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Awaitable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvloop
@@ -51,6 +54,14 @@ def prepare_process() -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=line)
 
 
+def name_threads() -> None:
+    """Let the kernel, and so `top -H` and profilers, know the threads by the names that Python has for them."""
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread():  # its name is the program's
+            with contextlib.suppress(OSError):  # only Linux has this
+                Path(f"/proc/self/task/{thread.native_id}/comm").write_text(thread.name)
+
+
 async def _serve(config: Config, model: WorkerModel) -> int:
     from tandem.worker.program import start_worker
 
@@ -59,6 +70,7 @@ async def _serve(config: Config, model: WorkerModel) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
     worker = await start_worker(config, model)
+    name_threads()
     _say_ready(worker, config)
     broken = asyncio.create_task(worker.failed())
     try:
