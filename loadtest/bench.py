@@ -74,7 +74,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--mix-seeds", type=int, default=1, help="seeds of mix and mix-burst, pooled (default: 1)")
     parser.add_argument("--scale", type=float, default=1.0, help="times the usual number of requests")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="compute threads of each system")
+    parser.add_argument(
+        "--threads", type=int, default=len(os.sched_getaffinity(0)), help="compute threads of each system"
+    )
     parser.add_argument("--chunk", type=int, default=256, help="tokens of one step (default: %(default)s)")
     parser.add_argument("--no-probe", action="store_true", help="do not measure the machine between runs")
     add_report_flags(parser)

@@ -91,7 +91,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=int, default=8, help="requests in a row of each client (default: 8)")
     parser.add_argument("--input", type=int, default=16, help="tokens of a prompt (default: %(default)s)")
     parser.add_argument("--output", type=int, default=64, help="tokens of an answer (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of the model (default: all cores)")
+    parser.add_argument(
+        "--threads", type=int, default=len(os.sched_getaffinity(0)), help="of the model (default: all cores)"
+    )
     parser.add_argument("--ways", type=lambda text: tuple(text.split(",")), default=WAYS, metavar="WAY,WAY,...")
     parser.add_argument("--wait", action="store_true", help="name the processes and wait for a line: for a profiler")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")

@@ -179,10 +179,13 @@ class EngineDriver:
             self._next_tick = now + TICK_S
             self._dispatch(self._engine.tick(now))
         plan, effects = self._engine.begin(now)
-        self._dispatch(effects)
         if plan is None:
+            self._dispatch(effects)
             self._rest(now)
         else:
+            # What a plan changes in the load alone is told with what the step yields: one crossing for both.
+            if effects:
+                self._dispatch(effects)
             self._step(plan, now)
         return True
 
