@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ray import serve
 
 from tandem.core.config import Config
-from tandem.worker.main import prepare_process
+from tandem.worker.main import prepare_process, settle_process
 
 if TYPE_CHECKING:
     from tandem.worker.life import Worker
@@ -38,6 +38,7 @@ class WorkerReplica:
 
         self._drain_s = config.worker.drain_s
         self._worker = await start_worker(config, await asyncio.to_thread(load_worker_model, config))
+        settle_process()
 
     async def check_health(self) -> None:
         problem = "it has not started" if self._worker is None else self._worker.healthy()
