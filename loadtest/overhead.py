@@ -1,11 +1,12 @@
 """Measures what HTTP, gateway, gRPC and worker add to a request of the bare engine; never what the model itself costs.
 
-    python -m loadtest.overhead [--model tiny] [--concurrency 1,32] [--rounds 5] [--json FILE]
+    python -m loadtest.overhead [--model tiny] [--concurrency 1,16] [--rounds 5] [--json FILE]
 
 The same requests go three ways in turn: into an engine inside this process, by gRPC to a worker process, and by HTTP,
 streamed, to a gateway process in front of the same worker. `tiny` is a random model whose steps take next to nothing,
-so that what is left is the way. Processor time per token is read from the kernel's books of each process; what this
-client itself uses is not in it.
+so that what is left is the way. Processor time per token is read from the kernel's books of each process and of the
+threads that carry tokens; the engine's thread also computes its share of the model, and what this client itself uses
+is told apart as `here`.
 """
 
 from __future__ import annotations
@@ -31,12 +32,15 @@ from tandem.core.clock import SystemClock
 from tandem.core.config import Bytes, Config, EngineConfig, ModelConfig
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.stores.embedded import EmbeddedServer
+from tandem.worker.driver import THREAD_NAME as ENGINE_THREAD
 from tandem.worker.main import prepare_process
 
 KV_BYTES = 128 << 20
 TINY_KV_BYTES = 16 << 20
 """An idle worker re-adds its books, which takes time per block: as few of the tiny ones as will do."""
 WAYS = ("engine", "grpc", "http")
+CARRIERS = ("worker_loop", "worker_engine", "gateway")
+"""What a token passes on its way, by the names of `Processes.cpu_s`."""
 
 
 @dataclass(slots=True)
@@ -52,7 +56,7 @@ class Tally:
             self.cpu_s[name] = self.cpu_s.get(name, 0.0) + seconds
 
     def summary(self) -> dict[str, float]:
-        """Milliseconds, and microseconds of processor time per token."""
+        """Milliseconds; `cpu_*` are those of processor time per token."""
         firsts = [one.first_s for one in self.served]
         gaps = [gap for one in self.served for gap in one.gaps_s]
         num_tokens = sum(one.num_tokens for one in self.served)
@@ -62,7 +66,7 @@ class Tally:
             "token_p50_ms": statistics.median(one.token_s for one in self.served) * 1e3,
             "gap_p99_ms": _p99(gaps) * 1e3,
         }
-        return figures | {f"cpu_{name}_us": seconds / num_tokens * 1e6 for name, seconds in self.cpu_s.items()}
+        return figures | {f"cpu_{name}_ms": seconds / num_tokens * 1e3 for name, seconds in self.cpu_s.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="loadtest.overhead", description="Measure what the way to a worker adds.")
     parser.add_argument("--model", default="tiny", help="tiny, or as for tandem serve (default: %(default)s)")
-    parser.add_argument("--concurrency", type=_counts, default=(1, 32), metavar="N,N,...")
+    parser.add_argument("--concurrency", type=_counts, default=(1, 16), metavar="N,N,...")
     parser.add_argument("--rounds", type=int, default=5, help="times that each way is gone (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=8, help="requests in a row of each client (default: 8)")
     parser.add_argument("--input", type=int, default=16, help="tokens of a prompt (default: %(default)s)")
@@ -126,7 +130,7 @@ async def _measure(args: argparse.Namespace, directory: Path) -> dict[tuple[str,
             sys.stderr.write(f"{processes.ids()}\n")
             await asyncio.to_thread(sys.stdin.readline)
         tallies: dict[tuple[str, int], Tally] = {(way, n): Tally() for way in args.ways for n in args.concurrency}
-        prompts = Prompts(args.input, args.output, logprobs=args.model != "tiny")
+        prompts = Prompts(args.input, args.output)
         for number in range(args.rounds + 1):  # the first one warms up
             for (way, count), tally in tallies.items():
                 before = processes.cpu_s()
@@ -178,14 +182,20 @@ class Processes:
         return {name: process.pid for name, process in self._started.items()}
 
     def cpu_s(self) -> dict[str, float]:
-        """Of this process (`here`), and of the worker the thread of its event loop apart from the others."""
+        """Of this process (`here`), of the others, and of the threads among theirs that carry tokens."""
         times = os.times()
         figures = {"here": times.user + times.system}
         for name, pid in self.ids().items():
-            threads = {int(task.name): _schedule_s(task) for task in Path(f"/proc/{pid}/task").iterdir()}
-            figures[name] = sum(threads.values())
-            figures[f"{name}_loop"] = threads[pid]
+            tasks = list(Path(f"/proc/{pid}/task").iterdir())
+            figures[name] = sum(map(_scheduled_s, tasks))
+            figures[f"{name}_loop"] = _scheduled_s(Path(f"/proc/{pid}/task/{pid}"))
+        figures["worker_engine"] = self._engine_s()
         return figures
+
+    def _engine_s(self) -> float:
+        """The step thread's; the worker gives its threads their names before it says that it is ready."""
+        tasks = Path(f"/proc/{self._started['worker'].pid}/task").iterdir()
+        return sum(_scheduled_s(task) for task in tasks if (task / "comm").read_text().strip() == ENGINE_THREAD)
 
     def end(self) -> None:
         for process in self._started.values():
@@ -205,7 +215,7 @@ class Processes:
         return said
 
 
-def _schedule_s(task: Path) -> float:
+def _scheduled_s(task: Path) -> float:
     try:
         return int((task / "schedstat").read_text().split()[0]) / 1e9
     except OSError:
@@ -225,8 +235,10 @@ def _table(summaries: dict[str, dict[str, float]], concurrency: Sequence[int]) -
         for way in ("grpc", "http"):
             if {f"{way} {count}", f"engine {count}"} <= summaries.keys():
                 bare, gone = summaries[f"engine {count}"], summaries[f"{way} {count}"]
-                added = [f"{name} {gone[name] - bare[name]:+.2f}" for name in columns if name.endswith("ms")]
+                added = [f"{name} {gone[name] - bare[name]:+.2f}" for name in columns if name[:3] != "cpu"]
                 lines.append(f"\n{way}, {count} clients, added: {', '.join(added)}")
+                used = [f"{name} {gone[f'cpu_{name}_ms']:.3f}" for name in CARRIERS]
+                lines.append(f"{way}, {count} clients, processor ms per token: {', '.join(used)}")
     return "\n".join(lines)
 
 

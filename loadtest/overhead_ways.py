@@ -34,16 +34,16 @@ class Served:
 
     @property
     def token_s(self) -> float:
-        """The mean time of a token after the first; text may come in fewer pieces than there are tokens."""
+        """The mean time of a token after the first."""
         return sum(self.gaps_s) / (self.num_tokens - 1)
 
 
 class Prompts:
-    """Requests that share no block. With `logprobs` each token is an event of a stream even where it is no text."""
+    """Requests that share no block."""
 
-    def __init__(self, num_input: int, num_output: int, *, logprobs: bool) -> None:
+    def __init__(self, num_input: int, num_output: int) -> None:
         self._num_input = num_input
-        self._sampling = SamplingParams(max_tokens=num_output, temperature=0.0, logprobs=0 if logprobs else None)
+        self._sampling = SamplingParams(max_tokens=num_output, temperature=0.0)
         self._taken = 0
 
     def take(self, count: int) -> list[Request]:
@@ -76,11 +76,6 @@ class Log:
     def came(self, request: str) -> None:
         self._stamps[request].append(self._clock.now())
 
-    def ended(self, request: str) -> None:
-        """An answer whose tokens are no text shows at its end only."""
-        if not self._stamps[request]:
-            self.came(request)
-
     def served(self, request: Request) -> Served:
         stamps, began = self._stamps.pop(request.id), self._began.pop(request.id)
         gaps = tuple(after - before for before, after in itertools.pairwise(stamps))
@@ -94,19 +89,11 @@ class EngineWay:
     """Engine and executor in a loop, as the worker's driver runs them, without anything around."""
 
     def __init__(self, config: Config, clock: Clock) -> None:
-        from tandem.engine.engine import Engine, HandoffLimits
-        from tandem.kv.pool import BlockPool
-        from tandem.sched.policy import SchedulerLimits
+        from tandem.worker.compose import compose_engine
         from tandem.worker.model import load_worker_model
 
-        model, settings = load_worker_model(config), config.engine
-        limits = SchedulerLimits(
-            max_num_batched_tokens=settings.max_num_batched_tokens,
-            max_num_seqs=settings.max_num_seqs,
-            max_model_len=model.max_model_len,
-        )
-        pool = BlockPool(model.executor.num_blocks, settings.block_size, enable_prefix_caching=True)
-        self._engine = Engine(pool, limits, HandoffLimits(), model.fingerprint)
+        model = load_worker_model(config)
+        self._engine = compose_engine(config, model)
         self._executor = model.executor
         self._clock = clock
 
@@ -232,7 +219,8 @@ class _Connection(asyncio.Protocol):
             "max_tokens": request.sampling.max_tokens,
             "temperature": 0,
             "ignore_eos": True,
-            "logprobs": request.sampling.logprobs,
+            # Makes an event of each token, even where it is no text.
+            "return_token_ids": True,
             "stream": True,
         }
         text = json.dumps(body).encode()
@@ -252,7 +240,6 @@ class _Connection(asyncio.Protocol):
                 self._end.set_exception(RuntimeError(event.decode()))
         if self._rest.endswith(b"0\r\n\r\n"):
             self._rest = b""
-            self._log.ended(self._request)
             self._end.set_result(None)
 
     def connection_lost(self, error: Exception | None) -> None:

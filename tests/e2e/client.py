@@ -50,6 +50,7 @@ class Client:
         self.gateway = GatewayId(gateway)
         self.events: dict[JobKey, list[JobEvent]] = {}
         self.updates: list[pb.WatchUpdate] = []
+        self.load = pb.Load()
         self.stream_error: Exception | None = None
         self._channel = open_channel(worker.address)
         self.stub = WorkerStub(self._channel)
@@ -88,6 +89,8 @@ class Client:
             async for update in self.stub.Watch(request):
                 async with self._changed:
                     self.updates.append(update)
+                    if update.HasField("load"):
+                        self.load = update.load
                     for event in decode_update(update):
                         self.events.setdefault(event.key, []).append(event)
                     self._changed.notify_all()

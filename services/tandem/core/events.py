@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from tandem.core.errors import ErrorKind
 from tandem.core.ids import BlockHash, JobKey
@@ -16,8 +17,7 @@ class FinishReason(Enum):
     LENGTH = "length"
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(NamedTuple):
     """One drawn token. Log probabilities are natural, of the unfiltered distribution at temperature 1.
 
     `top` holds (token id, log probability) of the most likely tokens, best first; empty unless asked for.

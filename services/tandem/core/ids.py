@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NewType
+from typing import NamedTuple, NewType
 
 RequestId = NewType("RequestId", str)
 SeqId = NewType("SeqId", int)
@@ -19,9 +19,11 @@ HandoffId = NewType("HandoffId", str)
 GatewayId = NewType("GatewayId", str)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class JobKey:
-    """Names one attempt at one choice of a request; a greater `attempt` fences the smaller ones."""
+class JobKey(NamedTuple):
+    """Names one attempt at one choice of a request; a greater `attempt` fences the smaller ones.
+
+    A tuple, because it is hashed several times for every token.
+    """
 
     request: RequestId
     attempt: int

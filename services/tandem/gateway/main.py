@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -79,6 +80,8 @@ async def _run(config: Config) -> None:
     for name in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(name, stop.set)
     await gateway.start()
+    # What is loaded by now stays: a look of the garbage collector at all of it would hold up every stream.
+    gc.freeze()
     host = f"[{config.gateway.host}]" if ":" in config.gateway.host else config.gateway.host
     url = f"http://{host}:{gateway.port}"
     print(json.dumps({"ready": True, "url": url}), flush=True)  # noqa: T201 - for whoever started us

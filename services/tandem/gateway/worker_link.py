@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -42,6 +41,7 @@ from tandem.wire.convert import (
 from tandem.wire.convert_kv import decode_worker, encode_handoff_key
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.gen.worker_pb2_grpc import WorkerStub
+from tandem.wire.patience import Patience
 
 log = logging.getLogger(__name__)
 CALL_TIMEOUT_S = 10.0
@@ -148,16 +148,7 @@ class WorkerLink:
             reason = "the stream ended"
             try:
                 await self._describe()
-                async with aclosing(self._watch(calls.positions(self.ref))) as updates:
-                    async for update in updates:
-                        if not self.is_live:
-                            self.is_live, self.is_gone = True, False
-                            log.info("worker %s (%s) is live", self.ref, self._pool_name())
-                        self._load = decode_load(update.load)
-                        if update.HasField("step_cost"):
-                            self._step_cost = decode_step_cost(update.step_cost)
-                        calls.reported(self.ref, decode_update(update))
-                        calls.changed()
+                await self._watch(calls)
             except grpc.aio.AioRpcError as error:
                 reason = _reason(error)
             except TandemError as error:
@@ -184,20 +175,32 @@ class WorkerLink:
         _pool(reply.pool)
         self._described = reply
 
-    async def _watch(self, positions: list[tuple[JobKey, int]]) -> AsyncGenerator[pb.WatchUpdate]:
-        """Updates until the stream ends. Raises TimeoutError when the worker falls silent."""
-        waited_for = [pb.WatchPosition(key=encode_key(key), next_index=index) for key, index in positions]
+    async def _watch(self, calls: LinkCalls) -> None:
+        """Take updates until the stream ends. Raises TimeoutError when the worker falls silent."""
+        waited_for = [
+            pb.WatchPosition(key=encode_key(key), next_index=index) for key, index in calls.positions(self.ref)
+        ]
         stream = self._stub.Watch(pb.WatchRequest(gateway=self._gateway, positions=waited_for))
-        updates = aiter(stream)
         try:
-            while True:
-                async with asyncio.timeout(self._config.worker_silence_s):
-                    update = await anext(updates, None)
-                if update is None:
-                    return
-                yield update
+            async with Patience(self._config.worker_silence_s) as patience:
+                patience.wait()
+                async for update in stream:
+                    self._take(update, calls)
+                    patience.wait()
         finally:
             stream.cancel()
+
+    def _take(self, update: pb.WatchUpdate, calls: LinkCalls) -> None:
+        if not self.is_live:
+            self.is_live, self.is_gone = True, False
+            log.info("worker %s (%s) is live", self.ref, self._pool_name())
+        if update.HasField("load"):
+            self._load = decode_load(update.load)
+        if update.HasField("step_cost"):
+            self._step_cost = decode_step_cost(update.step_cost)
+        calls.reported(self.ref, decode_update(update))
+        if update.HasField("load"):
+            calls.changed()
 
     def _pool_name(self) -> str:
         return self._described.pool if self._described is not None else "?"

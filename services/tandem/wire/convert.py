@@ -280,13 +280,15 @@ def _decode_reason(value: str) -> FinishReason | None:
 
 # ---- load, step cost and books: their protobuf fields have the names of ours
 
+_LOAD = tuple(field.name for field in fields(Load))
+
 
 def encode_load(load: Load) -> pb.Load:
-    return pb.Load(**{field.name: getattr(load, field.name) for field in fields(Load)})
+    return pb.Load(**{name: getattr(load, name) for name in _LOAD})
 
 
 def decode_load(message: pb.Load) -> Load:
-    return Load(**{field.name: getattr(message, field.name) for field in fields(Load)})
+    return Load(**{name: getattr(message, name) for name in _LOAD})
 
 
 def encode_step_cost(cost: StepCost) -> pb.StepCost:

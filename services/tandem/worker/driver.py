@@ -25,6 +25,7 @@ from tandem.engine.ports import Executor, StepObserver
 from tandem.sched.plan import SliceResult, StepPlan, StepResult
 from tandem.worker.pulse import Pulse
 
+THREAD_NAME = "tandem-engine"
 TICK_S = 0.05
 """The longest time between two looks at the engine's deadlines while anything is open."""
 IDLE_S = 0.5
@@ -96,7 +97,7 @@ class EngineDriver:
         self._next_tick = 0.0
         self._next_check = 0.0
         self._pulse = Pulse(clock, stall_s)
-        self._thread = threading.Thread(target=self._run, name="tandem-engine", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
 
     def __repr__(self) -> str:
         return f"EngineDriver({'alive' if self._thread.is_alive() else 'ended'}, {len(self._inbox)} waiting)"
@@ -178,10 +179,13 @@ class EngineDriver:
             self._next_tick = now + TICK_S
             self._dispatch(self._engine.tick(now))
         plan, effects = self._engine.begin(now)
-        self._dispatch(effects)
         if plan is None:
+            self._dispatch(effects)
             self._rest(now)
         else:
+            # What a plan changes in the load alone is told with what the step yields: one crossing for both.
+            if effects:
+                self._dispatch(effects)
             self._step(plan, now)
         return True
 

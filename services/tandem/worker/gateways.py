@@ -69,6 +69,11 @@ class Gateways:
             if gateway in self._watches:
                 self._watches[gateway].wake.set()
 
+    def wake(self) -> None:
+        """Let every stream say something, if only that the worker lives."""
+        for watch in self._watches.values():
+            watch.wake.set()
+
     def attach(self, gateway: GatewayId, positions: Mapping[JobKey, int], now: float) -> tuple[Watch, list[JobKey]]:
         """Open a stream in place of any older one. Returns it with the live jobs that nobody waits for."""
         box = self._open(gateway, now)

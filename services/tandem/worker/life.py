@@ -37,6 +37,8 @@ from tandem.worker.steps import RecentSteps
 from tandem.worker.takers import Takers
 
 SWEEP_S = 0.25
+HEARTBEAT_S = 1.0
+"""The longest time without a message on a Watch stream."""
 FLUSH_S = 2.0
 """For streams to carry the last messages of a worker that stops."""
 THREAD_S = 10.0
@@ -97,6 +99,7 @@ class Worker:
         await asyncio.wrap_future(self._driver.call(lambda engine, now: (None, [])))
         await self._server.start()
         self._spawn(self._sweep(), "sweep")
+        self._spawn(self._beat(), "beat")
         self._spawn(self._probe.run(), "probe")
         if self._config.redis.url:
             self._spawn(self._register(), "register")
@@ -227,6 +230,11 @@ class Worker:
             if lost:
                 _log.warning("%d jobs are cancelled: nobody has watched them", len(lost))
             self._service.cancel(lost)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            self._gateways.wake()
 
     async def _register(self) -> None:
         record = WorkerRecord(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, TypeVar
 
@@ -13,7 +12,7 @@ import grpc.aio
 from tandem.core.clock import Clock
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import GatewayId, JobKey
-from tandem.core.load import Books
+from tandem.core.load import Books, Load
 from tandem.core.request import Job
 from tandem.core.step_cost import StepCost
 from tandem.engine.effects import Effect
@@ -31,7 +30,8 @@ from tandem.wire.convert import (
 from tandem.wire.convert_kv import decode_handoff_key
 from tandem.wire.gen import kv_pb2, worker_pb2
 from tandem.wire.gen.worker_pb2_grpc import WorkerServicer
-from tandem.worker.driver import EngineDriver
+from tandem.wire.patience import Patience
+from tandem.worker.driver import EngineDriver, Snapshot
 from tandem.worker.effects import Router
 from tandem.worker.follow import FollowService
 from tandem.worker.gateways import Gateways
@@ -39,8 +39,6 @@ from tandem.worker.gateways import Watch as WatchStream
 from tandem.worker.identity import Identity
 from tandem.worker.status import status_of
 
-HEARTBEAT_S = 1.0
-"""The longest time without a message on a Watch stream."""
 BOOKS_S = 0.5
 """How long Describe waits for a running step before it answers without books."""
 
@@ -227,26 +225,32 @@ class WorkerService(WorkerServicer):
     async def _tell(
         self, watch: WatchStream, context: grpc.aio.ServicerContext[worker_pb2.WatchRequest, worker_pb2.WatchUpdate]
     ) -> None:
-        """At once, then whenever there is something, and at least once per heartbeat, with the load. What a step
-        costs goes along when it has changed."""
-        told: StepCost | None = None
-        while not watch.is_over:
-            watch.wake.clear()
-            events = watch.box.take(self._clock.now())
-            snapshot = self._router.snapshot
-            update = encode_update(events, snapshot.load, snapshot.step_cost if snapshot.step_cost != told else None)
-            told = snapshot.step_cost
-            # Not wait_for, here and below: it makes a task and a switch to it of every message.
-            try:
-                async with asyncio.timeout(self._grace_s):
+        """At once, then whenever the stream is woken. Load and step cost go along when they have changed."""
+        told: Snapshot | None = None
+        try:
+            async with Patience(self._grace_s) as patience:
+                while not watch.is_over:
+                    watch.wake.clear()
+                    snapshot = self._router.snapshot
+                    events = watch.box.take(self._clock.now())
+                    update = encode_update(events, *_news(snapshot, told))
+                    told = snapshot
+                    patience.wait()
                     await context.write(update)
-            except TimeoutError:
-                return
-            if watch.is_closing and not watch.wake.is_set():
-                return
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(HEARTBEAT_S):
+                    patience.rest()
+                    if watch.is_closing and not watch.wake.is_set():
+                        return
                     await watch.wake.wait()
+        except TimeoutError:
+            return
+
+
+def _news(snapshot: Snapshot, told: Snapshot | None) -> tuple[Load | None, StepCost | None]:
+    """What has changed since a stream was told the last time; a worker that decodes seldom has any."""
+    if told is None:
+        return snapshot.load, snapshot.step_cost
+    load = None if snapshot.load == told.load else snapshot.load
+    return load, None if snapshot.step_cost == told.step_cost else snapshot.step_cost
 
 
 def _submit(job: Job) -> Callable[[Engine, float], tuple[bool, list[Effect]]]:

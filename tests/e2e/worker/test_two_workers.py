@@ -203,7 +203,7 @@ async def test_a_second_signal_ends_a_worker_at_once(pair: Pair) -> None:
         key = await taker.generate(fresh_request(60, 5000))
         await taker.num_tokens(key, 2)
         pair.decode.signal(signal.SIGTERM)
-        await taker.until(lambda: taker.updates[-1].load.draining)
+        await taker.until(lambda: taker.load.draining)
         pair.decode.signal(signal.SIGTERM)
         failed = await taker.end_of(key)
         assert isinstance(failed, Failed) and failed.kind is ErrorKind.WORKER_LOST

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from dataclasses import replace
 
 import grpc.aio
@@ -210,11 +211,25 @@ async def test_jobs_of_a_gateway_that_is_gone_are_cancelled_after_the_grace(node
     await lost.__aexit__(None, None, None)
 
 
-async def test_every_message_carries_the_load_and_one_comes_without_news(nodes: Nodes) -> None:
+async def test_a_stream_begins_with_the_load_and_a_message_comes_without_news(nodes: Nodes) -> None:
     node = await nodes.start()
+    assert node.client.updates[0].load.num_free_blocks == 512
     num = len(node.client.updates)
     await node.client.until(lambda: len(node.client.updates) > num)
-    assert node.client.updates[-1].load.num_free_blocks == 512
+    assert node.client.updates[-1] == pb.WatchUpdate()
+
+
+async def test_the_load_goes_along_when_it_has_changed(nodes: Nodes) -> None:
+    node = await nodes.start()
+    pace(node.executor)
+    key = await node.client.generate(new_request(MODEL, PROMPT, 100))
+    await node.client.num_tokens(key, 2)
+    assert node.client.load.num_running == 1
+    await node.client.settled()
+    await node.client.until(lambda: node.client.load.num_running == 0)
+    loads = [update.load for update in node.client.updates if update.HasField("load")]
+    assert all(one != next_one for one, next_one in itertools.pairwise(loads))
+    assert len(loads) < len(node.client.updates)
 
 
 async def test_a_gateway_that_does_not_read_loses_its_stream(nodes: Nodes) -> None:
@@ -282,7 +297,7 @@ async def test_drain_refuses_new_work_and_waits_for_the_old(nodes: Nodes) -> Non
     pace(node.executor)
     key = await node.client.generate(new_request(MODEL, PROMPT, 50))
     draining = asyncio.ensure_future(node.client.stub.Drain(pb.DrainRequest(timeout_ms=20_000)))
-    await node.client.until(lambda: node.client.updates[-1].load.draining)
+    await node.client.until(lambda: node.client.load.draining)
     assert not draining.done() and not node.client.ends(key)
     with pytest.raises(TandemError) as refused:
         await node.client.generate(new_request(MODEL, PROMPT, 4))

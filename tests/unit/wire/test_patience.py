@@ -1,0 +1,67 @@
+"""A wait that is too long ends, many short ones do not; no test here says how long any of it takes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tandem.wire.patience import Patience
+
+
+async def test_a_wait_that_does_not_end_is_ended() -> None:
+    with pytest.raises(TimeoutError):
+        async with Patience(0.02) as patience:
+            patience.wait()
+            await asyncio.Event().wait()
+
+
+async def test_a_wait_after_others_is_ended_too() -> None:
+    num_waits = 0
+    with pytest.raises(TimeoutError):
+        async with Patience(0.1) as patience:
+            for _ in range(5):
+                patience.wait()
+                await asyncio.sleep(0)
+                num_waits += 1
+            patience.rest()
+            await asyncio.sleep(0.2)
+            patience.wait()
+            await asyncio.Event().wait()
+    assert num_waits == 5
+
+
+async def test_waits_may_take_longer_together_than_one_of_them_may() -> None:
+    async with Patience(0.5) as patience:
+        for _ in range(60):
+            patience.wait()
+            await asyncio.sleep(0.01)
+
+
+async def test_rest_has_no_limit() -> None:
+    async with Patience(0.02) as patience:
+        patience.wait()
+        patience.rest()
+        await asyncio.sleep(0.1)
+
+
+async def test_a_cancel_from_outside_stays_a_cancel() -> None:
+    waits = asyncio.Event()
+
+    async def work() -> None:
+        async with Patience(60) as patience:
+            patience.wait()
+            waits.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(work())
+    await waits.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_block_that_is_over_leaves_nothing_that_could_cancel() -> None:
+    async with Patience(0.02) as patience:
+        patience.wait()
+    await asyncio.sleep(0.1)
