@@ -32,10 +32,10 @@ from tandem.worker.gateways import Gateways
 from tandem.worker.model import WorkerModel
 
 if TYPE_CHECKING:
+    from tandem.runtime.batch import Batch
     from tandem.runtime.cache import KVCache
     from tandem.runtime.model_config import DecoderConfig
     from tandem.runtime.models.causal import CausalModel
-    from tandem_kernels.contract import AttentionBatch
 
 _GATEWAY = GatewayId("loadtest")
 _IDLE_S = 0.0005
@@ -58,16 +58,9 @@ class TimedModel:
     def dtype(self) -> torch.dtype:
         return self._model.dtype
 
-    def forward(
-        self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        attention: AttentionBatch,
-        cache: KVCache,
-    ) -> torch.Tensor:
+    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
         began = self._clock.now()
-        hidden = self._model.forward(tokens, positions, slots, attention, cache)
+        hidden = self._model.forward(batch, cache)
         self._inside_s += self._clock.now() - began
         return hidden
 

@@ -124,7 +124,7 @@ class TorchExecutor:
         pieces = [work.piece for work in works]
         self.cache.clear([block for piece in pieces for block in _partly_filled(piece, block_size)])
         batch = build_batch(pieces, [work.tokens for work in works], block_size)
-        hidden = self.model.forward(batch.tokens, batch.positions, batch.slots, batch.attention, self.cache)
+        hidden = self.model.forward(batch, self.cache)
         return hidden, batch.drawn_rows
 
     def _finish(self, works: Sequence[_Work], drawn_rows: torch.Tensor) -> dict[SeqId, SliceResult]:

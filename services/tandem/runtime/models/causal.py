@@ -6,9 +6,9 @@ from typing import Protocol
 
 import torch
 
+from tandem.runtime.batch import Batch
 from tandem.runtime.cache import KVCache
 from tandem.runtime.model_config import DecoderConfig
-from tandem_kernels.contract import AttentionBatch
 
 
 class CausalModel(Protocol):
@@ -20,16 +20,9 @@ class CausalModel(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
 
-    def forward(
-        self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        attention: AttentionBatch,
-        cache: KVCache,
-    ) -> torch.Tensor:
-        """Computes and stores the KV of `tokens` `[T]` (int64, as `positions` and `slots`), whose earlier context is in
-        `cache`. Yields the hidden rows before the final norm, `[T, hidden]`."""
+    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+        """Computes and stores the KV of a batch whose earlier context is in `cache`. Yields the hidden rows before the
+        final norm, `[T, hidden]`."""
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from tandem.runtime.batch import Batch
 from tandem.runtime.cache import KVCache
 from tandem.runtime.importing import build_once
 from tandem.runtime.model_config import DecoderConfig
@@ -18,7 +19,6 @@ from tandem.runtime.packed import read_tensors, write_tensors
 from tandem.runtime.packing import Packing, pack
 from tandem.runtime.rope import inverse_frequencies
 from tandem.runtime.weights import Checkpoint
-from tandem_kernels.contract import AttentionBatch
 from tandem_kernels.native.decoder import CompiledDecoder, DecoderShape, PackedLayer, PackedLinear
 from tandem_kernels.native.library import Team
 from tandem_kernels.reference import rope_tables
@@ -51,19 +51,14 @@ class CompiledModel:
     def dtype(self) -> torch.dtype:
         return torch.float32
 
-    def forward(
-        self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        attention: AttentionBatch,
-        cache: KVCache,
-    ) -> torch.Tensor:
+    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
         """As `Decoder.forward`."""
-        end = max(attention.context_lens.tolist(), default=0)
+        end = max(batch.attention.context_lens.tolist(), default=0)
         if end > len(self._rope[0]):
             self._rope = self._tables(end)
-        return self._decoder.forward(tokens, positions, slots, attention, cache.pool, self._rope)
+        return self._decoder.forward(
+            batch.tokens, batch.positions, batch.slots, batch.attention, cache.pool, self._rope
+        )
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """As `Decoder.logits`."""

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from tandem.runtime.batch import Batch
 from tandem.runtime.cache import KVCache
 from tandem.runtime.int8 import head_group, layer_group
 from tandem.runtime.model_config import DecoderConfig
 from tandem.runtime.rope import inverse_frequencies
 from tandem.runtime.weights import Checkpoint
-from tandem_kernels.contract import AttentionBatch
 from tandem_kernels.reference import cache_write, paged_attention, rms_norm, rope, rope_tables
 from tandem_kernels.reference.codes import Codes, find_codes, linear_codes
 from tandem_kernels.reference.linear_int8 import embed_int8, linear_int8, quantize_weight
@@ -105,24 +105,17 @@ class Decoder:
         return self._embeddings.dtype
 
     @torch.inference_mode()
-    def forward(
-        self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        attention: AttentionBatch,
-        cache: KVCache,
-    ) -> torch.Tensor:
-        """Computes and stores the KV of `tokens` `[T]` (int64, as `positions` and `slots`), whose earlier context is in
-        `cache`. Yields the hidden rows before the final norm, `[T, hidden]`."""
-        x = F.embedding(tokens, self._embeddings)
-        cos, sin = rope_tables(positions, self._inv_freq, self._rope_scale, x.dtype)
+    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+        """Computes and stores the KV of a batch whose earlier context is in `cache`. Yields the hidden rows before the
+        final norm, `[T, hidden]`."""
+        x = F.embedding(batch.tokens, self._embeddings)
+        cos, sin = rope_tables(batch.positions, self._inv_freq, self._rope_scale, x.dtype)
         for layer, (keys, values) in zip(self._layers, cache.planes, strict=True):
             rows = rms_norm(x, layer.attention_norm, self.config.rms_norm_eps)
             query, key, value = self._project(layer, rows)
             query, key = rope(query, cos, sin), rope(key, cos, sin)
-            cache_write(key, value, keys, values, slots)
-            mixed = paged_attention(query, keys, values, attention, self._scale)
+            cache_write(key, value, keys, values, batch.slots)
+            mixed = paged_attention(query, keys, values, batch.attention, self._scale)
             x = x + layer.output(mixed.flatten(1))
             gate, up = layer.gate_up(rms_norm(x, layer.mlp_norm, self.config.rms_norm_eps)).chunk(2, dim=-1)
             x = x + layer.down(F.silu(gate) * up)
