@@ -20,6 +20,7 @@ from tandem.core.clock import Clock
 from tandem.core.config import Config
 from tandem.core.events import Failed, Finished, JobEvent, Token
 from tandem.core.ids import GatewayId, RequestId
+from tandem.core.load import Load
 from tandem.core.request import Generate, Request, SamplingParams
 from tandem.engine.effects import Effect, Emit
 from tandem.engine.engine import Engine
@@ -103,6 +104,7 @@ class _Pass:
     def __init__(self, offline: OfflineEngine, workload: Workload) -> None:
         self._offline, self._engine, self._clock = offline, offline.engine, offline.clock
         self._workload = workload
+        self._told: Load | None = None
         self._waiting = sorted(workload.asks, key=lambda ask: 0.0 if workload.is_sequential else ask.due_s)
         self._began = self._clock.now()
         self._open: dict[str, _Answer] = {}
@@ -189,7 +191,9 @@ class _Pass:
     def _stream(self, events: Sequence[JobEvent]) -> None:
         """What a worker does to tell its gateway."""
         self._gateways.deliver(events)
-        encode_update(self._watch.box.take(0.0), self._engine.load()).SerializeToString()
+        load = self._engine.load()
+        encode_update(self._watch.box.take(0.0), load if load != self._told else None).SerializeToString()
+        self._told = load
 
     def _take_in(self, event: JobEvent, now: float) -> None:
         name = event.key.request

@@ -12,6 +12,8 @@ from tandem.core.config import Bytes, EngineConfig, ModelConfig
 from tandem.core.errors import TandemError
 from tandem.core.ids import BlockId, SeqId
 from tandem.core.request import SamplingParams
+from tandem.runtime.batch import Batch
+from tandem.runtime.cache import KVCache
 from tandem.runtime.executor import TorchExecutor
 from tandem.runtime.load import load_executor
 from tandem.runtime.model_config import read_model_config
@@ -186,10 +188,10 @@ def test_failure_inside_the_step_is_pinned_to_its_slice(
     alone = _token(_run(executor, 1, good)[0])
     forward = executor.model.forward
 
-    def failing(tokens: torch.Tensor, *rest: object) -> torch.Tensor:
-        if 13 in tokens.tolist():
+    def failing(batch: Batch, cache: KVCache) -> torch.Tensor:
+        if 13 in batch.tokens.tolist():
             raise RuntimeError("no memory")
-        return forward(tokens, *rest)  # type: ignore[arg-type]
+        return forward(batch, cache)
 
     monkeypatch.setattr(executor.model, "forward", failing)
     bad, fine = _run(executor, 2, _slice(1, (13, 13)), good)
