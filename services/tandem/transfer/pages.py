@@ -3,8 +3,8 @@
 A pool is mapped, not written, so each of its pages comes with the first access, and a pool hands out blocks that nobody
 used yet first. A huge page costs 0.2 ms where the kernel has memory at hand, 5 ms on a virtual machine whose host has
 to find it first. Without this steps that begin blocks and pulls into them pay for that. A thread of low priority beside
-the work is no way out: it is put aside while it holds the lock of the address space, and then whoever maps memory waits
-for it (measured: steps of 250 to 300 ms).
+the work is no way out: with all cores busy it takes minutes, and is put aside while it holds the lock of the address
+space (measured: an mmap beside it took up to 950 ms).
 """
 
 from __future__ import annotations

@@ -5,6 +5,10 @@
 // machine may be slow for a while; which lane computes an item must never show in the result.
 #pragma once
 
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -15,6 +19,15 @@
 #include <vector>
 
 namespace tandem {
+
+// The core that the caller runs on, -1 where nobody can say.
+inline int current_core() {
+#if defined(__linux__)
+    return sched_getcpu();
+#else
+    return -1;
+#endif
+}
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -49,7 +62,8 @@ class Lane {
 
 class Team {
   public:
-    explicit Team(int size) : size_(size) {
+    explicit Team(int size) : size_(size), cores_(size) {
+        for (std::atomic<int>& core : cores_) core.store(-1, std::memory_order_relaxed);
         for (int rank = 1; rank < size_; ++rank) threads_.emplace_back([this, rank] { serve(rank); });
     }
 
@@ -88,6 +102,7 @@ class Team {
     // a product's share of a decode step; lanes of one run have about the same work, so a longer wait means that a
     // partner has lost its core, and then somebody else may want this one.
     static constexpr std::chrono::microseconds kPatience{1000};
+    static constexpr std::chrono::microseconds kNone{0};
     static constexpr int kSpins = 64;  // between two looks at the clock
 
     void serve(int rank) {
@@ -107,7 +122,9 @@ class Team {
         }
     }
 
-    void arrive() {
+    void arrive(int rank) {
+        const int core = current_core();
+        cores_[rank].store(core, std::memory_order_relaxed);
         const std::uint32_t generation = generation_.load(std::memory_order_acquire);
         if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
             for (Counter& counter : counters_) counter.next.store(0, std::memory_order_relaxed);
@@ -116,7 +133,7 @@ class Team {
             generation_.notify_all();
             return;
         }
-        const auto until = std::chrono::steady_clock::now() + kPatience;
+        const auto until = std::chrono::steady_clock::now() + (is_alone(rank, core) ? kPatience : kNone);
         do {
             for (int spin = 0; spin < kSpins; ++spin) {
                 if (generation_.load(std::memory_order_acquire) != generation) return;
@@ -126,11 +143,21 @@ class Team {
         while (generation_.load(std::memory_order_acquire) == generation) generation_.wait(generation);
     }
 
+    // Whether no other lane was last seen on the caller's `core`. A system whose other cores are busy keeps lanes on one,
+    // and there a lane that looks for the others only keeps them from running: each wait of a step, some 240, then took
+    // all of the patience.
+    bool is_alone(int rank, int core) const {
+        for (int other = 0; core >= 0 && other < size_; ++other)
+            if (other != rank && cores_[other].load(std::memory_order_relaxed) == core) return false;
+        return true;
+    }
+
     struct alignas(64) Counter {
         std::atomic<int> next{0};
     };
 
     const int size_;
+    std::vector<std::atomic<int>> cores_;  // where each lane was when it last arrived
     Counter counters_[kPhases];
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) std::atomic<std::uint32_t> generation_{0};
@@ -157,7 +184,7 @@ void Lane::share(int count, int grain, Work work) {
 }
 
 inline void Lane::wait() {
-    if (team_.size_ > 1) team_.arrive();
+    if (team_.size_ > 1) team_.arrive(rank_);
     phase_ = 0;
 }
 
