@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import signal
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 from loadtest.workers import MeasurementError, running_worker
+from tandem.cli.threads import threads_by_pool
 from tandem.stores.embedded import EmbeddedServer
 
 
@@ -41,14 +42,14 @@ async def _serve(args: argparse.Namespace, flags: list[str]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     pools = [pool for pool in ("prefill", "decode", "mixed") for _ in range(getattr(args, pool))]
-    if "--num-threads" not in flags:
-        flags = [*flags, "--num-threads", str(max(1, len(os.sched_getaffinity(0)) // len(pools)))]
+    threads = {} if "--num-threads" in flags else threads_by_pool(Counter(pools))
     async with AsyncExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-bench-")))
         redis = await asyncio.to_thread(EmbeddedServer.start)
         stack.callback(redis.stop)
         flags = [*flags, "--redis-url", redis.url]
-        workers = [running_worker(pool, flags, logs / f"{pool}-{i}") for i, pool in enumerate(pools)]
+        own = {pool: [*flags, "--num-threads", str(count)] for pool, count in threads.items()}
+        workers = [running_worker(pool, own.get(pool, flags), logs / f"{pool}-{i}") for i, pool in enumerate(pools)]
         for entering in asyncio.as_completed([stack.enter_async_context(worker) for worker in workers]):
             await entering
         command = (sys.executable, "-m", "tandem.cli", "gateway", "--port", str(args.port), *flags)

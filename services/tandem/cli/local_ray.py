@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,10 +30,12 @@ class LocalRay:
         self.logs = logs
         self._apps: list[str] = []
 
-    def deploy(self, config: Config, pools: dict[str, int]) -> None:
+    def deploy(self, configs: Mapping[str, Config], pools: Mapping[str, int]) -> None:
         """Run all pools; returns when every worker is healthy. Raises TandemError when one cannot start."""
         targets = [
-            serve.RunTarget(target=pool_application(config, pool, size), name=f"tandem-{pool}", route_prefix=None)
+            serve.RunTarget(
+                target=pool_application(configs[pool], pool, size), name=f"tandem-{pool}", route_prefix=None
+            )
             for pool, size in pools.items()
         ]
         self._apps = [target.name for target in targets]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
@@ -16,6 +15,7 @@ from tandem.cli.logs import set_up_logging
 from tandem.cli.own_session import enter_own_session
 from tandem.cli.progress import Progress
 from tandem.cli.stop import StopSignals
+from tandem.cli.threads import threads_by_pool
 from tandem.core.clock import SystemClock
 from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
@@ -53,8 +53,7 @@ def _start(config: Config, stack: ExitStack, progress: Progress, signals: StopSi
     """Start everything, side by side where Ray, which takes longest, lets the rest begin early. What was started is on
     the stack; returns the gateway and where workers log."""
     pools = {pool: size for pool in ("prefill", "decode", "mixed") if (size := getattr(config.serve, pool))}
-    num_workers = sum(pools.values())
-    config = _with_threads(config, num_workers)
+    threads = threads_by_pool(pools, config.engine.num_threads)
     if not config.redis.url:
         progress.step("redis", "starting an embedded server")
         server = stack.enter_context(_embedded_server())
@@ -63,12 +62,13 @@ def _start(config: Config, stack: ExitStack, progress: Progress, signals: StopSi
     progress.step("model", f"preparing {config.model.id}")
     _prepare_model(config)
     progress.step("ray", "starting")
-    local = stack.enter_context(import_module("tandem.cli.local_ray").local_ray(num_workers))
+    local = stack.enter_context(import_module("tandem.cli.local_ray").local_ray(sum(pools.values())))
     signals.listen()
     stack.callback(gateway.stop)  # it drains while there still are workers
-    names = " + ".join(f"{size} {pool}" for pool, size in pools.items())
-    progress.step("workers", f"starting {names}, threads each: {config.engine.num_threads}")
-    local.deploy(config, pools)
+    names = " + ".join(f"{size} {pool} ({_counted(threads[pool])})" for pool, size in pools.items())
+    progress.step("workers", f"starting {names}")
+    engines = {pool: replace(config.engine, num_threads=threads[pool]) for pool in pools}
+    local.deploy({pool: replace(config, engine=engine) for pool, engine in engines.items()}, pools)
     progress.step("gateway", "moving a test block between the workers")
     if not gateway.wait_until_listening():
         raise TandemError(ErrorKind.INTERNAL, "the gateway did not start")
@@ -85,12 +85,8 @@ def _embedded_server() -> EmbeddedServer:
         raise TandemError(ErrorKind.UNSUPPORTED, str(error)) from error
 
 
-def _with_threads(config: Config, num_workers: int) -> Config:
-    """Divide the cores among the workers of this machine, so that they do not fight for them."""
-    if config.engine.num_threads:
-        return config
-    num_threads = max(1, len(os.sched_getaffinity(0)) // num_workers)
-    return replace(config, engine=replace(config.engine, num_threads=num_threads))
+def _counted(num_threads: int) -> str:
+    return "1 thread" if num_threads == 1 else f"{num_threads} threads"
 
 
 def _prepare_model(config: Config) -> None:

@@ -58,7 +58,7 @@ class EngineConfig:
     enable_chunked_prefill: bool = _doc("off: a prompt is computed in one step, whatever the budget", True)
     enable_prefix_caching: bool = _doc("reuse the KV of equal prefixes", True)
     kv_cache_memory: Bytes = _doc("size of the KV pool", Bytes(1 << 30))
-    num_threads: int = _doc("compute threads of one worker; 0: cores divided by local workers", 0)
+    num_threads: int = _doc("compute threads of one worker; 0: its share of the cores", 0)
     kernels: Literal["auto", "compiled", "reference"] = _doc(
         "auto: compiled ones where a C++ compiler, dtype and sizes allow, else plain torch", "auto"
     )
