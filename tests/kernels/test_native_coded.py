@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-import platform
-import subprocess
 from ctypes import c_int, c_void_p
-from pathlib import Path
 
 import pytest
 import torch
 
-from tandem_kernels.native import build
 from tandem_kernels.native.library import Coding, Into, Team, embed, linear, matrix_of
 from tandem_kernels.native.pack import gate_up_rows, pack_linear
 from tandem_kernels.native.pack_coded import pack_exact
 from tandem_kernels.reference.codes import Codes, find_codes, linear_codes
 from tandem_kernels.reference.linear_int8 import GROUP, linear_int8, quantize_rows, quantize_weight
+from tests.kernels.builds import WIDTHS, compile_each
 from tests.kernels.codes import random_codes
 
 _ROWS = [1, 2, 4, 5, 13, 15, 29, 141, 300]
@@ -156,17 +153,8 @@ extern "C" void embed(int coding, const void* panels, const float* scales, int n
 @pytest.fixture(scope="module")
 def builds(tmp_path_factory: pytest.TempPathFactory) -> list[ctypes.CDLL]:
     """For the machine's vectors and for each narrower kind, down to plain loops."""
-    if platform.machine() != "x86_64":
-        pytest.skip("one kind of vectors only")
-    folder: Path = tmp_path_factory.mktemp("builds")
-    (folder / "entry.cpp").write_text(_ENTRY)
-    libraries = []
-    for i, without in enumerate(([], ["-mno-avx512f"], ["-mno-avx512f", "-mno-avx2", "-mno-f16c"])):
-        target = folder / f"{i}.so"
-        command = [build._find_compiler(), *build._FLAGS, *without, f"-I{build._SOURCES}"]
-        subprocess.run([*command, folder / "entry.cpp", "-o", target], check=True, timeout=300)
-        libraries.append(ctypes.CDLL(str(target)))
-    return libraries
+    found = compile_each(_ENTRY, WIDTHS, tmp_path_factory.mktemp("builds"))
+    return [ctypes.CDLL(str(path)) for path in found.values()]
 
 
 @pytest.mark.slow  # compiles the product several times

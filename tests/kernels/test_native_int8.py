@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-import platform
-import subprocess
 from ctypes import c_int, c_int64, c_void_p
 from pathlib import Path
 
 import pytest
 import torch
 
-from tandem_kernels.native import build
 from tandem_kernels.native.library import Into
 from tandem_kernels.native.pack import gate_up_rows
 from tandem_kernels.native.pack_coded import pack_fours
 from tandem_kernels.native.pack_int8 import pack_linear_int8, unpack_int8
 from tandem_kernels.reference.codes import linear_codes
 from tandem_kernels.reference.linear_int8 import embed_int8, linear_int8, quantize_weight
+from tests.kernels.builds import compile_each
 from tests.kernels.codes import random_codes
 
 pytestmark = pytest.mark.slow  # compiles the product several times
@@ -47,7 +45,6 @@ extern "C" void embed(const std::uint8_t* panels, const float* scales, int n, in
     embed_row({scales ? Coding::kEight : Coding::kFour, panels, scales, nullptr, n, k, group}, token, out);
 }
 """
-_MACHINE = platform.machine()
 _WITHOUT = {
     "machine": (),
     "pairs-512": ("-mno-avx512vnni",),
@@ -118,15 +115,8 @@ class Product:
 
 @pytest.fixture(scope="module")
 def products(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Product]:
-    folder: Path = tmp_path_factory.mktemp("builds")
-    (folder / "entry.cpp").write_text(_ENTRY)
-    found = {}
-    for name, without in _WITHOUT.items() if _MACHINE == "x86_64" else [("machine", ())]:
-        target = folder / f"{name}.so"
-        command = [build._find_compiler(), *build._FLAGS, *without, f"-I{build._SOURCES}"]
-        subprocess.run([*command, folder / "entry.cpp", "-o", target], check=True, timeout=300)
-        found[name] = Product(target)
-    return found
+    found = compile_each(_ENTRY, _WITHOUT, tmp_path_factory.mktemp("builds"))
+    return {name: Product(path) for name, path in found.items()}
 
 
 @pytest.fixture(params=_WITHOUT)

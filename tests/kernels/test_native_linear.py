@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import platform
-import subprocess
 from collections.abc import Callable
 from ctypes import byref
-from pathlib import Path
 
 import pytest
 import torch
 
-from tandem_kernels.native import build
 from tandem_kernels.native.library import Into, Team, linear, load, matrix_of
 from tandem_kernels.native.pack import gate_up_rows, pack_linear, unpack_linear
+from tests.kernels.builds import WIDTHS, compile_each
 
 _EPSILON = 2.0**-24
 _SHAPES = [(1, 1), (32, 16), (33, 7), (95, 577), (576, 576), (1003, 130)]
@@ -135,17 +132,8 @@ extern "C" void multiply(const float* x, int m, const float* panels, const float
 @pytest.fixture(scope="module")
 def builds(tmp_path_factory: pytest.TempPathFactory) -> list[ctypes.CDLL]:
     """The product for the machine's vectors and for each narrower kind, down to plain loops."""
-    if platform.machine() != "x86_64":
-        pytest.skip("one kind of vectors only")
-    folder: Path = tmp_path_factory.mktemp("builds")
-    (folder / "entry.cpp").write_text(_ENTRY)
-    libraries = []
-    for i, without in enumerate(([], ["-mno-avx512f"], ["-mno-avx512f", "-mno-avx2"])):
-        target = folder / f"{i}.so"
-        command = [build._find_compiler(), *build._FLAGS, *without, f"-I{build._SOURCES}"]
-        subprocess.run([*command, folder / "entry.cpp", "-o", target], check=True, timeout=300)
-        libraries.append(ctypes.CDLL(str(target)))
-    return libraries
+    found = compile_each(_ENTRY, WIDTHS, tmp_path_factory.mktemp("builds"))
+    return [ctypes.CDLL(str(path)) for path in found.values()]
 
 
 @pytest.mark.slow  # compiles the product several times

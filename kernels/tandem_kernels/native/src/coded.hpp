@@ -1,9 +1,9 @@
 // Weights that lie in memory in fewer bits than a float has, and the very floats they stand for; owns no memory and
 // sums nothing.
 //
-// A decode step reads every weight once and computes little with it, so that bytes are its time. Checkpoints seldom hold
-// 32 bits of information in a weight: bfloat16 has 16, a file of 4-bit blocks has 5. Packing keeps a matrix that way
-// where each float comes back bit by bit, and products widen it in registers.
+// A decode step reads every weight once and computes little with it, so that bytes are its time. Checkpoints seldom
+// hold 32 bits of information in a weight: bfloat16 has 16, a file of 4-bit blocks has 5. Packing keeps a matrix that
+// way where each float comes back bit by bit, and products widen it in registers.
 #pragma once
 
 #include <bit>
@@ -19,42 +19,50 @@ namespace tandem {
 
 constexpr int kCodedVectors = 2;  // of columns, which `each` yields at once
 constexpr int kCodedColumns = kCodedVectors * kWidth;
-constexpr int kWordBits = 32;
 
-// What a pass over a panel asks for beforehand, into the cache of second level: what lies a constant distance ahead and,
-// towards the end of the panel, the beginning of the one that the lane will take next.
+// What a pass over a panel asks for beforehand, into the cache of second level: what lies a constant distance ahead
+// and, towards the end of the panel, the beginning of the one that the lane will take next.
 class CodedAhead {
   public:
     // `next` begins another panel of as many bytes as this one, which ends at `end`.
-    CodedAhead(const void* end, const void* next) : end_(static_cast<const char*>(end)), next_(static_cast<const char*>(next)) {}
+    CodedAhead(const char* end, const char* next) : end_(end), next_(next) {}
 
+    // The line of `p`.
     void request(const void* p) const {
         const char* place = static_cast<const char*>(p) + kDistance;
         __builtin_prefetch(place < end_ ? place : next_ + (place - end_), 0, 2);
     }
+    // The lines of kCodedColumns words from `p` on.
+    void request_words(const std::uint32_t* p) const {
+        for (int c = 0; c < kCodedColumns; c += kLineWords) request(p + c);
+    }
 
   private:
     static constexpr int kDistance = 4096;  // bytes
+    static constexpr int kLineWords = 16;
     const char *end_, *next_;
 };
 
-// Where field j of a word begins: the low halves of its bytes, then the high ones, so that a mask yields four
+// Where code j of a word of eight begins: the low halves of its bytes, then the high ones, so that a mask yields four
 // neighbours as bytes.
-template <int kBits>
-constexpr int field_shift(int j) {
-    return j < 4 ? 8 * j : 8 * (j - 4) + kBits;
-}
+constexpr int four_shift(int j) { return j < 4 ? 8 * j : 8 * (j - 4) + 4; }
 
-// Each coding's `each(w, panel, first, begin, end, ahead, use)` calls `use(i, weights)` for components i in [begin, end) of
-// columns [first, first + kCodedColumns) of a panel, in order. `begin` is a multiple of kCodedStep.
+// Components [begin, end) of columns [first, first + kCodedColumns) of a panel.
+struct Part {
+    int panel, first, begin, end;
+};
+
+// Each coding's `each(w, part, ahead, use)` calls `use(i, weights)` for the components i of a part in ascending order.
+// The part begins at a multiple of kCodedStep.
 constexpr int kCodedStep = 32;
 
 // Panels [k][kPanel] of the upper halves of floats.
 struct Bfloats {
     template <typename Use>
-    static inline void each(const Matrix& w, int panel, int first, int begin, int end, const CodedAhead& ahead, Use use) {
-        const auto* p = static_cast<const std::uint16_t*>(w.panels) + (std::size_t(panel) * w.k + begin) * kPanel + first;
-        for (int i = begin; i < end; ++i, p += kPanel) {
+    static inline void each(const Matrix& w, const Part& part, const CodedAhead& ahead, Use use) {
+        const std::size_t before = std::size_t(part.panel) * w.k + part.begin;
+        const auto* p = static_cast<const std::uint16_t*>(w.panels) + before * kPanel + part.first;
+        for (int i = part.begin; i < part.end; ++i, p += kPanel) {
             ahead.request(p);
             Vec weights[kCodedVectors];
 #pragma GCC unroll 2
@@ -69,15 +77,15 @@ struct Eights {
     static constexpr int kPerWord = 4;
 
     template <typename Use>
-    static inline void each(const Matrix& w, int panel, int first, int begin, int end, const CodedAhead& ahead, Use use) {
-        const std::size_t words_before = (std::size_t(panel) * w.k + begin) / kPerWord;
-        const auto* p = static_cast<const std::uint32_t*>(w.panels) + words_before * kPanel + first;
-        const float* scale = w.scales + std::size_t(panel) * (w.k / w.group) * kPanel + first;
-        for (int step = begin; step < end; step += kCodedStep) {
+    static inline void each(const Matrix& w, const Part& part, const CodedAhead& ahead, Use use) {
+        const std::size_t before = (std::size_t(part.panel) * w.k + part.begin) / kPerWord;
+        const auto* p = static_cast<const std::uint32_t*>(w.panels) + before * kPanel + part.first;
+        const float* scale = w.scales + std::size_t(part.panel) * (w.k / w.group) * kPanel + part.first;
+        for (int step = part.begin; step < part.end; step += kCodedStep) {
             Vec scales[kCodedVectors];
             for (int v = 0; v < kCodedVectors; ++v) scales[v] = load(scale + step / w.group * kPanel + v * kWidth);
             for (int i = step; i < step + kCodedStep; i += kPerWord, p += kPanel) {
-                ahead.request(p);
+                ahead.request_words(p);
                 Words words[kCodedVectors];
                 for (int v = 0; v < kCodedVectors; ++v) words[v] = load_words(p + v * kWidth);
                 [&]<int... J>(std::integer_sequence<int, J...>) {
@@ -113,18 +121,19 @@ inline const FourRecord* four_records(const Matrix& w, int panel) {
 
 struct Fours {
     template <typename Use>
-    static inline void each(const Matrix& w, int panel, int first, int begin, int end, const CodedAhead& ahead, Use use) {
-        const FourRecord* record = four_records(w, panel) + begin / kCodedStep;
-        for (int i = begin; i < end; i += kCodedStep, ++record) {
+    static inline void each(const Matrix& w, const Part& part, const CodedAhead& ahead, Use use) {
+        const FourRecord* record = four_records(w, part.panel) + part.begin / kCodedStep;
+        for (int i = part.begin; i < part.end; i += kCodedStep, ++record) {
             Vec step[kCodedVectors], base[kCodedVectors];
             for (int v = 0; v < kCodedVectors; ++v) {
-                step[v] = load_half(record->step + first + v * kWidth);
-                base[v] = load_half(record->base + first + v * kWidth);
+                step[v] = load_half(record->step + part.first + v * kWidth);
+                base[v] = load_half(record->base + part.first + v * kWidth);
             }
-            ahead.request(record->step);
+            ahead.request(record->step + part.first);
+            ahead.request(record->base + part.first);
             for (int row = 0; row < kCodedStep / FourRecord::kPerWord; ++row) {
-                const std::uint32_t* p = record->words[row] + first;
-                ahead.request(p);
+                const std::uint32_t* p = record->words[row] + part.first;
+                ahead.request_words(p);
                 Words words[kCodedVectors];
                 for (int v = 0; v < kCodedVectors; ++v) words[v] = load_words(p + v * kWidth);
                 [&]<int... J>(std::integer_sequence<int, J...>) {
@@ -141,7 +150,7 @@ struct Fours {
         Vec weights[kCodedVectors];
 #pragma GCC unroll 2
         for (int v = 0; v < kCodedVectors; ++v)
-            weights[v] = fma(step[v], field<4, field_shift<4>(J)>(words[v]), base[v]);
+            weights[v] = fma(step[v], field<4, four_shift(J)>(words[v]), base[v]);
         use(i, weights);
     }
 };
@@ -176,8 +185,9 @@ inline CodedAhead ahead_of(const Matrix& w, int panel, int next) { return {panel
 inline void widen_panel(const Matrix& w, int panel, int begin, int end, const CodedAhead& ahead, float* out) {
     with_coding(w, [&]<typename Codes>(Codes) {
         for (int first = 0; first < kPanel; first += kCodedColumns)
-            Codes::each(w, panel, first, begin, end, ahead, [&](int i, const Vec (&weights)[kCodedVectors]) {
-                for (int v = 0; v < kCodedVectors; ++v) store(out + (i - begin) * kPanel + first + v * kWidth, weights[v]);
+            Codes::each(w, {panel, first, begin, end}, ahead, [&](int i, const Vec (&weights)[kCodedVectors]) {
+                float* row = out + (i - begin) * kPanel + first;
+                for (int v = 0; v < kCodedVectors; ++v) store(row + v * kWidth, weights[v]);
             });
     });
 }
@@ -198,7 +208,7 @@ inline float weight_at(const Matrix& w, std::int64_t column, int i) {
         default: {
             const FourRecord& record = four_records(w, panel)[i / kCodedStep];
             const int row = i % kCodedStep / FourRecord::kPerWord, j = i % FourRecord::kPerWord;
-            const auto code = static_cast<float>(record.words[row][place] >> field_shift<4>(j) & kFieldMask<4>);
+            const auto code = static_cast<float>(record.words[row][place] >> four_shift(j) & kFieldMask<4>);
             return std::fma(from_half(record.step[place]), code, from_half(record.base[place]));
         }
     }

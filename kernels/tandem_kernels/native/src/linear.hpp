@@ -41,8 +41,8 @@ constexpr int kLine = 16;      // floats of a cache line
 
 inline void request(const float* line) { __builtin_prefetch(line, 0, 2); }
 
-// sums[R][kPanel] = x[R][k] * panel, or += where the chain `continues`; kNext asks for `next_lines` lines from `next` on
-// every kBlock.
+// sums[R][kPanel] = x[R][k] * panel, or += where the chain `continues`; kNext asks for `next_lines` lines from `next`
+// on every kBlock.
 template <int R, Ahead kAhead>
 void sum_tile(const float* x, std::ptrdiff_t ldx, const float* panel, int k, const float* next, int next_lines,
               bool continues, float* sums) {
@@ -96,9 +96,9 @@ using TileRows = std::make_integer_sequence<int, kTileRows>;
 constexpr std::array<SumTile, kTileRows> kSumTilesSame = sum_tiles<Ahead::kSame>(TileRows());
 constexpr std::array<SumTile, kTileRows> kSumTilesNext = sum_tiles<Ahead::kNext>(TileRows());
 
-// Rows of a tile that multiplies coded weights straight from their codes, and how many such tiles pass over a panel. For
-// more rows the floats of the panel, or of a large part of it, are written to the cache of second level first, where all
-// tiles read them.
+// Rows of a tile that multiplies coded weights straight from their codes, and how many such tiles pass over a panel.
+// For more rows the floats of the panel, or of a large part of it, are written to the cache of second level first,
+// where all tiles read them.
 #if defined(__AVX512F__)
 constexpr int kCodedRows = 10;  // 20 sums, and 10 for codes, steps, bases, weights and a broadcast
 #else
@@ -109,14 +109,15 @@ constexpr int kWidened = 768;  // components, 96 KiB
 
 // As sum_tile, over the codes of a panel.
 template <typename Codes, int R>
-void sum_coded_tile(const float* x, std::ptrdiff_t ldx, const Matrix& w, int panel, const CodedAhead& ahead, float* sums) {
+void sum_coded_tile(const float* x, std::ptrdiff_t ldx, const Matrix& w, int panel, const CodedAhead& ahead,
+                    float* sums) {
     for (int first = 0; first < kPanel; first += kCodedColumns) {
         Vec sum[R][kCodedVectors];
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
             for (int v = 0; v < kCodedVectors; ++v) sum[r][v] = zero();
-        Codes::each(w, panel, first, 0, w.k, ahead, [&](int i, const Vec (&weights)[kCodedVectors]) {
+        Codes::each(w, {panel, first, 0, w.k}, ahead, [&](int i, const Vec (&weights)[kCodedVectors]) {
 #pragma GCC unroll 16
             for (int r = 0; r < R; ++r) {
                 const Vec a = splat(x[r * ldx + i]);

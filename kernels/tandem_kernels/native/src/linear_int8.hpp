@@ -314,7 +314,8 @@ void sum_int4_tile(const Int8Rows& x, int row, const Matrix& w, int panel, const
                 Columns columns[V];
 #pragma GCC unroll 4
                 for (int v = 0; v < V; ++v) {
-                    const Ints words = load_ints(reinterpret_cast<const std::uint8_t*>(record->words[q / 2] + first + v * kWidth));
+                    const std::uint32_t* place = record->words[q / 2] + first + v * kWidth;
+                    const Ints words = load_ints(reinterpret_cast<const std::uint8_t*>(place));
                     columns[v] = columns_of(q % 2 ? high_fields(words) : low_fields(words));
                 }
 #pragma GCC unroll 16
@@ -373,7 +374,8 @@ inline void multiply_int8_panel(const Int8Rows& x, int begin, int end, const Mat
         const int row = begin + part_begin(end - begin, t, tiles);
         const int rows = begin + part_begin(end - begin, t + 1, tiles) - row;
         // One pass is about as fast as memory and asks a little ahead; several share the lines of the next panel.
-        const std::uint8_t* ahead = passes == 1 ? bytes_of(w, panel) + kInt8Ahead : bytes_of(w, next) + bytes / tiles * t;
+        const std::uint8_t* slice = bytes_of(w, next) + bytes / tiles * t;
+        const std::uint8_t* ahead = passes == 1 ? bytes_of(w, panel) + kInt8Ahead : slice;
         sum_tiles[rows - 1](x, row, w, panel, ahead, (lines + passes - 1) / passes, sums);
         output.take(sums, row, rows);
     }

@@ -143,9 +143,9 @@ class Team {
         while (generation_.load(std::memory_order_acquire) == generation) generation_.wait(generation);
     }
 
-    // Whether no other lane was last seen on the caller's `core`. A system whose other cores are busy keeps lanes on one,
-    // and there a lane that looks for the others only keeps them from running: each wait of a step, some 240, then took
-    // all of the patience.
+    // Whether no other lane was last seen on the caller's `core`. A system whose other cores are busy keeps lanes on
+    // one, and there a lane that looks for the others only keeps them from running: each wait of a step, some 240, then
+    // took all of the patience.
     bool is_alone(int rank, int core) const {
         for (int other = 0; core >= 0 && other < size_; ++other)
             if (other != rank && cores_[other].load(std::memory_order_relaxed) == core) return false;
