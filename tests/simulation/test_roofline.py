@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 
 from tandem.core.step_cost import StepFeatures
-from tandem.sim.hardware import A100, H200, HARDWARE, L40S
+from tandem.sim.hardware import A100, H200, HARDWARE, L40S, Hardware
 from tandem.sim.roofline import Efficiency, Roofline
-from tandem.sim.shapes import LLAMA_8B, LLAMA_70B, QWEN_8B, QWEN_32B, SHAPES, SMOLLM_135M
+from tandem.sim.shapes import LLAMA_8B, LLAMA_70B, QWEN_8B, QWEN_32B, SHAPES, SMOLLM_135M, ModelShape
 
 FLOOR = Roofline(LLAMA_8B, H200)
 
@@ -49,7 +49,7 @@ def test_weights_and_kv_have_the_known_sizes() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=lambda s: s.name)
 @pytest.mark.parametrize("hardware", HARDWARE.values(), ids=lambda h: h.name)
-def test_the_coefficients_lie_between_the_floor_and_twice_the_floor(shape, hardware) -> None:  # type: ignore[no-untyped-def]
+def test_the_coefficients_lie_between_the_floor_and_twice_the_floor(shape: ModelShape, hardware: Hardware) -> None:
     one = Roofline(shape, hardware, efficiency=Efficiency(overhead_s=1e-4))
     for step in (decodes(1), decodes(64), decodes(1000, 100), prompt(16), prompt(300), prompt(8000)):
         floor = one.seconds(step)

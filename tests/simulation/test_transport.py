@@ -60,6 +60,22 @@ def test_many_reads_use_a_link_fully() -> None:
     assert max(ends(*((0.1 * i, A, (B, C)[i % 2], 100) for i in range(10)))) == pytest.approx(10.0)
 
 
+def test_what_is_cut_never_ends_and_leaves_the_link_to_others() -> None:
+    agenda = Agenda()
+    fabric = Fabric(agenda, 0.5)
+    for worker in (A, B, C):
+        fabric.add(worker, 100.0)
+    ended: list[float] = []
+    fabric.read(A, B, 100, lambda: pytest.fail("it was cut"))
+    fabric.read(A, C, 100, lambda: ended.append(agenda.now))
+    agenda.at(1.0, "late", lambda: fabric.read(A, B, 100, lambda: pytest.fail("it was cut before its first byte")))
+    agenda.at(1.25, "cut", lambda: fabric.cut(A, B))
+    agenda.run()
+    # 37.5 bytes by 1.25 s at half of the link, the rest at all of it.
+    assert ended == pytest.approx([1.875])
+    assert fabric.num_reads == 0 and fabric.num_bytes == 100
+
+
 def test_a_link_without_bandwidth_is_refused() -> None:
     with pytest.raises(ValueError, match="a link of 0"):
         Fabric(Agenda(), 0.0).add(A, 0)

@@ -8,6 +8,7 @@ makes contention rather too strong than too weak.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 from tandem.core.ids import WorkerRef
 from tandem.sim.agenda import Action, Agenda, Event
@@ -21,7 +22,7 @@ class _Read:
     on_done: Action
     rate: float = 0.0
     since: float = 0.0
-    end: Event | None = None
+    next: Event | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -40,6 +41,7 @@ class Fabric:
         self._agenda = agenda
         self._latency_s = latency_s
         self._links: dict[WorkerRef, _Link] = {}
+        self._reads: dict[_Read, None] = {}
         self.num_bytes = 0
 
     def add(self, worker: WorkerRef, bandwidth: float) -> None:
@@ -56,24 +58,36 @@ class Fabric:
             on_done()
 
         read = _Read(source, taker, num_bytes, done)
-        self._agenda.after(self._latency_s, f"read {source.id} > {taker.id} {num_bytes}", lambda: self._begin(read))
+        self._reads[read] = None
+        label = f"read {source.id} > {taker.id} {num_bytes}"
+        read.next = self._agenda.after(self._latency_s, label, lambda: self._begin(read))
+
+    def cut(self, source: WorkerRef, taker: WorkerRef) -> None:
+        """Forget all reads between the two; their `on_done` is never called."""
+        for read in [r for r in self._reads if (r.source, r.taker) == (source, taker)]:
+            if read.next is not None:
+                self._agenda.cancel(read.next)
+            self._remove(read)
 
     @property
     def num_reads(self) -> int:
-        """Reads whose bytes are moving."""
-        return sum(len(link.out) for link in self._links.values())
+        return len(self._reads)
 
     def _begin(self, read: _Read) -> None:
-        read.since = self._agenda.now
+        read.since, read.next = self._agenda.now, None
         self._links[read.source].out[read] = None
         self._links[read.taker].into[read] = None
         self._share(read)
 
     def _end(self, read: _Read) -> None:
-        del self._links[read.source].out[read]
-        del self._links[read.taker].into[read]
-        self._share(read)
+        self._remove(read)
         read.on_done()
+
+    def _remove(self, read: _Read) -> None:
+        del self._reads[read]
+        self._links[read.source].out.pop(read, None)
+        self._links[read.taker].into.pop(read, None)
+        self._share(read)
 
     def _share(self, changed: _Read) -> None:
         """Give those beside a read that came or went their new rate; others keep the end that they have."""
@@ -84,9 +98,9 @@ class Fabric:
             rate = min(source.bandwidth / len(source.out), taker.bandwidth / len(taker.into))
             if rate == read.rate:
                 continue
-            if read.end is not None:
-                self._agenda.cancel(read.end)
+            if read.next is not None:
+                self._agenda.cancel(read.next)
             read.num_left = max(0.0, read.num_left - read.rate * (now - read.since))
             read.rate, read.since = rate, now
             label = f"read {read.source.id} > {read.taker.id} ends"
-            read.end = self._agenda.after(read.num_left / rate, label, lambda r=read: self._end(r))  # type: ignore[misc]
+            read.next = self._agenda.after(read.num_left / rate, label, partial(self._end, read))

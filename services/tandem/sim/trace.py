@@ -1,0 +1,52 @@
+"""What the client of one simulated request sees and when; never what a worker did for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tandem.core.errors import TandemError
+from tandem.core.events import Finished, FinishReason
+from tandem.core.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request that is to be sent at `due_s`, whatever became of earlier ones. `group` is its class in reports."""
+
+    request: Request
+    group: str
+    due_s: float
+
+
+@dataclass(slots=True)
+class Trace:
+    """Times are virtual seconds. `path`: as `Placement.path`."""
+
+    ask: Ask
+    token_times: list[float] = field(default_factory=list)
+    outcome: Finished | TandemError | None = None
+    ended_at: float = 0.0
+    path: str = ""
+
+    def end(self, outcome: Finished | TandemError, now: float) -> None:
+        """The one end. Raises RuntimeError at a second one."""
+        if self.outcome is not None:
+            raise RuntimeError(f"{self.ask.request.id} ended twice: {self.outcome}, then {outcome}")
+        self.outcome = outcome
+        self.ended_at = now
+
+    @property
+    def is_complete(self) -> bool:
+        """It ended well and all its tokens have come."""
+        outcome = self.outcome
+        if not isinstance(outcome, Finished) or outcome.num_output_tokens != len(self.token_times):
+            return False
+        return outcome.reason is FinishReason.STOP or len(self.token_times) == self.ask.request.sampling.max_tokens
+
+    @property
+    def ttft_s(self) -> float:
+        return self.token_times[0] - self.ask.due_s
+
+    @property
+    def gaps_s(self) -> list[float]:
+        return [later - earlier for earlier, later in zip(self.token_times, self.token_times[1:], strict=False)]
