@@ -91,15 +91,15 @@ class SimGateway:
         if active is not None:
             self._carry_out(active, active.life.cancelled())
 
-    def heard(self, worker: WorkerRef, events: Sequence[JobEvent], load: Load) -> None:
-        changed = load != self._links[worker].load
-        self._links[worker].load = load
+    def heard(self, worker: WorkerRef, events: Sequence[JobEvent], load: Load | None) -> None:
+        if load is not None:
+            self._links[worker].load = load
         for event in events:
             active = self._active.get(event.key.request)
             if active is not None:
                 active.moved_at = self._agenda.now
                 self._carry_out(active, active.life.reported(worker, event))
-        if changed:
+        if load is not None:
             self._place_queued()
 
     # ---- inside

@@ -21,7 +21,7 @@ from tandem.sim.worker import Command, SimWorker
 class Listener(Protocol):
     """Who hears what workers report, and learns how full they are."""
 
-    def heard(self, worker: WorkerRef, events: Sequence[JobEvent], load: Load) -> None: ...
+    def heard(self, worker: WorkerRef, events: Sequence[JobEvent], load: Load | None) -> None: ...
 
 
 class Network:
@@ -49,13 +49,12 @@ class Network:
         """Run a command at a worker, between two of its steps."""
         self.send(f"{label} > {worker.id}", lambda: self._workers[worker].post(command))
 
-    def dispatch(self, worker: SimWorker, effects: Sequence[Effect], load: Load) -> None:
-        """Events go to the gateway in one message, with the load."""
+    def dispatch(self, worker: SimWorker, effects: Sequence[Effect], load: Load | None) -> None:
+        """Events go to the gateway in one message, with the load if it has changed."""
         events = tuple(effect.event for effect in effects if isinstance(effect, Emit))
         listener = self._listener
         assert listener is not None, "nobody listens"
-        label = f"{worker.ref.id} reports {len(events)} {load.num_running} {load.num_free_blocks}"
-        self.send(label, lambda: listener.heard(worker.ref, events, load))
+        self.send(f"{worker.ref.id} reports {len(events)} {load}", lambda: listener.heard(worker.ref, events, load))
         for effect in effects:
             self._carry(worker, effect)
 

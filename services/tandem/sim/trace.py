@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from tandem.core.errors import TandemError
 from tandem.core.events import Finished, FinishReason
@@ -49,4 +50,4 @@ class Trace:
 
     @property
     def gaps_s(self) -> list[float]:
-        return [later - earlier for earlier, later in zip(self.token_times, self.token_times[1:], strict=False)]
+        return [later - earlier for earlier, later in pairwise(self.token_times)]

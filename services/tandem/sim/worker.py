@@ -36,7 +36,8 @@ Answer = Callable[[TandemError | None, Load], None]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
     """What one kind of worker is. `bandwidth` of its link in bytes per second, each way; `calibration` is what its
-    scheduler believes of its steps before it has seen any; `residuals` are factors on `step_time`, drawn by seed."""
+    scheduler believes of its steps before it has seen any; `residuals` are factors on `step_time`, drawn by seed;
+    `price_per_hour` is of one worker, 0: not set."""
 
     pool: Pool
     layout: KVLayout
@@ -46,6 +47,7 @@ class WorkerSpec:
     config: Config
     calibration: StepCost | None = None
     residuals: tuple[float, ...] = (1.0,)
+    price_per_hour: float = 0.0
 
     @classmethod
     def of(cls, pool: Pool, roofline: Roofline, config: Config) -> WorkerSpec:
@@ -58,13 +60,15 @@ class WorkerSpec:
             bandwidth=roofline.degree * roofline.hardware.network_bandwidth * roofline.efficiency.link,
             calibration=roofline.cost(),
             config=config,
+            price_per_hour=roofline.degree * roofline.hardware.price_per_hour,
         )
 
 
 class Outlet(Protocol):
-    """Carries out what the engine wants done, and tells the gateway how full it is."""
+    """Carries out what the engine wants done, and tells the gateway how full it is; `load` is None when it has not
+    changed."""
 
-    def dispatch(self, worker: SimWorker, effects: Sequence[Effect], load: Load) -> None: ...
+    def dispatch(self, worker: SimWorker, effects: Sequence[Effect], load: Load | None) -> None: ...
 
 
 class SimWorker:
@@ -171,6 +175,7 @@ class SimWorker:
         # Nobody indexes prefixes by these facts yet; taken and dropped, so that they do not pile up.
         self.engine.take_facts()
         load = self.engine.load()
-        if effects or load != self._load:
+        has_changed = load != self._load
+        if effects or has_changed:
             self._load = load
-            self._outlet.dispatch(self, effects, load)
+            self._outlet.dispatch(self, effects, load if has_changed else None)
