@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from tandem.core.config import Config, EngineConfig, GatewayConfig, HandoffConfig
@@ -13,6 +14,7 @@ from tandem.sim.roofline import Efficiency, Roofline
 from tandem.sim.shapes import LLAMA_8B, SMOLLM_135M
 from tandem.sim.trace import Ask, Trace
 from tandem.sim.worker import WorkerSpec
+from tandem.sim.workload import MIX, poisson
 
 LAPTOP = StepCost(20e-3, 1.3e-3, 0.8e-3, 0.9e-6, 0.6e-6)
 """About two cores with the small model, in seconds."""
@@ -50,11 +52,16 @@ def cluster(
     return SimCluster(ClusterSpec(workers=workers, gateway=gateway or GatewayConfig(), seed=seed, latency_s=latency_s))
 
 
-def run(one: SimCluster, asks: list[Ask]) -> list[Trace]:
+def mix(seed: int, count: int, rate: float) -> list[Ask]:
+    return list(poisson(MIX, seed, count, rate))
+
+
+def run(one: SimCluster, workload: Iterable[Ask]) -> list[Trace]:
     """Run and check all that holds for every run: each request ends once, and well; nothing is left open."""
+    asks = list(workload)
     traces = one.run(asks)
     one.check()
-    assert [trace.ask for trace in traces] == asks
-    bad = [(trace.ask.request.id, trace.outcome) for trace in traces if not trace.is_complete]
+    assert [trace.id for trace in traces] == [ask.request.id for ask in asks]
+    bad = [(trace.id, trace.outcome) for trace in traces if not trace.is_complete]
     assert not bad, bad
     return traces

@@ -14,9 +14,9 @@ from tandem.sim import gateway as sim_gateway
 from tandem.sim import worker as sim_worker
 from tandem.sim.trace import Trace
 from tandem.sim.worker import WorkerSpec
-from tandem.sim.workload import MIX, Group, poisson
+from tandem.sim.workload import Group, poisson
 from tandem.worker import driver
-from tests.simulation.clusters import LAPTOP, cluster, gpu_spec, handing_over, run, slow_spec
+from tests.simulation.clusters import LAPTOP, cluster, gpu_spec, handing_over, mix, run, slow_spec
 
 Workers = Sequence[tuple[WorkerSpec, int]]
 SPLIT: Workers = ((slow_spec("prefill"), 1), (slow_spec("decode"), 2))
@@ -32,7 +32,7 @@ POOLS: dict[str, Workers] = {
 @pytest.mark.parametrize("name", POOLS)
 def test_every_request_ends_well_and_the_books_balance(name: str) -> None:
     one = cluster(*POOLS[name])
-    traces = run(one, poisson(MIX, seed=1, count=60, rate=1.0))
+    traces = run(one, mix(seed=1, count=60, rate=1.0))
     has_split = any(kind.pool == "prefill" for kind, _ in POOLS[name])
     assert {trace.path for trace in traces} == {"remote" if has_split else "local"}
     assert (one.num_read_bytes > 0) == has_split
@@ -43,7 +43,7 @@ def test_equal_seeds_give_equal_runs_and_others_do_not() -> None:
 
     def told(workload: int, residuals: int) -> tuple[str, list[list[float]]]:
         one = cluster(*noisy, seed=residuals)
-        traces = run(one, poisson(MIX, seed=workload, count=25, rate=1.0))
+        traces = run(one, mix(seed=workload, count=25, rate=1.0))
         return one.digest, [trace.token_times for trace in traces]
 
     usual = told(1, 1)
@@ -53,7 +53,7 @@ def test_equal_seeds_give_equal_runs_and_others_do_not() -> None:
 
 
 def test_every_set_up_yields_all_tokens_of_every_request() -> None:
-    asks = poisson(MIX, seed=3, count=30, rate=2.0)
+    asks = mix(seed=3, count=30, rate=2.0)
     for workers in POOLS.values():
         assert [len(t.token_times) for t in run(cluster(*workers), asks)] == [
             ask.request.sampling.max_tokens for ask in asks
@@ -71,27 +71,27 @@ def test_one_request_alone_takes_what_can_be_added_up() -> None:
 
 
 def test_a_client_that_goes_leaves_nothing_behind() -> None:
-    asks = poisson(MIX, seed=4, count=40, rate=2.0)
+    asks = mix(seed=4, count=40, rate=2.0)
     gone = {ask.request.id: ask.due_s + 0.05 * i for i, ask in enumerate(asks) if i % 2}
     one = cluster(*SPLIT)
     traces = one.run(asks, [(time, request) for request, time in gone.items()])
     one.check()
-    ended = {trace.ask.request.id: trace for trace in traces}
+    ended = {trace.id: trace for trace in traces}
     cut = [r for r in gone if not ended[r].is_complete]
     assert len(cut) > 10
     assert {_kind(ended[r]) for r in cut} == {ErrorKind.CANCELLED}
     assert all(ended[r].ended_at == pytest.approx(gone[r]) for r in cut)
-    assert all(trace.is_complete for trace in traces if trace.ask.request.id not in gone)
+    assert all(trace.is_complete for trace in traces if trace.id not in gone)
 
 
 def test_a_full_line_refuses_and_an_endless_wait_ends() -> None:
     pair = (slow_spec("prefill", num_blocks=200), 1), (slow_spec("decode", num_blocks=200), 1)
     one = cluster(*pair, gateway=GatewayConfig(max_queued=8, queue_timeout_s=3.0))
-    traces = one.run(poisson(MIX, seed=5, count=80, rate=10.0))
+    traces = one.run(mix(seed=5, count=80, rate=10.0))
     one.check()
     kinds = [_kind(trace) for trace in traces]
     assert set(kinds) == {None, ErrorKind.OVERLOADED, ErrorKind.NO_WORKER}
-    waited = [t.ended_at - t.ask.due_s for t in traces if _kind(t) is ErrorKind.NO_WORKER]
+    waited = [t.ended_at - t.due_s for t in traces if _kind(t) is ErrorKind.NO_WORKER]
     assert all(3.0 <= seconds < 3.1 for seconds in waited)
 
 
@@ -100,7 +100,7 @@ def test_a_link_too_slow_for_its_reads_fails_them_loudly() -> None:
     config = handing_over(pull_timeout_s=0.5, drain_timeout_s=0.5, lease_s=1.0)
     prefill = slow_spec("prefill", bandwidth=1e5, config=config)
     one = cluster((prefill, 1), (slow_spec("decode", bandwidth=1e5, config=config), 1))
-    traces = one.run(poisson(MIX, seed=6, count=6, rate=1.0))
+    traces = one.run(mix(seed=6, count=6, rate=1.0))
     one.check()
     assert {_kind(trace) for trace in traces} == {ErrorKind.KV_LOST}
     assert one.num_read_bytes == 0, "no read came to its end"
@@ -108,7 +108,7 @@ def test_a_link_too_slow_for_its_reads_fails_them_loudly() -> None:
 
 def test_without_any_worker_for_it_a_request_is_refused_in_time() -> None:
     one = cluster((slow_spec("decode"), 1), gateway=GatewayConfig(disaggregation="strict", queue_timeout_s=2.0))
-    traces = one.run(poisson(MIX, seed=7, count=3, rate=0.0))
+    traces = one.run(mix(seed=7, count=3, rate=0.0))
     one.check()
     assert {_kind(trace) for trace in traces} == {ErrorKind.NO_WORKER}
     assert all(2.0 <= trace.ended_at < 2.2 for trace in traces)
@@ -117,7 +117,7 @@ def test_without_any_worker_for_it_a_request_is_refused_in_time() -> None:
 def test_chunks_shorten_the_worst_wait_of_those_who_decode() -> None:
     def worst_gap(is_chunked: bool) -> float:
         one = cluster((gpu_spec(enable_chunked_prefill=is_chunked, max_num_batched_tokens=512), 1))
-        traces = run(one, poisson(MIX, seed=8, count=300, rate=12.0))
+        traces = run(one, mix(seed=8, count=300, rate=12.0))
         return max(gap for trace in traces for gap in trace.gaps_s)
 
     assert worst_gap(is_chunked=True) < 0.5 * worst_gap(is_chunked=False)
@@ -126,7 +126,7 @@ def test_chunks_shorten_the_worst_wait_of_those_who_decode() -> None:
 def test_a_prefill_pool_keeps_prompts_away_from_those_who_decode() -> None:
     def worst_gap(*workers: tuple[WorkerSpec, int]) -> float:
         # The second token waits for the KV; what a prompt does to a stream shows later.
-        traces = run(cluster(*workers), poisson(MIX, seed=8, count=300, rate=20.0))
+        traces = run(cluster(*workers), mix(seed=8, count=300, rate=20.0))
         return max(gap for trace in traces for gap in trace.gaps_s[1:])
 
     assert worst_gap((gpu_spec("prefill"), 1), (gpu_spec("decode"), 1)) < 0.5 * worst_gap((gpu_spec(), 2))
@@ -148,7 +148,7 @@ def test_a_saturated_worker_decodes_as_fast_as_its_model_allows() -> None:
 
 def test_a_cluster_says_what_is_still_open() -> None:
     one = cluster((slow_spec(), 1))
-    one._gateway.open(poisson(MIX, seed=1, count=1, rate=0.0)[0])
+    one._gateway.open(mix(seed=1, count=1, rate=0.0)[0])
     one._agenda.run(until=0.1)
     with pytest.raises(AssertionError, match="1 requests have no end"):
         one.check()
@@ -160,7 +160,7 @@ def test_it_looks_and_backs_off_as_often_as_the_real_programs() -> None:
 
 
 def test_a_second_end_is_an_error() -> None:
-    (ask,) = poisson(MIX, seed=1, count=1, rate=0.0)
+    (ask,) = mix(seed=1, count=1, rate=0.0)
     trace = Trace(ask)
     trace.end(TandemError(ErrorKind.CANCELLED, "gone"), 1.0)
     with pytest.raises(RuntimeError, match="ended twice"):
@@ -168,5 +168,5 @@ def test_a_second_end_is_an_error() -> None:
 
 
 def _kind(trace: Trace) -> ErrorKind | None:
-    assert trace.outcome is not None, trace.ask.request.id
+    assert trace.outcome is not None, trace.id
     return None if isinstance(trace.outcome, Finished) else trace.outcome.kind

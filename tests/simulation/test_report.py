@@ -11,13 +11,13 @@ import pytest
 from tandem.core.config import GatewayConfig
 from tandem.sim.report import report, spread
 from tandem.sim.workload import MIX, Group, poisson
-from tests.simulation.clusters import cluster, run, slow_spec
+from tests.simulation.clusters import cluster, mix, run, slow_spec
 
 # ---- workload
 
 
 def test_the_mix_has_its_shares_lengths_and_rate() -> None:
-    asks = poisson(MIX, seed=1, count=3000, rate=5.0)
+    asks = mix(seed=1, count=3000, rate=5.0)
     limits = {group.name: group for group in MIX}
     for name, share in (("short", 0.7), ("medium", 0.2), ("long", 0.1)):
         assert sum(ask.group == name for ask in asks) / 3000 == pytest.approx(share, abs=0.03)
@@ -32,16 +32,16 @@ def test_the_mix_has_its_shares_lengths_and_rate() -> None:
 
 
 def test_a_workload_is_a_function_of_its_seed() -> None:
-    asks = poisson(MIX, seed=1, count=20, rate=5.0)
-    assert poisson(MIX, seed=1, count=20, rate=5.0) == asks
-    assert poisson(MIX, seed=1, count=30, rate=5.0)[:20] == asks
-    other = poisson(MIX, seed=2, count=20, rate=5.0)
+    asks = mix(seed=1, count=20, rate=5.0)
+    assert mix(seed=1, count=20, rate=5.0) == asks
+    assert mix(seed=1, count=30, rate=5.0)[:20] == asks
+    other = mix(seed=2, count=20, rate=5.0)
     assert all(a.request.prompt_tokens[:16] != b.request.prompt_tokens[:16] for a, b in zip(asks, other, strict=True))
     assert len({ask.request.prompt_tokens[:16] for ask in asks}) == 20
 
 
 def test_at_rate_0_all_come_at_once_and_shares_must_add_up() -> None:
-    assert {ask.due_s for ask in poisson(MIX, seed=1, count=9, rate=0.0)} == {0.0}
+    assert {ask.due_s for ask in mix(seed=1, count=9, rate=0.0)} == {0.0}
     with pytest.raises(ValueError, match="add up to 1"):
         poisson(MIX[:2], seed=1, count=1, rate=1.0)
 
@@ -59,7 +59,7 @@ def test_percentiles_lie_between_the_nearest_ranks() -> None:
 
 def test_a_report_adds_up() -> None:
     one = cluster((replace(slow_spec("prefill"), price_per_hour=2.0), 1), (slow_spec("decode"), 2))
-    asks = poisson(MIX, seed=2, count=60, rate=0.8)
+    asks = mix(seed=2, count=60, rate=0.8)
     traces = run(one, asks)
     told = report(one, traces)
     num_output = sum(ask.request.sampling.max_tokens for ask in asks)

@@ -7,20 +7,17 @@ import hashlib
 import heapq
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 Action = Callable[[], None]
 
 
-@dataclass(order=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Event:
-    """`time` in virtual seconds; `number` counts events as they are asked for, so that no two compare equal. `label`
-    says what happens, and is what the digest covers."""
+    """`label` says what happens, and is what the digest covers. Without an action it is cancelled or over."""
 
-    time: float
-    number: int
-    label: str = field(compare=False)
-    action: Action | None = field(compare=False)
+    label: str
+    action: Action | None
 
 
 class Agenda:
@@ -30,7 +27,7 @@ class Agenda:
     def __init__(self) -> None:
         self.now = 0.0
         self.num_run = 0
-        self._heap: list[Event] = []
+        self._heap: list[tuple[float, int, Event]] = []
         self._num_asked = 0
         self._log = hashlib.blake2b(digest_size=16)
 
@@ -38,9 +35,9 @@ class Agenda:
         """Ask for an event. Raises ValueError when its time has passed or is no time."""
         if not time >= self.now:
             raise ValueError(f"{label} at {time}, but it is {self.now} already")
-        event = Event(time, self._num_asked, label, action)
+        event = Event(label, action)
+        heapq.heappush(self._heap, (time, self._num_asked, event))
         self._num_asked += 1
-        heapq.heappush(self._heap, event)
         return event
 
     def after(self, seconds: float, label: str, action: Action) -> Event:
@@ -52,20 +49,20 @@ class Agenda:
 
     def run(self, until: float = float("inf")) -> None:
         """Run every event up to and including `until`, or until none is left."""
-        while self._heap and self._heap[0].time <= until:
-            event = heapq.heappop(self._heap)
+        while self._heap and self._heap[0][0] <= until:
+            time, _, event = heapq.heappop(self._heap)
             if event.action is None:
                 continue
             action, event.action = event.action, None
-            self.now = event.time
+            self.now = time
             self.num_run += 1
-            self._log.update(struct.pack("<d", event.time) + event.label.encode() + b"\n")
+            self._log.update(struct.pack("<d", time) + event.label.encode() + b"\n")
             action()
 
     @property
     def num_asked(self) -> int:
         """Events that are still to happen."""
-        return sum(1 for event in self._heap if event.action is not None)
+        return sum(1 for _, _, event in self._heap if event.action is not None)
 
     @property
     def digest(self) -> str:

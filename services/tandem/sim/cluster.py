@@ -62,19 +62,24 @@ class SimCluster:
 
     def run(self, asks: Iterable[Ask], closed_at: Sequence[tuple[float, RequestId]] = ()) -> list[Trace]:
         """Send each request when it is due, let clients go at the times in `closed_at`, and run until nothing is left
-        to happen. One trace per request, in the order of `asks`."""
-        asks = list(asks)
-        opened: dict[RequestId, Trace] = {}
+        to happen. One trace per request, in the order of `asks`, which are taken one by one as they come due and must
+        be in that order: of a long workload only what is open is held."""
+        coming, traces = iter(asks), list[Trace]()
 
-        def open_one(ask: Ask) -> None:
-            opened[ask.request.id] = self._gateway.open(ask)
+        def send(ask: Ask) -> None:
+            traces.append(self._gateway.open(ask))
+            await_next()
 
-        for ask in asks:
-            self._agenda.at(ask.due_s, f"ask {ask.request.id}", partial(open_one, ask))
+        def await_next() -> None:
+            ask = next(coming, None)
+            if ask is not None:
+                self._agenda.at(ask.due_s, f"ask {ask.request.id}", partial(send, ask))
+
         for time, request in closed_at:
             self._agenda.at(time, f"close {request}", partial(self._gateway.close, request))
+        await_next()
         self._agenda.run()
-        return [opened[ask.request.id] for ask in asks]
+        return traces
 
     def check(self) -> None:
         """Nothing is open anywhere and all books balance. Raises AssertionError naming what is off."""

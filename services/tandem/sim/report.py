@@ -71,8 +71,8 @@ def report(cluster: SimCluster, traces: Sequence[Trace]) -> Report:
     """Add a run up. Raises ValueError without requests, or when one has no end."""
     if not traces or any(trace.outcome is None for trace in traces):
         raise ValueError("a report needs requests that have all ended")
-    wall_s = max(trace.ended_at for trace in traces) - min(trace.ask.due_s for trace in traces)
-    names = sorted({trace.ask.group for trace in traces})
+    wall_s = max(trace.ended_at for trace in traces) - min(trace.due_s for trace in traces)
+    names = sorted({trace.group for trace in traces})
     num_tokens = sum(len(trace.token_times) for trace in traces)
     cost = sum(worker.spec.price_per_hour for worker in cluster.workers) * wall_s / 3600
     return Report(
@@ -81,7 +81,7 @@ def report(cluster: SimCluster, traces: Sequence[Trace]) -> Report:
         output_rate=num_tokens / wall_s,
         kv_rate=cluster.num_read_bytes / wall_s,
         errors=dict(sorted(Counter(_kinds(traces)).items())),
-        groups=(_group(ALL, traces), *(_group(n, [t for t in traces if t.ask.group == n]) for n in names)),
+        groups=(_group(ALL, traces), *(_group(n, [t for t in traces if t.group == n]) for n in names)),
         pools=_pools(cluster.workers, wall_s),
         cost_per_million=cost / num_tokens * 1e6 if cost and num_tokens else None,
     )

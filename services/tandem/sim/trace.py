@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from array import array
+from dataclasses import dataclass
 from itertools import pairwise
 
 from tandem.core.errors import TandemError
@@ -19,20 +20,26 @@ class Ask:
     due_s: float
 
 
-@dataclass(slots=True)
 class Trace:
-    """Times are virtual seconds. `path`: as `Placement.path`."""
+    """Times are virtual seconds. `path`: as `Placement.path`. It does not keep the request, whose prompt is most of
+    what a simulation holds."""
 
-    ask: Ask
-    token_times: list[float] = field(default_factory=list)
-    outcome: Finished | TandemError | None = None
-    ended_at: float = 0.0
-    path: str = ""
+    __slots__ = ("due_s", "ended_at", "group", "id", "max_tokens", "outcome", "path", "token_times")
+
+    def __init__(self, ask: Ask) -> None:
+        self.id = ask.request.id
+        self.group = ask.group
+        self.due_s = ask.due_s
+        self.max_tokens = ask.request.sampling.max_tokens
+        self.token_times = array("d")
+        self.outcome: Finished | TandemError | None = None
+        self.ended_at = 0.0
+        self.path = ""
 
     def end(self, outcome: Finished | TandemError, now: float) -> None:
         """The one end. Raises RuntimeError at a second one."""
         if self.outcome is not None:
-            raise RuntimeError(f"{self.ask.request.id} ended twice: {self.outcome}, then {outcome}")
+            raise RuntimeError(f"{self.id} ended twice: {self.outcome}, then {outcome}")
         self.outcome = outcome
         self.ended_at = now
 
@@ -42,11 +49,11 @@ class Trace:
         outcome = self.outcome
         if not isinstance(outcome, Finished) or outcome.num_output_tokens != len(self.token_times):
             return False
-        return outcome.reason is FinishReason.STOP or len(self.token_times) == self.ask.request.sampling.max_tokens
+        return outcome.reason is FinishReason.STOP or len(self.token_times) == self.max_tokens
 
     @property
     def ttft_s(self) -> float:
-        return self.token_times[0] - self.ask.due_s
+        return self.token_times[0] - self.due_s
 
     @property
     def gaps_s(self) -> list[float]:

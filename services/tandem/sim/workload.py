@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tandem.core.ids import RequestId
@@ -30,12 +30,16 @@ MIX = (
 )
 
 
-def poisson(groups: Sequence[Group], seed: int, count: int, rate: float) -> list[Ask]:
-    """`count` requests, `rate` per second on average, with exponential times between them; all at 0 s where `rate` is
-    0. No two prompts share a block. Raises ValueError unless the groups' shares add up to 1."""
+def poisson(groups: Sequence[Group], seed: int, count: int, rate: float) -> Iterator[Ask]:
+    """`count` requests in the order in which they are due, `rate` per second on average with exponential times between
+    them; all at 0 s where `rate` is 0. No two prompts share a block. Raises ValueError unless the groups' shares add up
+    to 1."""
     if abs(sum(group.share for group in groups) - 1) > 1e-9:
         raise ValueError(f"shares must add up to 1, got {[group.share for group in groups]}")
-    asks: list[Ask] = []
+    return _asks(groups, seed, count, rate)
+
+
+def _asks(groups: Sequence[Group], seed: int, count: int, rate: float) -> Iterator[Ask]:
     due_s = 0.0
     for number in range(count):
         due_s += chance.exponential(1 / rate, seed, "wait", number) if rate else 0.0
@@ -47,8 +51,7 @@ def poisson(groups: Sequence[Group], seed: int, count: int, rate: float) -> list
         )
         prompt = chance.tokens(num_prompt, seed, "prompt", number)
         request = Request(id=RequestId(f"r{number}"), model=MODEL, prompt_tokens=prompt, sampling=sampling)
-        asks.append(Ask(request, group.name, due_s))
-    return asks
+        yield Ask(request, group.name, due_s)
 
 
 def _drawn(groups: Sequence[Group], at: float) -> Group:
