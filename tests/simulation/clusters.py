@@ -64,4 +64,5 @@ def run(one: SimCluster, workload: Iterable[Ask]) -> list[Trace]:
     assert [trace.id for trace in traces] == [ask.request.id for ask in asks]
     bad = [(trace.id, trace.outcome) for trace in traces if not trace.is_complete]
     assert not bad, bad
+    assert one.now < max(trace.ended_at for trace in traces) + 1.0, "a lease lapsed that should have been released"
     return traces

@@ -106,12 +106,27 @@ def test_a_link_too_slow_for_its_reads_fails_them_loudly() -> None:
     assert one.num_read_bytes == 0, "no read came to its end"
 
 
+def test_a_read_longer_than_a_lease_is_renewed() -> None:
+    config = handing_over(lease_s=1.0)
+    pair = (slow_spec("prefill", bandwidth=2e6, config=config), 1), (slow_spec("decode", config=config), 1)
+    traces = run(cluster(*pair), poisson([Group("one", 1.0, (400, 400), (4, 4))], seed=1, count=3, rate=0.0))
+    # 25 blocks of 368,640 bytes take 4.6 s alone.
+    assert all(trace.gaps_s[0] > 4.0 for trace in traces)
+
+
 def test_without_any_worker_for_it_a_request_is_refused_in_time() -> None:
     one = cluster((slow_spec("decode"), 1), gateway=GatewayConfig(disaggregation="strict", queue_timeout_s=2.0))
     traces = one.run(mix(seed=7, count=3, rate=0.0))
     one.check()
     assert {_kind(trace) for trace in traces} == {ErrorKind.NO_WORKER}
     assert all(2.0 <= trace.ended_at < 2.2 for trace in traces)
+
+
+def test_a_burst_does_not_herd_onto_one_worker() -> None:
+    """All are placed before any worker has answered: what is on its way counts."""
+    one = cluster((slow_spec(), 3), latency_s=0.1)
+    run(one, poisson([Group("one", 1.0, (200, 200), (2, 2))], seed=1, count=30, rate=0.0))
+    assert [worker.num_prefill_tokens for worker in one.workers] == [2000] * 3
 
 
 def test_chunks_shorten_the_worst_wait_of_those_who_decode() -> None:

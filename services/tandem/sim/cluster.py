@@ -83,7 +83,7 @@ class SimCluster:
 
     def check(self) -> None:
         """Nothing is open anywhere and all books balance. Raises AssertionError naming what is off."""
-        assert self._gateway.num_active == 0, f"{self._gateway.num_active} requests have no end"
+        self._gateway.check()
         assert self._fabric.num_reads == 0, f"{self._fabric.num_reads} reads have no end"
         for worker in self.workers:
             worker.engine.check()

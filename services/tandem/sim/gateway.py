@@ -66,10 +66,13 @@ class SimGateway:
         self._active: dict[RequestId, _Active] = {}
         self._is_ticking = False
 
-    @property
-    def num_active(self) -> int:
-        """Requests without an end."""
-        return len(self._active)
+    def check(self) -> None:
+        """Nothing is open. Raises AssertionError naming what is."""
+        assert not self._active, f"{len(self._active)} requests have no end: {list(self._active.values())[:3]}"
+        for link in self._links.values():
+            assert link.num_unreported == 0, (
+                f"{link.num_unreported} tokens of submits to {link.worker!r} have no answer"
+            )
 
     def open(self, ask: Ask) -> Trace:
         """Admit a request now; it waits in line when no worker has room, and ends at once when the line is full."""
