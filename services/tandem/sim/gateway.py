@@ -33,6 +33,7 @@ MODEL = "simulated"
 
 @dataclass(eq=False, slots=True)
 class _Active:
+    number: int
     life: RequestLife
     trace: Trace
     came_at: float
@@ -64,10 +65,13 @@ class SimGateway:
         self._links = {worker.ref: _Link(worker, worker.engine.load()) for worker in workers}
         self._linked = _pairs(workers, config)
         self._active: dict[RequestId, _Active] = {}
+        self._queued: dict[RequestId, _Active] = {}
+        self._num_opened = 0
         self._is_ticking = False
 
     def check(self) -> None:
         """Nothing is open. Raises AssertionError naming what is."""
+        assert not self._queued.keys() - self._active.keys(), "a request that has ended waits for a place"
         assert not self._active, f"{len(self._active)} requests have no end: {list(self._active.values())[:3]}"
         for link in self._links.values():
             assert link.num_unreported == 0, (
@@ -77,11 +81,13 @@ class SimGateway:
     def open(self, ask: Ask) -> Trace:
         """Admit a request now; it waits in line when no worker has room, and ends at once when the line is full."""
         now, trace = self._agenda.now, Trace(ask)
-        if sum(1 for a in self._active.values() if a.life.phase is Phase.QUEUED) >= self._config.max_queued:
+        if len(self._queued) >= self._config.max_queued:
             trace.end(TandemError(ErrorKind.OVERLOADED, f"{self._config.max_queued} requests are waiting already"), now)
             return trace
         life = RequestLife(ask.request, HandoffId(f"h-{ask.request.id}"))
-        self._active[ask.request.id] = _Active(life, trace, now, now)
+        active = _Active(self._num_opened, life, trace, now, now)
+        self._active[ask.request.id] = self._queued[ask.request.id] = active
+        self._num_opened += 1
         self._place_queued()
         if not self._is_ticking:
             self._is_ticking = True
@@ -109,7 +115,7 @@ class SimGateway:
 
     def _place_queued(self) -> None:
         """Place what waits, in the order of arrival."""
-        for active in [a for a in self._active.values() if a.life.phase is Phase.QUEUED]:
+        for active in sorted(self._queued.values(), key=lambda a: a.number):
             self._place(active)
 
     def _place(self, active: _Active) -> None:
@@ -140,6 +146,10 @@ class SimGateway:
                 case End(outcome):
                     del self._active[active.life.request.id]
                     active.trace.end(outcome, self._agenda.now)
+        if active.life.phase is Phase.QUEUED:
+            self._queued[active.life.request.id] = active
+        else:
+            self._queued.pop(active.life.request.id, None)
 
     def _cancel(self, worker: WorkerRef, key: JobKey) -> None:
         self._network.post(worker, f"cancel {key}", lambda engine, now: engine.cancel(key, now))
