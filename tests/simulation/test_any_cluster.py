@@ -1,9 +1,10 @@
 """Whatever the cluster, the load and the deadlines: every request ends once, all books balance, and the same again is
-the same run; never says how a request should end."""
+the same run; never one chosen by hand."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from tandem.core.config import Config, EngineConfig, GatewayConfig, HandoffConfig
 from tandem.core.events import Finished
 from tandem.core.ids import RequestId
+from tandem.routing.router import Disaggregation
 from tandem.routing.view import Pool
 from tandem.sim.cluster import ClusterSpec, SimCluster
 from tandem.sim.trace import Trace
@@ -100,3 +102,25 @@ def test_every_request_ends_once_and_nothing_is_left(
         assert len(trace.token_times) <= trace.max_tokens
         assert trace.is_complete or not isinstance(trace.outcome, Finished), "it finished without all its tokens"
     assert run()[0] == digest
+
+
+@effort(25)
+@given(
+    spec=specs(),
+    labels=pools(),
+    policy=st.sampled_from(["off", "prefer", "strict"]),
+    rate=st.sampled_from([0.0, 2.0, 20.0]),
+    latency_s=st.sampled_from([0.0, 1e-3, 0.3]),
+    seed=st.integers(0, 5),
+)
+def test_with_time_enough_whatever_can_be_placed_ends_well(
+    spec: WorkerSpec, labels: list[Pool], policy: Disaggregation, rate: float, latency_s: float, seed: int
+) -> None:
+    patient = replace(spec, bandwidth=1e8, config=replace(spec.config, handoff=HandoffConfig()))
+    workers = tuple((replace(patient, pool=label), 1) for label in labels)
+    one = SimCluster(ClusterSpec(workers=workers, gateway=GatewayConfig(disaggregation=policy), latency_s=latency_s))
+    traces = one.run(poisson(GROUPS, seed, NUM_REQUESTS, rate))
+    one.check()
+    pairs = [(p, d) for p, d in permutations(labels, 2) if p != "decode" and d != "prefill"]
+    can_be_placed = policy != "strict" or bool(pairs)
+    assert {trace.is_complete for trace in traces} == {can_be_placed}, [t.outcome for t in traces if not t.is_complete]
