@@ -104,7 +104,7 @@ def test_every_request_ends_once_and_nothing_is_left(
     assert run()[0] == digest
 
 
-@effort(25)
+@effort(60)
 @given(
     spec=specs(),
     labels=pools(),

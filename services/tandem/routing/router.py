@@ -68,9 +68,10 @@ def _why_no_pair(view: ClusterView, givers: list[WorkerView], takers: list[Worke
 
 
 def _is_split_possible(view: ClusterView, able: list[WorkerView]) -> bool:
-    """A linked pair lives but is excluded for the moment: then the request waits instead of falling back."""
+    """A linked pair lives but is excluded for the moment: then the request waits instead of falling back. Without a
+    prefill worker no pair is ever chosen under "prefer", however many are linked."""
     refs = {w.ref for w in able}
-    return any(p in refs and d in refs for p, d in view.linked)
+    return any(w.pool == "prefill" for w in able) and any(p in refs and d in refs for p, d in view.linked)
 
 
 def _local(workers: list[WorkerView]) -> Placement | None:

@@ -50,6 +50,7 @@ M1, M2 = worker("m1", "mixed"), worker("m2", "mixed")
         (view(P1, D1, unlinked="p1-d1"), "strict", "none: no link between the workers, may pass: False"),
         (view(D1), "prefer", "d1-d1 fallback;reason=no_prefill_worker"),
         (view(P1), "prefer", "p1-p1 fallback;reason=no_decode_worker"),
+        (view(M1, D1, linked="m1-d1"), "prefer", "d1-d1 fallback;reason=no_prefill_worker"),
         (view(D1), "strict", "none: no prefill worker, may pass: False"),
         (view(M1, M2, linked="m1-m2"), "prefer", "m1-m1 local"),
         (view(M1, M2, linked="m1-m2"), "strict", "m1-m2 remote"),
