@@ -22,13 +22,13 @@ from tandem.core.events import Failed, Finished, JobEvent, Token
 from tandem.core.ids import GatewayId, RequestId
 from tandem.core.load import Load
 from tandem.core.request import Generate, Request, SamplingParams
+from tandem.engine.compose import compose_engine
 from tandem.engine.effects import Effect, Emit
 from tandem.engine.engine import Engine
 from tandem.engine.ports import Executor
 from tandem.runtime.executor import TorchExecutor
 from tandem.sched.plan import StepPlan
 from tandem.wire.convert import encode_update
-from tandem.worker.compose import compose_engine
 from tandem.worker.gateways import Gateways
 from tandem.worker.model import WorkerModel
 
@@ -88,7 +88,7 @@ class OfflineEngine:
         if isinstance(model.executor, TorchExecutor):
             self.timed = TimedModel(model.executor.model, clock)
             model.executor.model = self.timed
-        self.engine: Engine = compose_engine(config, model)
+        self.engine: Engine = compose_engine(config, model.executor, model.fingerprint, model.max_model_len)
         self.name = model.name
         self.clock = clock
         self.sleep = sleep

@@ -89,11 +89,11 @@ class EngineWay:
     """Engine and executor in a loop, as the worker's driver runs them, without anything around."""
 
     def __init__(self, config: Config, clock: Clock) -> None:
-        from tandem.worker.compose import compose_engine
+        from tandem.engine.compose import compose_engine
         from tandem.worker.model import load_worker_model
 
         model = load_worker_model(config)
-        self._engine = compose_engine(config, model)
+        self._engine = compose_engine(config, model.executor, model.fingerprint, model.max_model_len)
         self._executor = model.executor
         self._clock = clock
 

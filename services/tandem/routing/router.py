@@ -43,23 +43,35 @@ def _split(view: ClusterView, workers: list[WorkerView], *, allow_mixed_pairs: b
         return NoPlacement("no prefill worker", may_pass=False)
     if not takers:
         return NoPlacement("no decode worker", may_pass=False)
-    pairs = [(p, d) for p in givers for d in takers if p.ref != d.ref and p.fingerprint == d.fingerprint]
-    if not pairs:
-        return NoPlacement("no worker of the same model build", may_pass=False)
-    ready = [(p, d) for p, d in pairs if (p.ref, d.ref) in view.linked]
-    if not ready:
-        untried = any((p.ref, d.ref) not in view.unlinked for p, d in pairs)
-        return NoPlacement("no link between the workers", may_pass=untried)
-    prefill, decode = min(ready, key=lambda pair: (_prefill_cost(pair[0]), _decode_cost(pair[1])))
+    # Giver by giver, because there are as many pairs as the square of the workers, and the first giver mostly does.
+    for prefill in sorted(givers, key=_prefill_cost):
+        ready = [d for d in takers if _may_pair(prefill, d) and (prefill.ref, d.ref) in view.linked]
+        if ready:
+            break
+    else:
+        return _why_no_pair(view, givers, takers)
+    decode = min(ready, key=_decode_cost)
     reasons = (f"prefill {prefill.ref.id}: {prefill.queued_tokens} tokens queued",
                f"decode {decode.ref.id}: {decode.load.num_running} running")  # fmt: skip
     return Placement(prefill.ref, decode.ref, reasons=reasons)
 
 
+def _may_pair(prefill: WorkerView, decode: WorkerView) -> bool:
+    return prefill.ref != decode.ref and prefill.fingerprint == decode.fingerprint
+
+
+def _why_no_pair(view: ClusterView, givers: list[WorkerView], takers: list[WorkerView]) -> NoPlacement:
+    pairs = [(p.ref, d.ref) for p in givers for d in takers if _may_pair(p, d)]
+    if not pairs:
+        return NoPlacement("no worker of the same model build", may_pass=False)
+    return NoPlacement("no link between the workers", may_pass=any(pair not in view.unlinked for pair in pairs))
+
+
 def _is_split_possible(view: ClusterView, able: list[WorkerView]) -> bool:
-    """A linked pair lives but is excluded for the moment: then the request waits instead of falling back."""
+    """A linked pair lives but is excluded for the moment: then the request waits instead of falling back. Without a
+    prefill worker no pair is ever chosen under "prefer", however many are linked."""
     refs = {w.ref for w in able}
-    return any(p in refs and d in refs for p, d in view.linked)
+    return any(w.pool == "prefill" for w in able) and any(p in refs and d in refs for p, d in view.linked)
 
 
 def _local(workers: list[WorkerView]) -> Placement | None:

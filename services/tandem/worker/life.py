@@ -14,6 +14,7 @@ from tandem.core.clock import Clock
 from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import WorkerRef
+from tandem.engine.compose import compose_engine, engine_limits
 from tandem.stores.heartbeat import Heartbeat
 from tandem.stores.record import WorkerRecord
 from tandem.stores.registry import WorkerRegistry
@@ -21,7 +22,6 @@ from tandem.transfer.mover import Mover
 from tandem.transfer.transport import Transport
 from tandem.wire.gen.worker_pb2_grpc import add_WorkerServicer_to_server
 from tandem.worker.calibrate import calibrate
-from tandem.worker.compose import compose_engine, engine_limits
 from tandem.worker.driver import Command, EngineDriver
 from tandem.worker.effects import Router
 from tandem.worker.follow import FollowService
@@ -149,9 +149,9 @@ class Worker:
         return self._config.handoff.digests
 
     def _compose_driver(self, config: Config, model: WorkerModel) -> EngineDriver:
-        limits = engine_limits(config, model)
+        limits = engine_limits(config, model.max_model_len)
         return EngineDriver(
-            compose_engine(config, model),
+            compose_engine(config, model.executor, model.fingerprint, model.max_model_len),
             model.executor,
             self._router,
             self._clock,

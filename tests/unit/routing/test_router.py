@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.load import Load
@@ -48,6 +50,7 @@ M1, M2 = worker("m1", "mixed"), worker("m2", "mixed")
         (view(P1, D1, unlinked="p1-d1"), "strict", "none: no link between the workers, may pass: False"),
         (view(D1), "prefer", "d1-d1 fallback;reason=no_prefill_worker"),
         (view(P1), "prefer", "p1-p1 fallback;reason=no_decode_worker"),
+        (view(M1, D1, linked="m1-d1"), "prefer", "d1-d1 fallback;reason=no_prefill_worker"),
         (view(D1), "strict", "none: no prefill worker, may pass: False"),
         (view(M1, M2, linked="m1-m2"), "prefer", "m1-m1 local"),
         (view(M1, M2, linked="m1-m2"), "strict", "m1-m2 remote"),
@@ -77,3 +80,30 @@ def test_unreported_work_counts_as_queued() -> None:
 
 def test_another_model_is_not_served() -> None:
     assert isinstance(place(view(M1), "other", "off"), NoPlacement)
+
+
+@given(st.data())
+def test_of_all_linked_pairs_the_one_of_least_cost_is_chosen(data: st.DataObject) -> None:
+    """The prefill worker with the fewest queued tokens that has a partner; of its partners the one that runs least."""
+    numbers, pools = st.integers(0, 3), st.sampled_from(["prefill", "decode", "mixed"])
+    workers = [
+        worker(
+            f"w{i}",
+            data.draw(pools),
+            queued=data.draw(numbers),
+            running=data.draw(numbers),
+            build=data.draw(st.sampled_from(["f", "f", "f", "g"])),
+        )
+        for i in range(data.draw(st.integers(1, 6)))
+    ]
+    every = [(p, d) for p in workers for d in workers if p.prefills and d.decodes and p is not d]
+    linked = [pair for pair in every if data.draw(st.booleans())]
+    cluster = ClusterView(tuple(workers), frozenset((p.ref, d.ref) for p, d in linked))
+    outcome = place(cluster, "m", "strict")
+    fit = [(p, d) for p, d in linked if p.fingerprint == d.fingerprint]
+    if not fit:
+        assert isinstance(outcome, NoPlacement)
+        return
+    assert isinstance(outcome, Placement)
+    best = min(fit, key=lambda x: (x[0].queued_tokens, x[0].ref.id, x[1].load.num_running, x[1].ref.id))
+    assert (outcome.prefill, outcome.decode) == (best[0].ref, best[1].ref)

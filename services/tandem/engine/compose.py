@@ -1,45 +1,45 @@
-"""The engine that a configuration and a model ask for; starts no thread and opens nothing."""
+"""The engine that a configuration asks for on an executor, real or simulated; never runs either."""
 
 from __future__ import annotations
 
 from tandem.core.config import Config, SpeculativeConfig
 from tandem.engine.engine import Engine, HandoffLimits
+from tandem.engine.ports import Executor
 from tandem.kv.pool import BlockPool
 from tandem.sched.policy import SchedulerLimits
 from tandem.sched.propose import PromptLookup
 from tandem.sched.speculate import Speculation
 from tandem.sched.targets import LatencyTargets
-from tandem.worker.model import WorkerModel
 
 
-def engine_limits(config: Config, model: WorkerModel) -> SchedulerLimits:
+def engine_limits(config: Config, max_model_len: int) -> SchedulerLimits:
     engine = config.engine
     return SchedulerLimits(
         max_num_batched_tokens=engine.max_num_batched_tokens,
         max_num_seqs=engine.max_num_seqs,
-        max_model_len=model.max_model_len,
+        max_model_len=max_model_len,
         enable_chunked_prefill=engine.enable_chunked_prefill,
         digest_handoffs=config.handoff.digests,
         targets=_targets(config),
     )
 
 
-def compose_engine(config: Config, model: WorkerModel) -> Engine:
+def compose_engine(config: Config, executor: Executor, model_fingerprint: str, max_model_len: int) -> Engine:
+    """`max_model_len` in tokens; the executor says how many blocks there are and how large one is."""
     engine, handoff = config.engine, config.handoff
     pool = BlockPool(
-        model.executor.num_blocks,
-        model.executor.layout.block_size,
+        executor.num_blocks,
+        executor.layout.block_size,
         enable_prefix_caching=engine.enable_prefix_caching,
     )
     deadlines = HandoffLimits(
         lease_s=handoff.lease_s,
         pull_timeout_s=handoff.pull_timeout_s,
         drain_timeout_s=handoff.drain_timeout_s,
-        block_bytes=model.executor.layout.block_bytes,
+        block_bytes=executor.layout.block_bytes,
     )
-    return Engine(
-        pool, engine_limits(config, model), deadlines, model.fingerprint, speculation=_speculation(config.speculative)
-    )
+    limits = engine_limits(config, max_model_len)
+    return Engine(pool, limits, deadlines, model_fingerprint, speculation=_speculation(config.speculative))
 
 
 def _targets(config: Config) -> LatencyTargets:

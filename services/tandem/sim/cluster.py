@@ -1,0 +1,93 @@
+"""A simulated cluster: workers in pools, one gateway, a network; composes them, runs a workload and adds up the books,
+never decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from tandem.core.config import GatewayConfig
+from tandem.core.ids import RequestId
+from tandem.sim.agenda import Agenda
+from tandem.sim.gateway import SimGateway
+from tandem.sim.network import Network
+from tandem.sim.trace import Ask, Trace
+from tandem.sim.transport import Fabric
+from tandem.sim.worker import SimWorker, WorkerSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSpec:
+    """`workers`: each kind and how many of it. Seconds are one way: between any two processes, and before the first
+    byte of a read. `seed` draws the residuals."""
+
+    workers: tuple[tuple[WorkerSpec, int], ...]
+    gateway: GatewayConfig
+    latency_s: float = 2e-4
+    read_latency_s: float = 5e-5
+    seed: int = 0
+
+
+class SimCluster:
+    """Built once, run once. `now` and `digest` are the agenda's: equal specs and workloads give equal digests."""
+
+    def __init__(self, spec: ClusterSpec) -> None:
+        self._agenda = Agenda()
+        self._fabric = Fabric(self._agenda, spec.read_latency_s)
+        self._network = Network(self._agenda, self._fabric, spec.latency_s)
+        kinds = [kind for kind, number in spec.workers for _ in range(number)]
+        self.workers = [
+            SimWorker(self._agenda, kind, f"{kind.pool}-{i}", self._network, spec.seed) for i, kind in enumerate(kinds)
+        ]
+        self._gateway = SimGateway(self._agenda, self._network, self.workers, spec.gateway)
+        self._network.attach(self.workers, self._gateway)
+
+    @property
+    def now(self) -> float:
+        return self._agenda.now
+
+    @property
+    def digest(self) -> str:
+        return self._agenda.digest
+
+    @property
+    def num_events(self) -> int:
+        return self._agenda.num_run
+
+    @property
+    def num_read_bytes(self) -> int:
+        """KV that moved between workers."""
+        return self._fabric.num_bytes
+
+    def run(self, asks: Iterable[Ask], closed_at: Sequence[tuple[float, RequestId]] = ()) -> list[Trace]:
+        """Send each request when it is due, let clients go at the times in `closed_at`, and run until nothing is left
+        to happen. One trace per request, in the order of `asks`, which are taken one by one as they come due and must
+        be in that order: of a long workload only what is open is held."""
+        coming, traces = iter(asks), list[Trace]()
+
+        def send(ask: Ask) -> None:
+            traces.append(self._gateway.open(ask))
+            await_next()
+
+        def await_next() -> None:
+            ask = next(coming, None)
+            if ask is not None:
+                self._agenda.at(ask.due_s, f"ask {ask.request.id}", partial(send, ask))
+
+        for time, request in closed_at:
+            self._agenda.at(time, f"close {request}", partial(self._gateway.close, request))
+        await_next()
+        self._agenda.run()
+        return traces
+
+    def check(self) -> None:
+        """Nothing is open anywhere and all books balance. Raises AssertionError naming what is off."""
+        self._gateway.check()
+        assert self._fabric.num_reads == 0, f"{self._fabric.num_reads} reads have no end"
+        for worker in self.workers:
+            worker.engine.check()
+            books = worker.engine.books()
+            assert worker.is_idle, f"{worker!r} is not idle"
+            assert books.num_free_blocks == books.num_blocks, f"{worker!r} holds blocks: {books}"
+            assert not (books.num_sequences or books.num_leases or books.num_pulls), f"{worker!r}: {books}"

@@ -1,0 +1,60 @@
+"""What the client of one simulated request sees and when; never what a worker did for it."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from itertools import pairwise
+
+from tandem.core.errors import TandemError
+from tandem.core.events import Finished, FinishReason
+from tandem.core.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request that is to be sent at `due_s`, whatever became of earlier ones. `group` is its class in reports."""
+
+    request: Request
+    group: str
+    due_s: float
+
+
+class Trace:
+    """Times are virtual seconds. `path`: as `Placement.path`. It does not keep the request, whose prompt is most of
+    what a simulation holds."""
+
+    __slots__ = ("due_s", "ended_at", "group", "id", "max_tokens", "outcome", "path", "token_times")
+
+    def __init__(self, ask: Ask) -> None:
+        self.id = ask.request.id
+        self.group = ask.group
+        self.due_s = ask.due_s
+        self.max_tokens = ask.request.sampling.max_tokens
+        self.token_times = array("d")
+        self.outcome: Finished | TandemError | None = None
+        self.ended_at = 0.0
+        self.path = ""
+
+    def end(self, outcome: Finished | TandemError, now: float) -> None:
+        """The one end. Raises RuntimeError at a second one."""
+        if self.outcome is not None:
+            raise RuntimeError(f"{self.id} ended twice: {self.outcome}, then {outcome}")
+        self.outcome = outcome
+        self.ended_at = now
+
+    @property
+    def is_complete(self) -> bool:
+        """It ended well and all its tokens have come."""
+        outcome = self.outcome
+        if not isinstance(outcome, Finished) or outcome.num_output_tokens != len(self.token_times):
+            return False
+        return outcome.reason is FinishReason.STOP or len(self.token_times) == self.max_tokens
+
+    @property
+    def ttft_s(self) -> float:
+        return self.token_times[0] - self.due_s
+
+    @property
+    def gaps_s(self) -> list[float]:
+        return [later - earlier for earlier, later in pairwise(self.token_times)]

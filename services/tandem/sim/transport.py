@@ -1,0 +1,106 @@
+"""How long bytes take between workers that share their links; never moves any.
+
+Each worker has a link with so many bytes per second out and as many in. A read gets an equal part of its source's way
+out and of its taker's way in, and goes at the smaller of the two; what it leaves unused is not given to others, which
+makes contention rather too strong than too weak.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+
+from tandem.core.ids import WorkerRef
+from tandem.sim.agenda import Action, Agenda, Event
+
+
+@dataclass(eq=False, slots=True)
+class _Read:
+    source: WorkerRef
+    taker: WorkerRef
+    num_left: float
+    on_done: Action
+    rate: float = 0.0
+    since: float = 0.0
+    next: Event | None = None
+
+
+@dataclass(eq=False, slots=True)
+class _Link:
+    """Dictionaries, because they keep an order."""
+
+    bandwidth: float
+    out: dict[_Read, None] = field(default_factory=dict)
+    into: dict[_Read, None] = field(default_factory=dict)
+
+
+class Fabric:
+    """`latency_s` passes before the first byte of a read. `num_bytes` counts those of all reads that have ended."""
+
+    def __init__(self, agenda: Agenda, latency_s: float) -> None:
+        self._agenda = agenda
+        self._latency_s = latency_s
+        self._links: dict[WorkerRef, _Link] = {}
+        self._reads: dict[_Read, None] = {}
+        self.num_bytes = 0
+
+    def add(self, worker: WorkerRef, bandwidth: float) -> None:
+        """A worker whose link carries so many bytes per second, each way."""
+        if bandwidth <= 0:
+            raise ValueError(f"{worker} has a link of {bandwidth} bytes per second")
+        self._links[worker] = _Link(bandwidth)
+
+    def read(self, source: WorkerRef, taker: WorkerRef, num_bytes: int, on_done: Action) -> None:
+        """Call `on_done` when the bytes have arrived."""
+
+        def done() -> None:
+            self.num_bytes += num_bytes
+            on_done()
+
+        read = _Read(source, taker, num_bytes, done)
+        self._reads[read] = None
+        label = f"read {source.id} > {taker.id} {num_bytes}"
+        read.next = self._agenda.after(self._latency_s, label, lambda: self._begin(read))
+
+    def cut(self, source: WorkerRef, taker: WorkerRef) -> None:
+        """Forget all reads between the two; their `on_done` is never called."""
+        for read in [r for r in self._reads if (r.source, r.taker) == (source, taker)]:
+            if read.next is not None:
+                self._agenda.cancel(read.next)
+            self._remove(read)
+
+    @property
+    def num_reads(self) -> int:
+        return len(self._reads)
+
+    def _begin(self, read: _Read) -> None:
+        read.since, read.next = self._agenda.now, None
+        self._links[read.source].out[read] = None
+        self._links[read.taker].into[read] = None
+        self._share(read)
+
+    def _end(self, read: _Read) -> None:
+        self._remove(read)
+        read.on_done()
+
+    def _remove(self, read: _Read) -> None:
+        del self._reads[read]
+        self._links[read.source].out.pop(read, None)
+        self._links[read.taker].into.pop(read, None)
+        self._share(read)
+
+    def _share(self, changed: _Read) -> None:
+        """Give those beside a read that came or went their new rate; others keep the end that they have."""
+        beside = {**self._links[changed.source].out, **self._links[changed.taker].into}
+        now = self._agenda.now
+        for read in beside:
+            source, taker = self._links[read.source], self._links[read.taker]
+            rate = min(source.bandwidth / len(source.out), taker.bandwidth / len(taker.into))
+            if rate == read.rate:
+                continue
+            if read.next is not None:
+                self._agenda.cancel(read.next)
+            read.num_left = max(0.0, read.num_left - read.rate * (now - read.since))
+            read.rate, read.since = rate, now
+            label = f"read {read.source.id} > {read.taker.id} ends"
+            read.next = self._agenda.after(read.num_left / rate, label, partial(self._end, read))

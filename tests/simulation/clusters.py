@@ -1,0 +1,68 @@
+"""Small simulated clusters and their workloads for tests; never a fake part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from tandem.core.config import Config, EngineConfig, GatewayConfig, HandoffConfig
+from tandem.core.step_cost import StepCost
+from tandem.routing.view import Pool
+from tandem.sim.cluster import ClusterSpec, SimCluster
+from tandem.sim.hardware import H200
+from tandem.sim.roofline import Efficiency, Roofline
+from tandem.sim.shapes import LLAMA_8B, SMOLLM_135M
+from tandem.sim.trace import Ask, Trace
+from tandem.sim.worker import WorkerSpec
+from tandem.sim.workload import MIX, poisson
+
+LAPTOP = StepCost(20e-3, 1.3e-3, 0.8e-3, 0.9e-6, 0.6e-6)
+"""About two cores with the small model, in seconds."""
+GPU = Roofline(LLAMA_8B, H200, efficiency=Efficiency(overhead_s=1e-3))
+
+
+def slow_spec(pool: Pool = "mixed", **changes: object) -> WorkerSpec:
+    """A worker of the small model on a laptop; `changes` are fields of `WorkerSpec`."""
+    spec = WorkerSpec(
+        pool=pool,
+        layout=SMOLLM_135M.layout(16),
+        num_blocks=2000,
+        step_time=LAPTOP.predict,
+        bandwidth=1e9,
+        config=Config(),
+        calibration=LAPTOP,
+    )
+    return replace(spec, **changes)  # type: ignore[arg-type]
+
+
+def gpu_spec(pool: Pool = "mixed", **engine: object) -> WorkerSpec:
+    """Llama-3.1-8B on one H200; `engine` are fields of `EngineConfig`."""
+    settings: dict[str, object] = {"max_num_batched_tokens": 2048, "max_num_seqs": 256, **engine}
+    return WorkerSpec.of(pool, GPU, Config(engine=EngineConfig(**settings)))  # type: ignore[arg-type]
+
+
+def handing_over(**changes: object) -> Config:
+    """Deadlines of a hand-off in seconds."""
+    return Config(handoff=HandoffConfig(**changes))  # type: ignore[arg-type]
+
+
+def cluster(
+    *workers: tuple[WorkerSpec, int], gateway: GatewayConfig | None = None, seed: int = 0, latency_s: float = 2e-4
+) -> SimCluster:
+    return SimCluster(ClusterSpec(workers=workers, gateway=gateway or GatewayConfig(), seed=seed, latency_s=latency_s))
+
+
+def mix(seed: int, count: int, rate: float) -> list[Ask]:
+    return list(poisson(MIX, seed, count, rate))
+
+
+def run(one: SimCluster, workload: Iterable[Ask]) -> list[Trace]:
+    """Run and check all that holds for every run: each request ends once, and well; nothing is left open."""
+    asks = list(workload)
+    traces = one.run(asks)
+    one.check()
+    assert [trace.id for trace in traces] == [ask.request.id for ask in asks]
+    bad = [(trace.id, trace.outcome) for trace in traces if not trace.is_complete]
+    assert not bad, bad
+    assert one.now < max(trace.ended_at for trace in traces) + 1.0, "a lease lapsed that should have been released"
+    return traces

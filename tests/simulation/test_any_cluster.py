@@ -1,0 +1,126 @@
+"""Whatever the cluster, the load and the deadlines: every request ends once, all books balance, and the same again is
+the same run; never one chosen by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import permutations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.core.config import Config, EngineConfig, GatewayConfig, HandoffConfig
+from tandem.core.events import Finished
+from tandem.core.ids import RequestId
+from tandem.routing.router import Disaggregation
+from tandem.routing.view import Pool
+from tandem.sim.cluster import ClusterSpec, SimCluster
+from tandem.sim.trace import Trace
+from tandem.sim.worker import WorkerSpec
+from tandem.sim.workload import Group, poisson
+from tests.property.effort import effort
+from tests.simulation.clusters import slow_spec
+
+GROUPS = (Group("short", 0.7, (1, 60), (1, 12)), Group("long", 0.3, (100, 400), (1, 12)))
+NUM_REQUESTS = 25
+
+
+def specs() -> st.SearchStrategy[WorkerSpec]:
+    """Tight in every way: pools that hold one or two prompts, links that move a block in 4 ms or in 4 s."""
+    engine = st.builds(
+        EngineConfig,
+        max_num_batched_tokens=st.sampled_from([64, 512]),
+        max_num_seqs=st.sampled_from([2, 32]),
+        enable_chunked_prefill=st.booleans(),
+    )
+    handoff = st.builds(
+        HandoffConfig,
+        lease_s=st.sampled_from([0.5, 10.0]),
+        pull_timeout_s=st.sampled_from([0.5, 30.0]),
+        drain_timeout_s=st.sampled_from([0.5, 10.0]),
+    )
+    base = slow_spec()
+    return st.builds(
+        lambda engine, handoff, num_blocks, bandwidth, residuals: replace(
+            base,
+            config=Config(engine=engine, handoff=handoff),
+            num_blocks=num_blocks,
+            bandwidth=bandwidth,
+            residuals=residuals,
+        ),
+        engine,
+        handoff,
+        st.sampled_from([30, 60, 2000]),
+        st.sampled_from([1e5, 1e8]),
+        st.sampled_from([(1.0,), (0.5, 1.0, 3.0)]),
+    )
+
+
+def pools() -> st.SearchStrategy[list[Pool]]:
+    kinds: st.SearchStrategy[Pool] = st.sampled_from(["prefill", "decode", "mixed"])
+    return st.lists(kinds, min_size=1, max_size=4)
+
+
+@effort(40)
+@given(
+    spec=specs(),
+    labels=pools(),
+    gateway=st.builds(
+        GatewayConfig,
+        disaggregation=st.sampled_from(["off", "prefer", "strict"]),
+        queue_timeout_s=st.sampled_from([1.0, 60.0]),
+        progress_timeout_s=st.sampled_from([2.0, 120.0]),
+        max_queued=st.sampled_from([3, 1024]),
+    ),
+    rate=st.sampled_from([0.0, 2.0, 20.0]),
+    latency_s=st.sampled_from([0.0, 1e-3, 0.3]),
+    closed=st.lists(st.tuples(st.floats(0.0, 8.0), st.integers(0, NUM_REQUESTS - 1)), max_size=6),
+    seed=st.integers(0, 5),
+)
+def test_every_request_ends_once_and_nothing_is_left(
+    spec: WorkerSpec,
+    labels: list[Pool],
+    gateway: GatewayConfig,
+    rate: float,
+    latency_s: float,
+    closed: list[tuple[float, int]],
+    seed: int,
+) -> None:
+    workers = tuple((replace(spec, pool=label), 1) for label in labels)
+    cluster = ClusterSpec(workers=workers, gateway=gateway, latency_s=latency_s, seed=seed)
+
+    def run() -> tuple[str, list[Trace]]:
+        one = SimCluster(cluster)
+        traces = one.run(poisson(GROUPS, seed, NUM_REQUESTS, rate), [(t, RequestId(f"r{n}")) for t, n in closed])
+        one.check()
+        return one.digest, traces
+
+    digest, traces = run()
+    assert [trace.id for trace in traces] == [f"r{n}" for n in range(NUM_REQUESTS)]
+    for trace in traces:
+        assert trace.outcome is not None, trace.id
+        assert len(trace.token_times) <= trace.max_tokens
+        assert trace.is_complete or not isinstance(trace.outcome, Finished), "it finished without all its tokens"
+    assert run()[0] == digest
+
+
+@effort(60)
+@given(
+    spec=specs(),
+    labels=pools(),
+    policy=st.sampled_from(["off", "prefer", "strict"]),
+    rate=st.sampled_from([0.0, 2.0, 20.0]),
+    latency_s=st.sampled_from([0.0, 1e-3, 0.3]),
+    seed=st.integers(0, 5),
+)
+def test_with_time_enough_whatever_can_be_placed_ends_well(
+    spec: WorkerSpec, labels: list[Pool], policy: Disaggregation, rate: float, latency_s: float, seed: int
+) -> None:
+    patient = replace(spec, bandwidth=1e8, config=replace(spec.config, handoff=HandoffConfig()))
+    workers = tuple((replace(patient, pool=label), 1) for label in labels)
+    one = SimCluster(ClusterSpec(workers=workers, gateway=GatewayConfig(disaggregation=policy), latency_s=latency_s))
+    traces = one.run(poisson(GROUPS, seed, NUM_REQUESTS, rate))
+    one.check()
+    pairs = [(p, d) for p, d in permutations(labels, 2) if p != "decode" and d != "prefill"]
+    can_be_placed = policy != "strict" or bool(pairs)
+    assert {trace.is_complete for trace in traces} == {can_be_placed}, [t.outcome for t in traces if not t.is_complete]

@@ -1,0 +1,75 @@
+"""The simulated executor's time and tokens; never an engine."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+import pytest
+
+from tandem.core.ids import BlockId, SeqId
+from tandem.core.request import SamplingParams
+from tandem.core.step_cost import StepCost
+from tandem.kv.handoff import BlockDigest
+from tandem.sched.plan import Sampling, Slice, StepPlan
+from tandem.sim.executor import SimExecutor
+from tandem.sim.shapes import SMOLLM_135M
+
+COST = StepCost(1.0, 0.1, 0.01, 0.001, 0.0001)
+LAYOUT = SMOLLM_135M.layout(16)
+
+
+def sampling(index: int, seed: int = 7) -> Sampling:
+    return Sampling(SamplingParams(max_tokens=99, seed=seed), 0, index)
+
+
+def piece(start: int, tokens: tuple[int, ...], drawn: Sampling | None, num_drafted: int = 0) -> Slice:
+    return Slice(SeqId(0), start, len(tokens), tokens, (BlockId(0),), drawn, num_drafted=num_drafted)
+
+
+def executor(**settings: object) -> SimExecutor:
+    return SimExecutor(LAYOUT, 10, COST.predict, **settings)  # type: ignore[arg-type]
+
+
+def drawn(one: Slice) -> list[int]:
+    return [t.id for t in executor().execute(StepPlan(0, (one,))).slices[0].tokens]
+
+
+def test_a_step_takes_what_the_model_says() -> None:
+    plan = StepPlan(0, (piece(9, (1,), sampling(0)), piece(4, (1, 2, 3), None)))
+    # One decode that attends to 10 tokens; a chunk of 3 from position 4 on, which attends to 5 + 6 + 7.
+    assert executor().seconds(plan) == pytest.approx(1.0 + 0.3 + 0.01 + 0.010 + 0.0018)
+
+
+def test_residuals_multiply_and_are_drawn_by_seed_worker_and_number() -> None:
+    plans = [StepPlan(i, (piece(9, (1,), sampling(0)),)) for i in range(500)]
+    base = executor().seconds(plans[0])
+
+    def factors(seed: int, worker: str) -> list[float]:
+        one = executor(seed=seed, worker=worker, residuals=(0.5, 1.0, 2.0))
+        return [round(one.seconds(plan) / base, 9) for plan in plans]
+
+    usual = factors(1, "a")
+    assert usual == factors(1, "a") and set(usual) == {0.5, 1.0, 2.0}
+    assert usual != factors(2, "a") and usual != factors(1, "b")
+    assert fmean(usual) == pytest.approx(3.5 / 3, rel=0.1)
+    with pytest.raises(ValueError, match="factors above 0"):
+        executor(residuals=(1.0, 0.0))
+
+
+def test_tokens_depend_on_seed_and_index_and_on_nothing_else() -> None:
+    first = drawn(piece(9, (1,), sampling(3)))
+    assert drawn(piece(40, (5, 6, 7), sampling(3))) == first != drawn(piece(9, (1,), sampling(4)))
+    assert drawn(piece(9, (1,), sampling(3, seed=8))) != first
+    assert drawn(piece(9, (1, 2), None)) == []
+
+
+def test_guesses_count_as_far_as_they_are_right() -> None:
+    (a,), (b,), (c,) = (drawn(piece(9, (1,), sampling(i))) for i in range(3))
+    assert drawn(piece(9, (1, a, b), sampling(0), num_drafted=2)) == [a, b, c]
+    assert drawn(piece(9, (1, a, b + 1), sampling(0), num_drafted=2)) == [a, b]
+    assert drawn(piece(9, (1, a + 1, b), sampling(0), num_drafted=2)) == [a]
+
+
+def test_blocks_that_are_to_be_digested_are_named() -> None:
+    one = Slice(SeqId(0), 0, 16, (1,) * 16, (BlockId(3),), None, digest_blocks=(BlockId(3),))
+    assert executor().execute(StepPlan(0, (one,))).slices[0].digests == (BlockDigest(BlockId(3), ()),)

@@ -1,0 +1,81 @@
+"""How reads share links in virtual time; never an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.sim.agenda import Agenda
+from tandem.sim.transport import Fabric
+
+A, B, C, D = (WorkerRef(WorkerId(name), Incarnation(1), f"{name}:1") for name in "abcd")
+
+
+def ends(*reads: tuple[float, WorkerRef, WorkerRef, int], latency_s: float = 0.0) -> Sequence[float]:
+    """When each of (start, source, taker, bytes) ends; links carry 100 bytes per second, D's 25."""
+    agenda = Agenda()
+    fabric = Fabric(agenda, latency_s)
+    for worker, bandwidth in ((A, 100.0), (B, 100.0), (C, 100.0), (D, 25.0)):
+        fabric.add(worker, bandwidth)
+    ended = [0.0] * len(reads)
+
+    def start(index: int) -> None:
+        _, source, taker, num_bytes = reads[index]
+        fabric.read(source, taker, num_bytes, lambda: ended.__setitem__(index, agenda.now))
+
+    for index, read in enumerate(reads):
+        agenda.at(read[0], "start", lambda i=index: start(i))  # type: ignore[misc]
+    agenda.run()
+    assert fabric.num_reads == 0 and fabric.num_bytes == sum(read[3] for read in reads)
+    return ended
+
+
+def test_one_read_takes_latency_and_bytes_over_bandwidth() -> None:
+    assert ends((1.0, A, B, 200), latency_s=0.5) == pytest.approx([3.5])
+    assert ends((0.0, A, B, 0), latency_s=0.5) == pytest.approx([0.5])
+
+
+def test_the_slower_end_sets_the_pace() -> None:
+    assert ends((0.0, A, D, 100)) == ends((0.0, D, A, 100)) == pytest.approx([4.0])
+
+
+def test_reads_from_one_source_or_into_one_taker_share_it() -> None:
+    assert ends((0.0, A, B, 100), (0.0, A, C, 100)) == pytest.approx([2.0, 2.0])
+    assert ends((0.0, A, C, 100), (0.0, B, C, 100)) == pytest.approx([2.0, 2.0])
+
+
+def test_ways_out_and_in_are_apart_and_so_are_other_links() -> None:
+    assert ends((0.0, A, B, 100), (0.0, B, A, 100)) == pytest.approx([1.0, 1.0])
+    assert ends((0.0, A, B, 100), (0.0, C, D, 100)) == pytest.approx([1.0, 4.0])
+
+
+def test_who_comes_later_slows_the_first_and_who_goes_gives_back() -> None:
+    # 50 bytes alone until 0.5, then half each: the second's 25 end at 1.0, the first has 25 left for the whole link.
+    assert ends((0.0, A, B, 100), (0.5, A, C, 25)) == pytest.approx([1.25, 1.0])
+
+
+def test_many_reads_use_a_link_fully() -> None:
+    assert max(ends(*((0.1 * i, A, (B, C)[i % 2], 100) for i in range(10)))) == pytest.approx(10.0)
+
+
+def test_what_is_cut_never_ends_and_leaves_the_link_to_others() -> None:
+    agenda = Agenda()
+    fabric = Fabric(agenda, 0.5)
+    for worker in (A, B, C):
+        fabric.add(worker, 100.0)
+    ended: list[float] = []
+    fabric.read(A, B, 100, lambda: pytest.fail("it was cut"))
+    fabric.read(A, C, 100, lambda: ended.append(agenda.now))
+    agenda.at(1.0, "late", lambda: fabric.read(A, B, 100, lambda: pytest.fail("it was cut before its first byte")))
+    agenda.at(1.25, "cut", lambda: fabric.cut(A, B))
+    agenda.run()
+    # 37.5 bytes by 1.25 s at half of the link, the rest at all of it.
+    assert ended == pytest.approx([1.875])
+    assert fabric.num_reads == 0 and fabric.num_bytes == 100
+
+
+def test_a_link_without_bandwidth_is_refused() -> None:
+    with pytest.raises(ValueError, match="a link of 0"):
+        Fabric(Agenda(), 0.0).add(A, 0)

@@ -1,0 +1,95 @@
+"""One simulated worker does between steps what the real driver does; never a whole cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import Finished, Token
+from tandem.core.ids import RequestId
+from tandem.core.load import Load
+from tandem.core.request import Generate, Request, SamplingParams
+from tandem.engine.effects import Effect, Emit
+from tandem.sim.agenda import Agenda
+from tandem.sim.worker import SimWorker
+from tests.simulation.clusters import LAPTOP, slow_spec
+
+
+class Notes:
+    """An `Outlet` that keeps what it was given, with the time."""
+
+    def __init__(self, agenda: Agenda) -> None:
+        self._agenda = agenda
+        self.effects: list[tuple[float, Effect]] = []
+        self.loads: list[Load] = []
+
+    def dispatch(self, worker: SimWorker, effects: Sequence[Effect], load: Load | None) -> None:
+        self.effects += [(self._agenda.now, effect) for effect in effects]
+        if load is not None:
+            self.loads.append(load)
+
+    def times(self, name: str, kind: type[Token] | type[Finished]) -> list[float]:
+        return [
+            time
+            for time, effect in self.effects
+            if isinstance(effect, Emit) and isinstance(effect.event, kind) and effect.event.key.request == name
+        ]
+
+
+def job(name: str, num_prompt: int, max_tokens: int = 1) -> Generate:
+    sampling = SamplingParams(max_tokens=max_tokens)
+    request = Request(id=RequestId(name), model="m", prompt_tokens=(ord(name),) * num_prompt, sampling=sampling)
+    return Generate(request=request, attempt=1)
+
+
+def rig(num_blocks: int = 2000) -> tuple[Agenda, Notes, SimWorker]:
+    agenda = Agenda()
+    notes = Notes(agenda)
+    return agenda, notes, SimWorker(agenda, slow_spec(num_blocks=num_blocks), "w", notes, seed=0)
+
+
+def test_what_comes_while_a_step_runs_waits_for_its_end() -> None:
+    agenda, notes, worker = rig()
+    answered: list[float] = []
+    agenda.at(0.0, "a", lambda: worker.submit(job("a", 100), lambda *_: answered.append(agenda.now)))
+    agenda.at(0.05, "b", lambda: worker.submit(job("b", 50), lambda *_: answered.append(agenda.now)))
+    agenda.run()
+    first = LAPTOP.base_s + LAPTOP.chunk_s(0, 100)
+    assert answered == [0.0, pytest.approx(first)]
+    assert notes.times("a", Finished) == [pytest.approx(first)]
+    assert notes.times("b", Finished) == [pytest.approx(first + LAPTOP.base_s + LAPTOP.chunk_s(0, 50))]
+    assert worker.busy_s == pytest.approx(agenda.now) and worker.num_steps == 2
+
+
+def test_a_refusal_is_answered_and_leaves_nothing() -> None:
+    agenda, _, worker = rig(num_blocks=4)
+    answers: list[TandemError | None] = []
+    agenda.at(0.0, "a", lambda: worker.submit(job("a", 500), lambda refusal, _: answers.append(refusal)))
+    agenda.run()
+    (refusal,) = answers
+    assert refusal is not None and refusal.kind is ErrorKind.CONTEXT_LENGTH
+    assert worker.is_idle and worker.num_steps == 0
+
+
+def test_a_cancel_between_two_steps_ends_the_stream_there() -> None:
+    agenda, notes, worker = rig()
+    agenda.at(0.0, "a", lambda: worker.submit(job("a", 100, max_tokens=500), lambda *_: None))
+    agenda.at(0.3, "cancel", lambda: worker.post(lambda engine, now: engine.cancel(job("a", 100).key, now)))
+    agenda.run()
+    # The step that runs at 0.3 s still ends; the cancel waits for it and comes before the next is planned.
+    assert agenda.now < 0.3 + LAPTOP.base_s + 2 * LAPTOP.decode_seq_s + 0.05
+    assert 2 <= len(notes.times("a", Token)) < 20 and not notes.times("a", Finished)
+    assert worker.is_idle
+    worker.engine.check()
+
+
+def test_a_load_is_told_when_it_has_changed() -> None:
+    agenda, notes, worker = rig()
+    agenda.at(0.0, "a", lambda: worker.submit(job("a", 100, max_tokens=8), lambda *_: None))
+    agenda.run()
+    assert all(a != b for a, b in pairwise(notes.loads))
+    assert max(load.num_running for load in notes.loads) == 1
+    assert notes.loads[-1] == worker.engine.load() and notes.loads[-1].num_running == 0
