@@ -11,9 +11,14 @@ from types import FrameType
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+class Stopped(KeyboardInterrupt):
+    """A start was stopped. Not KeyboardInterrupt itself: where that passes through code that a C extension runs, as the
+    import of torch does, `python -m` ends by SIGINT, although somebody caught it."""
+
+
 class StopSignals:
-    """`event` is set by the first signal. One that comes during the start also raises KeyboardInterrupt there, because
-    most of a start is waiting inside libraries that know no event."""
+    """`event` is set by the first signal. One that comes during the start also raises Stopped there, because most of a
+    start is waiting inside libraries that know no event."""
 
     def __init__(self) -> None:
         self.event = threading.Event()
@@ -37,4 +42,4 @@ class StopSignals:
         self.event.set()
         if self._is_starting:
             self._is_starting = False  # the way out is not interrupted a second time
-            raise KeyboardInterrupt
+            raise Stopped

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import threading
@@ -142,8 +143,14 @@ def test_ctrl_c_stops_the_answer_and_not_the_conversation(
     assert main_thread is not None
 
     def interrupt_and_hold(handler: BaseHTTPRequestHandler) -> None:
-        signal.pthread_kill(main_thread, signal.SIGINT)
-        handler.rfile.read(1)  # until the client hangs up
+        """Until the client hangs up. A signal that comes just before a thread begins to wait is seen only after: then
+        a person presses the keys again."""
+        handler.connection.settimeout(5.0)
+        while True:
+            signal.pthread_kill(main_thread, signal.SIGINT)
+            with contextlib.suppress(TimeoutError):
+                handler.connection.recv(1)
+                return
 
     script.answers = [stream(delta("endless"), then=interrupt_and_hold), stream(delta("fine"), "[DONE]")]
     assert chat(monkeypatch, script, ["one", "two"]) == 0

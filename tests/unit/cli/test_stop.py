@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -47,3 +49,20 @@ def test_it_takes_the_signals_back_from_a_library() -> None:
         signals.listen()
     signal.raise_signal(signal.SIGTERM)
     assert signals.event.is_set()
+
+
+_PROGRAM = """
+import ctypes
+from tandem.cli.stop import StopSignals
+
+signals = StopSignals()
+with signals.starting():
+    ctypes.pythonapi.PyRun_SimpleString(b"import signal; signal.raise_signal(signal.SIGINT)")
+print(signals.event.is_set())
+"""
+
+
+def test_one_inside_what_an_extension_runs_does_not_end_the_process() -> None:
+    """The interpreter keeps in mind that a KeyboardInterrupt left such code, whoever caught it later."""
+    done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
