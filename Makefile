@@ -36,5 +36,5 @@ soak: setup ## tests that run for long to find what is rare
 proto: setup ## generate services/tandem/wire/gen from proto/
 	$(BIN)/python .ci/generate_proto.py
 
-bench: setup ## compare workloads over HTTP, on the bare engine and on the peers that are installed, in ten minutes
+bench: setup ## compare workloads over HTTP, on the bare engine and on the peers that are installed
 	@$(BIN)/python -m loadtest bench $(ARGS)
