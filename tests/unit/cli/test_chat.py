@@ -141,6 +141,8 @@ def test_ctrl_c_stops_the_answer_and_not_the_conversation(
 ) -> None:
     main_thread = threading.main_thread().ident
     assert main_thread is not None
+    # A shell's background jobs are started with the signal ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupt_and_hold(handler: BaseHTTPRequestHandler) -> None:
         """Until the client hangs up. A signal that comes just before a thread begins to wait is seen only after: then
@@ -153,7 +155,10 @@ def test_ctrl_c_stops_the_answer_and_not_the_conversation(
                 return
 
     script.answers = [stream(delta("endless"), then=interrupt_and_hold), stream(delta("fine"), "[DONE]")]
-    assert chat(monkeypatch, script, ["one", "two"]) == 0
+    try:
+        assert chat(monkeypatch, script, ["one", "two"]) == 0
+    finally:
+        signal.signal(signal.SIGINT, before)
     out = capsys.readouterr().out
     assert "[stopped]" in out and "fine" in out and len(script.asked) == 2
 
