@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import permutations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,6 +62,7 @@ def pools() -> st.SearchStrategy[list[Pool]]:
     return st.lists(kinds, min_size=1, max_size=4)
 
 
+@pytest.mark.slow
 @effort(40)
 @given(
     spec=specs(),
@@ -104,6 +106,7 @@ def test_every_request_ends_once_and_nothing_is_left(
     assert run()[0] == digest
 
 
+@pytest.mark.slow
 @effort(60)
 @given(
     spec=specs(),
