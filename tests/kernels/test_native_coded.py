@@ -17,7 +17,8 @@ from tests.kernels.builds import WIDTHS, compile_each
 from tests.kernels.codes import random_codes
 
 _ROWS = [1, 2, 4, 5, 13, 15, 29, 141, 300]
-_SHAPES = [(1, 32), (33, 64), (96, 160), (130, 576)]
+_SHAPES = [(1, 32), (33, 64), (96, 160), (130, 576), (40, 1600)]
+"""The last is longer than what becomes floats at once."""
 
 
 def _random(*shape: int, seed: int = 3) -> torch.Tensor:

@@ -135,7 +135,6 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "tandem_decoder_forward": (c_char_p, (c_void_p, c_void_p, POINTER(CStep), c_void_p)),
     "tandem_decoder_logits": (c_char_p, (c_void_p, c_void_p, c_void_p, c_int, c_void_p)),
     "tandem_linear": (None, (c_void_p, c_void_p, c_int, c_int, POINTER(CMatrix), c_void_p, c_int, c_int)),
-    "tandem_linear_int8": (c_char_p, (c_void_p, c_void_p, c_int, POINTER(CMatrix), c_void_p, c_int, c_int)),
     "tandem_embed": (None, (POINTER(CMatrix), c_void_p, c_int, c_void_p)),
     "tandem_attention": (
         c_char_p,
@@ -238,12 +237,6 @@ _CODINGS = {torch.float32: Coding.FLOAT, torch.bfloat16: Coding.BFLOAT, torch.ui
 def linear(team: Team, x: torch.Tensor, weights: CMatrix, into: Into, y: torch.Tensor) -> torch.Tensor:
     """`y = x W^T`, computed in floats whatever the coding. `x` `[m, k]`; yields `y`, `[m, n]` or half of it."""
     load().tandem_linear(team.handle, address(x), x.shape[1], len(x), byref(weights), address(y), y.shape[1], int(into))
-    return y
-
-
-def linear_int8(team: Team, x: torch.Tensor, weights: CMatrix, into: Into, y: torch.Tensor) -> torch.Tensor:
-    """The same with rows quantised to int8, see `reference.linear_int8`; weights of 8 bits only."""
-    check(load().tandem_linear_int8(team.handle, address(x), len(x), byref(weights), address(y), y.shape[1], int(into)))
     return y
 
 

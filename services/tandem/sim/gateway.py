@@ -23,7 +23,7 @@ from tandem.routing.view import ClusterView, WorkerView
 from tandem.sim.agenda import Agenda
 from tandem.sim.network import Network
 from tandem.sim.trace import Ask, Trace
-from tandem.sim.worker import SimWorker
+from tandem.sim.worker import FINGERPRINT, SimWorker
 
 TICK_S = 0.05
 REFUSAL_BACKOFF_S = 0.1
@@ -52,7 +52,7 @@ class _Link:
 
     def view(self) -> WorkerView:
         worker = self.worker
-        return WorkerView(worker.ref, worker.spec.pool, MODEL, "simulated", self.load, self.num_unreported)
+        return WorkerView(worker.ref, worker.spec.pool, MODEL, FINGERPRINT, self.load, self.num_unreported)
 
 
 class SimGateway:

@@ -1,4 +1,7 @@
-"""What accelerators can do at best, each figure with where it comes from; never says what a program reaches of it."""
+"""What accelerators can do at best, each figure with where it comes from; never says what a program reaches of it.
+
+The figures were written down from memory of the sources that they name and are still to be compared with them.
+"""
 
 from __future__ import annotations
 

@@ -28,6 +28,8 @@ from tandem.sim.roofline import Roofline
 
 TICK_S = 0.05
 """As the real driver's."""
+FINGERPRINT = "simulated"
+"""All workers serve one model."""
 
 Command = Callable[[Engine, float], Sequence[Effect]]
 Answer = Callable[[TandemError | None, Load], None]
@@ -85,7 +87,7 @@ class SimWorker:
             spec.layout, spec.num_blocks, spec.step_time, seed=seed, worker=name, residuals=spec.residuals
         )
         max_model_len = spec.config.engine.max_model_len or spec.num_blocks * spec.layout.block_size
-        self.engine = compose_engine(spec.config, self._executor, "simulated", max_model_len)
+        self.engine = compose_engine(spec.config, self._executor, FINGERPRINT, max_model_len)
         if spec.calibration is not None:
             self.engine.pacer.calibrated(spec.calibration)
         self._agenda = agenda

@@ -200,8 +200,9 @@ inline float weight_at(const Matrix& w, std::int64_t column, int i) {
         case Coding::kBfloat:
             return std::bit_cast<float>(std::uint32_t(static_cast<const std::uint16_t*>(w.panels)[at]) << 16);
         case Coding::kEight: {
-            const std::size_t word = (std::size_t(panel) * w.k / 4 + i / 4) * kPanel + place;
-            const int value = static_cast<const std::uint8_t*>(w.panels)[word * 4 + i % 4] - 128;
+            const std::size_t word = (std::size_t(panel) * w.k + i) / Eights::kPerWord * kPanel + place;
+            const std::size_t byte = word * Eights::kPerWord + i % Eights::kPerWord;
+            const int value = static_cast<const std::uint8_t*>(w.panels)[byte] - 128;
             const std::size_t group = std::size_t(panel) * (w.k / w.group) + i / w.group;
             return static_cast<float>(value) * w.scales[group * kPanel + place];
         }

@@ -85,20 +85,6 @@ void tandem_linear(Team* team, const float* x, int ldx, int m, const Matrix* w, 
     team->run([&](Lane& lane) { linear(lane, x, ldx, m, *w, y, ldy, static_cast<Into>(into)); });
 }
 
-const char* tandem_linear_int8(Team* team, const float* x, int m, const Matrix* w, float* y, int ldy, int into) {
-    return guarded([&] {
-        QuantizedRows rows;
-        rows.reserve(m, w->k);
-        team->run([&](Lane& lane) {
-            lane.share(m, 1, [&](int begin, int end) {
-                for (int r = begin; r < end; ++r) rows.prepare(x + std::size_t(r) * w->k, w->k, r);
-            });
-            lane.wait();
-            rows.multiply(lane, x, m, *w, y, ldy, static_cast<Into>(into));
-        });
-    });
-}
-
 void tandem_embed(const Matrix* table, const std::int64_t* tokens, int count, float* out) {
     for (std::int64_t i = 0; i < count; ++i) embed_row(*table, tokens[i], out + i * table->k);
 }

@@ -1,9 +1,10 @@
 // Products of rows with the weights of linear layers, in fp32; owns no memory, and never lets an element's bits depend
 // on the rows beside it, on the number of lanes or on the width of vectors.
 //
-// Every element is one chain of fused multiply-adds over ascending k that begins at zero, then its epilogue. The whole
-// chain stays in a register: tiles as those of GotoBLAS (Goto and van de Geijn, 2008), but with x read in place through
-// broadcasts and with weights that were packed beforehand.
+// Every element is one chain of fused multiply-adds over ascending k that begins at zero, then its epilogue. The chain
+// stays in a register: tiles as those of GotoBLAS (Goto and van de Geijn, 2008), but with x read in place through
+// broadcasts and with weights that were packed beforehand. Only between parts of a panel that became floats first does
+// it lie in memory.
 #pragma once
 
 #include <algorithm>
