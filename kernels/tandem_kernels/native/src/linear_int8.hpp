@@ -1,8 +1,8 @@
 // Products of int8 rows with weights of 8 or 4 bits of linear layers; owns no memory, and never lets an element's bits
 // depend on the rows beside it, on the number of lanes or on the machine's instructions.
 //
-// The meaning is `tandem_kernels.reference.linear_int8`, of 4-bit codes `reference.codes`: the products of a row's group
-// are summed as integers, exactly; groups of a row and then groups of weights are added in ascending order by one fused
+// The meaning is `tandem_kernels.reference.linear_int8`, of 4-bit codes `reference.codes`: products of a row's group are
+// summed as integers, exactly; groups of a row and then groups of weights are added in ascending order by one fused
 // multiply-add each. Weights of 8 bits lie in memory as value + 128, because the machine's fourfold products take one
 // unsigned factor; what that adds to a group is known before the weights are read.
 #pragma once
