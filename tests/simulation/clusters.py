@@ -6,15 +6,17 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tandem.core.config import Config, EngineConfig, GatewayConfig, HandoffConfig
+from tandem.core.ids import RequestId
 from tandem.core.step_cost import StepCost
 from tandem.routing.view import Pool
 from tandem.sim.cluster import ClusterSpec, SimCluster
 from tandem.sim.hardware import H200
 from tandem.sim.roofline import Efficiency, Roofline
 from tandem.sim.shapes import LLAMA_8B, SMOLLM_135M
-from tandem.sim.trace import Ask, Trace
+from tandem.sim.trace import Trace
 from tandem.sim.worker import WorkerSpec
-from tandem.sim.workload import MIX, poisson
+from tandem.workload.ask import Ask
+from tandem.workload.mix import MIX, poisson
 
 LAPTOP = StepCost(20e-3, 1.3e-3, 0.8e-3, 0.9e-6, 0.6e-6)
 """About two cores with the small model, in seconds."""
@@ -56,10 +58,19 @@ def mix(seed: int, count: int, rate: float) -> list[Ask]:
     return list(poisson(MIX, seed, count, rate))
 
 
+def traces_of(
+    one: SimCluster, workload: Iterable[Ask], closed_at: Iterable[tuple[float, RequestId]] = ()
+) -> list[Trace]:
+    """Run, and give the traces in the order of the requests' numbers."""
+    traces: list[Trace] = []
+    one.run(workload, traces.append, closed_at)
+    return sorted(traces, key=lambda trace: int(trace.id.removeprefix("r")))
+
+
 def run(one: SimCluster, workload: Iterable[Ask]) -> list[Trace]:
     """Run and check all that holds for every run: each request ends once, and well; nothing is left open."""
     asks = list(workload)
-    traces = one.run(asks)
+    traces = traces_of(one, asks)
     one.check()
     assert [trace.id for trace in traces] == [ask.request.id for ask in asks]
     bad = [(trace.id, trace.outcome) for trace in traces if not trace.is_complete]

@@ -7,8 +7,8 @@ from statistics import fmean
 
 import pytest
 
-from tandem.sim import chance
 from tandem.sim.agenda import Agenda
+from tandem.workload import chance
 
 
 def test_events_run_by_time_and_then_in_the_order_in_which_they_were_asked_for() -> None:

@@ -18,9 +18,9 @@ from tandem.routing.view import Pool
 from tandem.sim.cluster import ClusterSpec, SimCluster
 from tandem.sim.trace import Trace
 from tandem.sim.worker import WorkerSpec
-from tandem.sim.workload import Group, poisson
+from tandem.workload.mix import Group, poisson
 from tests.property.effort import effort
-from tests.simulation.clusters import slow_spec
+from tests.simulation.clusters import slow_spec, traces_of
 
 GROUPS = (Group("short", 0.7, (1, 60), (1, 12)), Group("long", 0.3, (100, 400), (1, 12)))
 NUM_REQUESTS = 25
@@ -93,7 +93,7 @@ def test_every_request_ends_once_and_nothing_is_left(
 
     def run() -> tuple[str, list[Trace]]:
         one = SimCluster(cluster)
-        traces = one.run(poisson(GROUPS, seed, NUM_REQUESTS, rate), [(t, RequestId(f"r{n}")) for t, n in closed])
+        traces = traces_of(one, poisson(GROUPS, seed, NUM_REQUESTS, rate), [(t, RequestId(f"r{n}")) for t, n in closed])
         one.check()
         return one.digest, traces
 
@@ -122,7 +122,7 @@ def test_with_time_enough_whatever_can_be_placed_ends_well(
     patient = replace(spec, bandwidth=1e8, config=replace(spec.config, handoff=HandoffConfig()))
     workers = tuple((replace(patient, pool=label), 1) for label in labels)
     one = SimCluster(ClusterSpec(workers=workers, gateway=GatewayConfig(disaggregation=policy), latency_s=latency_s))
-    traces = one.run(poisson(GROUPS, seed, NUM_REQUESTS, rate))
+    traces = traces_of(one, poisson(GROUPS, seed, NUM_REQUESTS, rate))
     one.check()
     pairs = [(p, d) for p, d in permutations(labels, 2) if p != "decode" and d != "prefill"]
     can_be_placed = policy != "strict" or bool(pairs)

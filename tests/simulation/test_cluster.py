@@ -14,9 +14,9 @@ from tandem.sim import gateway as sim_gateway
 from tandem.sim import worker as sim_worker
 from tandem.sim.trace import Trace
 from tandem.sim.worker import WorkerSpec
-from tandem.sim.workload import Group, poisson
 from tandem.worker import driver
-from tests.simulation.clusters import LAPTOP, cluster, gpu_spec, handing_over, mix, run, slow_spec
+from tandem.workload.mix import Group, poisson
+from tests.simulation.clusters import LAPTOP, cluster, gpu_spec, handing_over, mix, run, slow_spec, traces_of
 
 Workers = Sequence[tuple[WorkerSpec, int]]
 SPLIT: Workers = ((slow_spec("prefill"), 1), (slow_spec("decode"), 2))
@@ -74,7 +74,7 @@ def test_a_client_that_goes_leaves_nothing_behind() -> None:
     asks = mix(seed=4, count=40, rate=2.0)
     gone = {ask.request.id: ask.due_s + 0.05 * i for i, ask in enumerate(asks) if i % 2}
     one = cluster(*SPLIT)
-    traces = one.run(asks, [(time, request) for request, time in gone.items()])
+    traces = traces_of(one, asks, [(time, request) for request, time in gone.items()])
     one.check()
     ended = {trace.id: trace for trace in traces}
     cut = [r for r in gone if not ended[r].is_complete]
@@ -87,7 +87,7 @@ def test_a_client_that_goes_leaves_nothing_behind() -> None:
 def test_a_full_line_refuses_and_an_endless_wait_ends() -> None:
     pair = (slow_spec("prefill", num_blocks=200), 1), (slow_spec("decode", num_blocks=200), 1)
     one = cluster(*pair, gateway=GatewayConfig(max_queued=8, queue_timeout_s=3.0))
-    traces = one.run(mix(seed=5, count=80, rate=10.0))
+    traces = traces_of(one, mix(seed=5, count=80, rate=10.0))
     one.check()
     kinds = [_kind(trace) for trace in traces]
     assert set(kinds) == {None, ErrorKind.OVERLOADED, ErrorKind.NO_WORKER}
@@ -100,7 +100,7 @@ def test_a_link_too_slow_for_its_reads_fails_them_loudly() -> None:
     config = handing_over(pull_timeout_s=0.5, drain_timeout_s=0.5, lease_s=1.0)
     prefill = slow_spec("prefill", bandwidth=1e5, config=config)
     one = cluster((prefill, 1), (slow_spec("decode", bandwidth=1e5, config=config), 1))
-    traces = one.run(mix(seed=6, count=6, rate=1.0))
+    traces = traces_of(one, mix(seed=6, count=6, rate=1.0))
     one.check()
     assert {_kind(trace) for trace in traces} == {ErrorKind.KV_LOST}
     assert one.num_read_bytes == 0, "no read came to its end"
@@ -116,7 +116,7 @@ def test_a_read_longer_than_a_lease_is_renewed() -> None:
 
 def test_without_any_worker_for_it_a_request_is_refused_in_time() -> None:
     one = cluster((slow_spec("decode"), 1), gateway=GatewayConfig(disaggregation="strict", queue_timeout_s=2.0))
-    traces = one.run(mix(seed=7, count=3, rate=0.0))
+    traces = traces_of(one, mix(seed=7, count=3, rate=0.0))
     one.check()
     assert {_kind(trace) for trace in traces} == {ErrorKind.NO_WORKER}
     assert all(2.0 <= trace.ended_at < 2.2 for trace in traces)
@@ -165,7 +165,7 @@ def test_a_saturated_worker_decodes_as_fast_as_its_model_allows() -> None:
 
 def test_a_cluster_says_what_is_still_open() -> None:
     one = cluster((slow_spec(), 1))
-    one._gateway.open(mix(seed=1, count=1, rate=0.0)[0])
+    one._gateway.open(mix(seed=1, count=1, rate=0.0)[0], lambda trace: None)
     one._agenda.run(until=0.1)
     with pytest.raises(AssertionError, match="1 requests have no end"):
         one.check()

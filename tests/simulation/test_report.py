@@ -10,8 +10,8 @@ import pytest
 
 from tandem.core.config import GatewayConfig
 from tandem.sim.report import report, spread
-from tandem.sim.workload import MIX, Group, poisson
-from tests.simulation.clusters import cluster, mix, run, slow_spec
+from tandem.workload.mix import MIX, Group, poisson
+from tests.simulation.clusters import cluster, mix, run, slow_spec, traces_of
 
 # ---- workload
 
@@ -84,7 +84,7 @@ def test_a_report_adds_up() -> None:
 
 def test_failures_are_counted_and_kept_out_of_the_latencies() -> None:
     one = cluster((slow_spec("decode"), 1), gateway=GatewayConfig(disaggregation="strict", queue_timeout_s=2.0))
-    traces = one.run(poisson([Group("g", 1.0, (9, 9), (5, 5))], seed=7, count=3, rate=0.0))
+    traces = traces_of(one, poisson([Group("g", 1.0, (9, 9), (5, 5))], seed=7, count=3, rate=0.0))
     told = report(one, traces)
     assert told.errors == {"no_worker": 3}
     assert told.groups[0].ttft is None and told.groups[0].num_complete == 0

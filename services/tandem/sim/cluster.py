@@ -3,18 +3,20 @@ never decides."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
 from tandem.core.config import GatewayConfig
+from tandem.core.events import Finished
 from tandem.core.ids import RequestId
 from tandem.sim.agenda import Agenda
 from tandem.sim.gateway import SimGateway
 from tandem.sim.network import Network
-from tandem.sim.trace import Ask, Trace
+from tandem.sim.trace import Trace
 from tandem.sim.transport import Fabric
 from tandem.sim.worker import SimWorker, WorkerSpec
+from tandem.workload.ask import Ask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,26 +62,42 @@ class SimCluster:
         """KV that moved between workers."""
         return self._fabric.num_bytes
 
-    def run(self, asks: Iterable[Ask], closed_at: Sequence[tuple[float, RequestId]] = ()) -> list[Trace]:
-        """Send each request when it is due, let clients go at the times in `closed_at`, and run until nothing is left
-        to happen. One trace per request, in the order of `asks`, which are taken one by one as they come due and must
-        be in that order: of a long workload only what is open is held."""
-        coming, traces = iter(asks), list[Trace]()
+    def run(
+        self,
+        asks: Iterable[Ask],
+        ended: Callable[[Trace], None],
+        closed_at: Iterable[tuple[float, RequestId]] = (),
+    ) -> None:
+        """Send each request when it is due, and what follows on its answer; let clients go at the times in
+        `closed_at`; run until nothing is left to happen. `ended` is called with the trace of each request at its end.
+        `asks` are taken one by one as they come due and must be in that order: of a long workload only what is open
+        is held."""
+        coming = iter(asks)
 
         def send(ask: Ask) -> None:
-            traces.append(self._gateway.open(ask))
-            await_next()
+            self._gateway.open(ask, partial(over, ask))
 
-        def await_next() -> None:
+        def over(ask: Ask, trace: Trace) -> None:
+            ended(trace)
+            if ask.follow is not None and isinstance(trace.outcome, Finished):
+                await_due(ask.follow(trace.tokens or (), trace.ended_at), send)
+
+        def send_one(ask: Ask) -> None:
+            send(ask)
+            await_one()
+
+        def await_one() -> None:
             ask = next(coming, None)
             if ask is not None:
-                self._agenda.at(ask.due_s, f"ask {ask.request.id}", partial(send, ask))
+                await_due(ask, send_one)
+
+        def await_due(ask: Ask, action: Callable[[Ask], None]) -> None:
+            self._agenda.at(ask.due_s, f"ask {ask.request.id}", partial(action, ask))
 
         for time, request in closed_at:
             self._agenda.at(time, f"close {request}", partial(self._gateway.close, request))
-        await_next()
+        await_one()
         self._agenda.run()
-        return traces
 
     def check(self) -> None:
         """Nothing is open anywhere and all books balance. Raises AssertionError naming what is off."""

@@ -11,7 +11,7 @@ from tandem.kv.handoff import BlockDigest
 from tandem.kv.layout import KVLayout
 from tandem.sched.plan import Slice, SliceResult, StepPlan, StepResult
 from tandem.sched.step_cost import features
-from tandem.sim import chance
+from tandem.workload import chance
 
 StepTime = Callable[[StepFeatures], float]
 """Seconds of a step; `StepCost.predict` and `Roofline.seconds` are such."""

@@ -5,7 +5,7 @@ It does what `gateway.dispatch` does on an event loop, with the same deadlines.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tandem.core.config import GatewayConfig
@@ -22,13 +22,16 @@ from tandem.routing.router import place
 from tandem.routing.view import ClusterView, WorkerView
 from tandem.sim.agenda import Agenda
 from tandem.sim.network import Network
-from tandem.sim.trace import Ask, Trace
+from tandem.sim.trace import Trace
 from tandem.sim.worker import FINGERPRINT, SimWorker
+from tandem.workload.ask import MODEL, Ask
 
 TICK_S = 0.05
 REFUSAL_BACKOFF_S = 0.1
 """Both as the real dispatch's."""
-MODEL = "simulated"
+
+
+Ended = Callable[[Trace], None]
 
 
 @dataclass(eq=False, slots=True)
@@ -36,6 +39,7 @@ class _Active:
     number: int
     life: RequestLife
     trace: Trace
+    ended: Ended
     came_at: float
     moved_at: float
     waiting_for: str = "a place"
@@ -78,21 +82,22 @@ class SimGateway:
                 f"{link.num_unreported} tokens of submits to {link.worker!r} have no answer"
             )
 
-    def open(self, ask: Ask) -> Trace:
-        """Admit a request now; it waits in line when no worker has room, and ends at once when the line is full."""
+    def open(self, ask: Ask, ended: Ended) -> None:
+        """Admit a request now; it waits in line when no worker has room, and ends at once when the line is full.
+        `ended` is called once, at its end."""
         now, trace = self._agenda.now, Trace(ask)
         if len(self._queued) >= self._config.max_queued:
             trace.end(TandemError(ErrorKind.OVERLOADED, f"{self._config.max_queued} requests are waiting already"), now)
-            return trace
+            ended(trace)
+            return
         life = RequestLife(ask.request, HandoffId(f"h-{ask.request.id}"))
-        active = _Active(self._num_opened, life, trace, now, now)
+        active = _Active(self._num_opened, life, trace, ended, now, now)
         self._active[ask.request.id] = self._queued[ask.request.id] = active
         self._num_opened += 1
         self._place_queued()
         if not self._is_ticking:
             self._is_ticking = True
             self._agenda.after(TICK_S, "gateway looks", self._tick)
-        return trace
 
     def close(self, request: RequestId) -> None:
         """The client is gone; nothing when its request has ended."""
@@ -141,11 +146,12 @@ class SimGateway:
                     self._cancel(worker, key)
                 case ReleaseLease(worker, lease):
                     self._release(worker, lease)
-                case Deliver():
-                    active.trace.token_times.append(self._agenda.now)
+                case Deliver(token):
+                    active.trace.deliver(token.token.id, self._agenda.now)
                 case End(outcome):
                     del self._active[active.life.request.id]
                     active.trace.end(outcome, self._agenda.now)
+                    active.ended(active.trace)
         if active.life.phase is Phase.QUEUED:
             self._queued[active.life.request.id] = active
         else:

@@ -3,38 +3,35 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
 from itertools import pairwise
 
 from tandem.core.errors import TandemError
 from tandem.core.events import Finished, FinishReason
-from tandem.core.request import Request
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A request that is to be sent at `due_s`, whatever became of earlier ones. `group` is its class in reports."""
-
-    request: Request
-    group: str
-    due_s: float
+from tandem.workload.ask import Ask
 
 
 class Trace:
     """Times are virtual seconds. `path`: as `Placement.path`. It does not keep the request, whose prompt is most of
-    what a simulation holds."""
+    what a simulation holds, and token ids only where a next turn needs them."""
 
-    __slots__ = ("due_s", "ended_at", "group", "id", "max_tokens", "outcome", "path", "token_times")
+    __slots__ = ("due_s", "ended_at", "group", "id", "max_tokens", "outcome", "path", "tenant", "token_times", "tokens")
 
     def __init__(self, ask: Ask) -> None:
         self.id = ask.request.id
         self.group = ask.group
+        self.tenant = ask.tenant
         self.due_s = ask.due_s
         self.max_tokens = ask.request.sampling.max_tokens
         self.token_times = array("d")
+        self.tokens: array[int] | None = None if ask.follow is None else array("L")
         self.outcome: Finished | TandemError | None = None
         self.ended_at = 0.0
         self.path = ""
+
+    def deliver(self, token: int, now: float) -> None:
+        self.token_times.append(now)
+        if self.tokens is not None:
+            self.tokens.append(token)
 
     def end(self, outcome: Finished | TandemError, now: float) -> None:
         """The one end. Raises RuntimeError at a second one."""

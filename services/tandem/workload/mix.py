@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from tandem.core.ids import RequestId
 from tandem.core.request import Request, SamplingParams
-from tandem.sim import chance
-from tandem.sim.gateway import MODEL
-from tandem.sim.trace import Ask
+from tandem.workload import chance
+from tandem.workload.ask import MODEL, Ask
 
 
 @dataclass(frozen=True, slots=True)
