@@ -13,6 +13,8 @@ import asyncio
 import statistics
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from itertools import cycle
 from typing import NamedTuple
 
 from redis.asyncio import Redis
@@ -28,15 +30,17 @@ REPEATS = 15
 
 
 class Cost(NamedTuple):
-    """Seconds of Redis's processor for one call, medians, and the bytes that a gateway gets."""
+    """Seconds of Redis's processor for one call, medians: of a list where nothing has changed, and of one that sends
+    all `list_bytes` again."""
 
     num_workers: int
     publish_s: float
     list_s: float
+    full_s: float
     list_bytes: int
 
     def busy(self, num_gateways: int) -> float:
-        """The share of Redis's one thread."""
+        """The share of Redis's one thread while no worker comes or goes."""
         beats = self.num_workers * BEATS_PER_TTL / DEFAULT_TTL_S
         return beats * self.publish_s + num_gateways / DISCOVERY_PERIOD_S * self.list_s
 
@@ -48,11 +52,13 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     costs = asyncio.run(_measure(args.workers))
     heads = "".join(f" busy with {number} gateways |" for number in args.gateways)
-    sys.stdout.write(f"| workers | publish us | list ms | list KB |{heads}\n|---:|---:|---:|---:|")
+    sys.stdout.write(
+        f"| workers | publish us | list us | list after a change ms | KB |{heads}\n|---:|---:|---:|---:|---:|"
+    )
     sys.stdout.write("---:|" * len(args.gateways) + "\n")
     for cost in costs:
         busy = "".join(f" {cost.busy(number):.1%} |" for number in args.gateways)
-        told = f"{cost.publish_s * 1e6:.0f} | {cost.list_s * 1e3:.2f} | {cost.list_bytes / 1e3:,.0f}"
+        told = f"{cost.publish_s * 1e6:.0f} | {cost.list_s * 1e6:.0f} | {cost.full_s * 1e3:.2f} | {cost.list_bytes / 1e3:,.0f}"
         sys.stdout.write(f"| {cost.num_workers:,} | {told} |{busy}\n")
     return 0
 
@@ -74,11 +80,22 @@ async def _cost(url: str, num_workers: int) -> Cost:
         for record in records:
             await registry.publish(record)
         publish_s = await _processor(redis, REPEATS * 20, lambda: registry.publish(records[0]))
-        list_s = await _processor(redis, REPEATS, registry.list)
+        list_s = await _processor(redis, REPEATS * 20, registry.list)
+        full_s = await _processor(redis, REPEATS, _list_after_change(registry, records[0])) - publish_s
     finally:
         await registry.close()
         await redis.aclose()
-    return Cost(num_workers, publish_s, list_s, sum(len(record.to_json()) for record in records))
+    return Cost(num_workers, publish_s, list_s, full_s, sum(len(record.to_json()) for record in records))
+
+
+def _list_after_change(registry: WorkerRegistry, record: WorkerRecord) -> Callable[[], Awaitable[object]]:
+    pools = cycle(("mixed", "decode"))
+
+    async def call() -> None:
+        await registry.publish(replace(record, pool=next(pools)))
+        await registry.list()
+
+    return call
 
 
 async def _processor(redis: Redis, repeats: int, call: Callable[[], Awaitable[object]]) -> float:
