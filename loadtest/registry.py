@@ -57,9 +57,10 @@ def main(argv: Sequence[str]) -> int:
     )
     sys.stdout.write("---:|" * len(args.gateways) + "\n")
     for cost in costs:
-        busy = "".join(f" {cost.busy(number):.1%} |" for number in args.gateways)
-        told = f"{cost.publish_s * 1e6:.0f} | {cost.list_s * 1e6:.0f} | {cost.full_s * 1e3:.2f} | {cost.list_bytes / 1e3:,.0f}"
-        sys.stdout.write(f"| {cost.num_workers:,} | {told} |{busy}\n")
+        row = [f"{cost.num_workers:,}", f"{cost.publish_s * 1e6:.0f}", f"{cost.list_s * 1e6:.0f}"]
+        row += [f"{cost.full_s * 1e3:.2f}", f"{cost.list_bytes / 1e3:,.0f}"]
+        row += [f"{cost.busy(number):.1%}" for number in args.gateways]
+        sys.stdout.write("| " + " | ".join(row) + " |\n")
     return 0
 
 
