@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from itertools import islice, pairwise
-from statistics import fmean, median
+from statistics import fmean
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.workload.arrivals import Arrivals, Batches, Bursts, Constant, Poisson
+from tandem.workload.arrivals import Batches, Bursts, Constant
 from tandem.workload.ask import Ask
 from tandem.workload.chance import HIGHEST_TOKEN, LOWEST_TOKEN
 from tandem.workload.group import Group, Prefix
@@ -116,39 +116,6 @@ def test_a_mix_is_taken_one_by_one_and_has_no_end() -> None:
 
 
 # ---- arrivals
-
-
-@pytest.mark.parametrize(
-    "arrivals", [Constant(), Poisson(), Bursts(2.0, 6.0, 0.1), Bursts(0.5, 2.0), Batches(5)], ids=repr
-)
-def test_every_kind_of_arrivals_keeps_the_order_and_the_rate(arrivals: Arrivals) -> None:
-    due = [ask.due_s for ask in first(Mix((ONE,), arrivals), 20_000, rate=8.0)]
-    assert due == sorted(due) and due[0] >= 0
-    assert len(due) / due[-1] == pytest.approx(8.0, rel=0.1)
-
-
-def test_poisson_waits_are_exponential_and_constant_ones_equal() -> None:
-    waits = [b.due_s - a.due_s for a, b in pairwise(first(Mix(GROUPS), 3000))]
-    assert fmean(waits) == pytest.approx(1 / 5, rel=0.05)
-    # Half of exponential waits are shorter than ln 2 of the mean; of regular ones none would be.
-    assert median(waits) == pytest.approx(0.6931 / 5, rel=0.07)
-    assert [ask.due_s for ask in first(Mix((ONE,), Constant()), 4, rate=2.0)] == [0.0, 0.5, 1.0, 1.5]
-
-
-def test_in_bursts_requests_come_at_two_rates() -> None:
-    """24 per second inside and 1.2 outside, which in seconds of a run tells the two apart."""
-    due = [ask.due_s for ask in first(Mix((ONE,), Bursts(10.0, 40.0, 0.05)), 50_000, rate=5.76)]
-    in_second = Counter(map(int, due))
-    numbers = [in_second[second] for second in range(int(due[-1]))]
-    busy, quiet = [n for n in numbers if n > 10], [n for n in numbers if n <= 10]
-    assert len(busy) / len(numbers) == pytest.approx(0.2, abs=0.04)
-    # Seconds in which the rate changes are in both.
-    assert fmean(busy) == pytest.approx(24, rel=0.1) and fmean(quiet) == pytest.approx(1.2, rel=0.15)
-
-
-def test_batches_come_at_once() -> None:
-    due = [ask.due_s for ask in first(Mix((ONE,), Batches(7)), 70)]
-    assert set(Counter(due).values()) == {7} and len(set(due)) == 10
 
 
 def test_a_group_with_arrivals_of_its_own_comes_beside_the_others() -> None:
