@@ -29,9 +29,9 @@ _OPTIONAL = ("group", "tenant", "priority", *_PROMPT)
 
 
 def entry_of(ask: Ask, num_output_tokens: int, *, block_size: int, key: bytes | None = None) -> Entry:
-    """What is recorded of a request that got so many tokens: its tokens, or with a `key` of 16 to 64 bytes only
-    names of its blocks. Names are equal within a key; throw it away, and nobody can try texts until their names match.
-    Raises ValueError for other keys."""
+    """What is recorded of a request that got so many tokens: its prompt, or with a `key` of 16 to 64 bytes only names
+    of the prompt's blocks. Equal blocks have equal names under one key; throw it away, and nobody can try texts until
+    their names match. Raises ValueError for other keys."""
     request = ask.request
     prompt: Prompt = request.prompt_tokens
     if key is not None:
@@ -61,8 +61,8 @@ def written(entries: Iterable[Entry], block_size: int) -> Iterator[str]:
 
 
 def reader(header: Field) -> Callable[[Field], Entry]:
-    """What reads the other lines. Raises TandemError(INVALID_REQUEST), as that does. An
-    answer without a token becomes one of one."""
+    """What reads the other lines. Raises TandemError(INVALID_REQUEST), as that does. An answer without a token becomes
+    one of one."""
     found = header.record(("format", "version", "block_size"))
     if found["version"].value != VERSION:
         raise found["version"].refused(f"must be {VERSION}")

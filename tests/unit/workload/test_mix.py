@@ -16,7 +16,7 @@ from tandem.workload.ask import Ask
 from tandem.workload.chance import HIGHEST_TOKEN, LOWEST_TOKEN
 from tandem.workload.group import Group, Prefix
 from tandem.workload.lengths import LogNormal
-from tandem.workload.mix import BLOCK, Mix, asks, poisson
+from tandem.workload.mix import EXACT_AMONG, Mix, asks, poisson
 
 GROUPS = (
     Group("short", 0.7, (64, 200), (32, 64)),
@@ -44,24 +44,24 @@ def without_tokens(ask: Ask) -> tuple[object, ...]:
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=5), st.integers(0, 99))
-def test_every_block_holds_each_group_by_its_share(parts: list[int], seed: int) -> None:
+def test_each_group_has_its_share_of_every_few_requests(parts: list[int], seed: int) -> None:
     shares = [part / sum(parts) for part in parts]
     mix = Mix(tuple(Group(str(i), share, (1, 1), (1, 1)) for i, share in enumerate(shares)))
-    groups = [ask.group for ask in first(mix, 3 * BLOCK, seed)]
-    for start in range(0, 3 * BLOCK, BLOCK):
-        found = Counter(groups[start : start + BLOCK])
-        assert all(abs(found[str(i)] - share * BLOCK) < 1 + 1e-9 for i, share in enumerate(shares))
+    groups = [ask.group for ask in first(mix, 3 * EXACT_AMONG, seed)]
+    for start in range(0, 3 * EXACT_AMONG, EXACT_AMONG):
+        found = Counter(groups[start : start + EXACT_AMONG])
+        assert all(abs(found[str(i)] - share * EXACT_AMONG) < 1 + 1e-9 for i, share in enumerate(shares))
 
 
-def test_shares_that_fit_a_block_are_exact_and_others_hold_in_the_long_run() -> None:
-    exact = Counter(ask.group for ask in first(Mix(GROUPS), 10 * BLOCK))
+def test_shares_that_fit_are_exact_and_others_hold_in_the_long_run() -> None:
+    exact = Counter(ask.group for ask in first(Mix(GROUPS), 10 * EXACT_AMONG))
     assert exact == {"short": 140, "medium": 40, "long": 20}
     rare = (Group("rare", 0.013, (1, 1), (1, 1)), Group("usual", 0.987, (1, 1), (1, 1)))
     assert Counter(ask.group for ask in first(Mix(rare), 10_000))["rare"] == pytest.approx(130, rel=0.15)
 
 
 def test_the_order_of_groups_is_left_to_chance() -> None:
-    orders = [tuple(ask.group for ask in first(Mix(GROUPS), BLOCK, seed)) for seed in range(20)]
+    orders = [tuple(ask.group for ask in first(Mix(GROUPS), EXACT_AMONG, seed)) for seed in range(20)]
     assert len(set(orders)) == 20
 
 
@@ -132,9 +132,9 @@ def test_a_group_with_arrivals_of_its_own_comes_beside_the_others() -> None:
 
 def test_at_rate_0_all_come_at_once_with_all_shares() -> None:
     mix = Mix((replace(ONE, share=0.5), replace(ONE, name="own", share=0.5, arrivals=Batches(4))))
-    asked = first(mix, 2 * BLOCK, rate=0.0)
+    asked = first(mix, 2 * EXACT_AMONG, rate=0.0)
     assert {ask.due_s for ask in asked} == {0.0}
-    assert Counter(ask.group for ask in asked) == {"one": BLOCK, "own": BLOCK}
+    assert Counter(ask.group for ask in asked) == {"one": EXACT_AMONG, "own": EXACT_AMONG}
 
 
 def test_the_rate_of_the_call_wins_and_one_is_needed() -> None:
