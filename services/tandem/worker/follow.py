@@ -54,9 +54,9 @@ class FollowService:
             listening.cancel()
             (outcome,) = await asyncio.gather(listening, return_exceptions=True)
             self._takers.detach(stream)
-        reason = stream.failure or outcome
-        if isinstance(reason, TandemError):
-            await context.abort(status_of(reason), reason.message)
+        outcome = stream.failure or outcome
+        if isinstance(outcome, TandemError):
+            await context.abort(status_of(outcome), outcome.message)
 
     async def _listen(
         self, first: kv_pb2.FollowRequest, requests: AsyncIterator[kv_pb2.FollowRequest], stream: TakerStream
