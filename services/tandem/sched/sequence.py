@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from tandem.core.events import FinishReason
-from tandem.core.ids import BlockHash, JobKey, SeqId
+from tandem.core.ids import BlockHash, SeqId
 from tandem.core.request import Generate, Job, Prefill, Resume
 from tandem.kv.hashing import chain_hashes
 from tandem.kv.pool import BlockTable
@@ -31,6 +31,7 @@ class Sequence:
     def __init__(self, seq_id: SeqId, job: Job, root: BlockHash, arrival: int, arrived_at: float = 0.0) -> None:
         self.id = seq_id
         self.job = job
+        self.key = job.key
         self.order = (job.request.priority, arrival)
         self.arrived_at = arrived_at
         self.tokens: list[int] = [*job.request.prompt_tokens, *job.output_tokens]
@@ -53,10 +54,6 @@ class Sequence:
         self.drafter: Drafter | None = None
         self._root = root
         self._hashes: list[BlockHash] = []
-
-    @property
-    def key(self) -> JobKey:
-        return self.job.key
 
     @property
     def is_pull(self) -> bool:

@@ -174,8 +174,6 @@ class SimWorker:
             self._turn()
 
     def _dispatch(self, effects: Sequence[Effect]) -> None:
-        # Nobody indexes prefixes by these facts yet; taken and dropped, so that they do not pile up.
-        self.engine.take_facts()
         load = self.engine.load()
         has_changed = load != self._load
         if effects or has_changed:
