@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from itertools import pairwise
 
 from tandem.core.errors import TandemError
@@ -32,6 +33,12 @@ class Trace:
         self.token_times.append(now)
         if self.tokens is not None:
             self.tokens.append(token)
+
+    def deliver_all(self, tokens: Sequence[int], times: Sequence[float]) -> None:
+        """One token at each time."""
+        self.token_times.extend(times)
+        if self.tokens is not None:
+            self.tokens.extend(tokens)
 
     def end(self, outcome: Finished | TandemError, now: float) -> None:
         """The one end. Raises RuntimeError at a second one."""
