@@ -69,9 +69,8 @@ class Scheduler:
         root = root_hash(self._fingerprint, self.pool.block_size, job.request.cache_salt)
         seq = Sequence(SeqId(self._num_arrived), job, root, self._num_arrived, now)
         self._num_arrived += 1
-        if seq.is_pull:
-            # While the source computes, rather than between its announcement and our first read.
-            seq.reusable(self.pool.block_size)
+        # Now, rather than between two steps or between an announcement and our first read of what it names.
+        seq.reusable(self.pool.block_size)
         self._by_key[job.key] = self._by_id[seq.id] = seq
         self._waiting.add(seq)
 

@@ -7,7 +7,7 @@ from enum import Enum
 from tandem.core.events import FinishReason
 from tandem.core.ids import BlockHash, SeqId
 from tandem.core.request import Generate, Job, Prefill, Resume
-from tandem.kv.hashing import chain_hashes
+from tandem.kv.hashing import chain_hashes, prompt_hashes
 from tandem.kv.pool import BlockTable
 from tandem.sched.drafter import Drafter
 from tandem.sched.plan import Sampling
@@ -99,6 +99,8 @@ class Sequence:
 
     def hashes(self, num_blocks: int, block_size: int) -> list[BlockHash]:
         """Names of the first `num_blocks` full blocks of the known tokens."""
+        if num_blocks and not self._hashes:
+            self._hashes += prompt_hashes(self._root, self.job.request.prompt_tokens, block_size)
         num_hashed = len(self._hashes)
         if num_hashed < num_blocks:
             parent = self._hashes[-1] if self._hashes else self._root

@@ -35,6 +35,8 @@ from tandem.sim.stretch import Ahead, Stretch
 
 TICK_S = 0.05
 """As the real driver's."""
+LEAST_REACH = 4
+"""Steps that are looked at ahead at least, if so many are alike: twice as many as went well last time."""
 FINGERPRINT = "simulated"
 """All workers serve one model."""
 
@@ -67,7 +69,7 @@ class WorkerSpec:
             pool=pool,
             layout=roofline.shape.layout(config.engine.block_size),
             num_blocks=roofline.num_blocks(config.engine.block_size),
-            step_time=roofline.seconds,
+            step_time=roofline.timer(),
             bandwidth=roofline.degree * roofline.hardware.network_bandwidth * roofline.efficiency.link,
             calibration=roofline.cost(),
             config=config,
@@ -113,6 +115,7 @@ class SimWorker:
         self._inbox: deque[Command] = deque()
         self._is_stepping = False
         self._ahead: Ahead | None = None
+        self._reach = LEAST_REACH
         self._end: Event | None = None
         self._num_looks = 0
         self._wake: Event | None = None
@@ -178,7 +181,7 @@ class SimWorker:
         if now >= self._next_look():
             self._num_looks = max(self._num_looks + 1, math.floor(now / TICK_S) + 1)
             self._dispatch(self.engine.tick(now))
-        run = self.engine.run(self.spec.max_run) if self.spec.max_run > 1 else None
+        run = self.engine.run(min(self.spec.max_run, self._reach)) if self.spec.max_run > 1 else None
         if run is not None:
             self._look_ahead(run)
             return
@@ -247,6 +250,8 @@ class SimWorker:
 
     def _end_run(self) -> None:
         assert self._ahead is not None
+        # What is cut off was looked at in vain.
+        self._reach = max(LEAST_REACH, 2 * len(self._ahead.ends))
         self._take_in(self._ahead, len(self._ahead.ends))
         self._ahead = self._end = None
         self._turn()
