@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
@@ -22,7 +23,8 @@ from tandem.flow.lifecycle import Phase, RequestLife
 from tandem.kv.handoff import HandoffKey
 from tandem.routing.placement import Placement
 from tandem.routing.router import place
-from tandem.routing.view import ClusterView, WorkerView
+from tandem.routing.roster import Roster
+from tandem.routing.view import WorkerView
 from tandem.sim.agenda import Agenda, Party
 from tandem.sim.network import Network
 from tandem.sim.stretch import Stretch
@@ -78,7 +80,9 @@ class SimGateway:
         self._network = network
         self._config = config
         self._links = {worker.ref: _Link(worker, worker.engine.load()) for worker in workers}
-        self._linked = _pairs(workers, config)
+        self._roster = Roster(_pairs(workers, config), frozenset())
+        for link in self._links.values():
+            self._changed(link)
         self._active: dict[RequestId, _Active] = {}
         self._queued: dict[RequestId, _Active] = {}
         self._num_opened = 0
@@ -126,6 +130,7 @@ class SimGateway:
         has_room = load is not None and load.may_take_more_than(link.load)
         if load is not None:
             link.load = load
+            self._changed(link)
         for event in events:
             active = self._active.get(event.key.request)
             if active is not None:
@@ -178,8 +183,12 @@ class SimGateway:
                 event = Token(tokens.key, tokens.first_index + i, SampledToken(token))
                 self._carry_out(active, active.life.reported(worker, event), times[i])
 
+    def _changed(self, link: _Link) -> None:
+        """Whatever was heard or sent, and not only that blocks were taken, as each step does."""
+        self._roster.put(partial(self._view, link))
+
     def _view(self, link: _Link) -> WorkerView:
-        """As of now, without taking anything in."""
+        """As of now, without taking anything in: while a worker only decodes, blocks become fewer."""
         num_free = link.worker.num_free_seen(self._network.latency_s)
         if num_free is None:
             num_free = link.load.num_free_blocks
@@ -200,8 +209,7 @@ class SimGateway:
     def _place(self, active: _Active) -> None:
         now = self._agenda.now
         active.excluded_until = {w: until for w, until in active.excluded_until.items() if until > now}
-        view = ClusterView(tuple(self._view(link) for link in self._links.values()), self._linked)
-        outcome = place(view, MODEL, self._config.disaggregation, frozenset(active.excluded_until))
+        outcome = place(self._roster, MODEL, self._config.disaggregation, active.excluded_until.keys())
         if isinstance(outcome, Placement):
             active.trace.path = outcome.path
             self._carry_out(active, active.life.placed(outcome))
@@ -249,11 +257,13 @@ class SimGateway:
         """A call whose answer brings the worker's load along."""
         size, worker = len(job.request.prompt_tokens), link.worker
         link.num_unreported += size
+        self._changed(link)
 
         def answered(refusal: TandemError | None, load: Load) -> None:
             link.num_unreported -= size
             self._take_in(link)
             link.load = load
+            self._changed(link)
             if refusal is not None:
                 self._carry_out(active, active.life.refused(worker.ref, job.key, refusal))
             else:
