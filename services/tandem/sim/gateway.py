@@ -26,6 +26,7 @@ from tandem.routing.router import place
 from tandem.routing.roster import Roster
 from tandem.routing.view import WorkerView
 from tandem.sim.agenda import Agenda, Party
+from tandem.sim.delivery import Delivery
 from tandem.sim.network import Network
 from tandem.sim.stretch import Stretch
 from tandem.sim.trace import Trace
@@ -73,11 +74,18 @@ class SimGateway:
     """A `Listener`. Every pair of workers counts as tried, as it is some seconds after a real start."""
 
     def __init__(
-        self, agenda: Agenda, network: Network, workers: Sequence[SimWorker], config: GatewayConfig, party: Party
+        self,
+        agenda: Agenda,
+        network: Network,
+        workers: Sequence[SimWorker],
+        config: GatewayConfig,
+        delivery: Delivery,
+        party: Party,
     ) -> None:
         self.party = party
         self._agenda = agenda
         self._network = network
+        self._delivery = delivery
         self._config = config
         self._links = {worker.ref: _Link(worker, worker.engine.load()) for worker in workers}
         self._roster = Roster(_pairs(workers, config), frozenset())
@@ -177,7 +185,8 @@ class SimGateway:
                 continue
             active.moved_at = times[-1]
             if active.life.streamed(worker, tokens):
-                active.trace.deliver_all(tokens.ids, times)
+                reached = self._delivery.times(tokens.key.request, tokens.first_index, times)
+                active.trace.deliver_all(tokens.ids, reached)
                 continue
             for i, token in enumerate(tokens.ids):
                 event = Token(tokens.key, tokens.first_index + i, SampledToken(token))
@@ -230,7 +239,8 @@ class SimGateway:
                 case ReleaseLease(worker, lease):
                     self._release(worker, lease)
                 case Deliver(token):
-                    active.trace.deliver(token.token.id, now if at is None else at)
+                    delay = self._delivery.seconds(active.life.request.id, token.index)
+                    active.trace.deliver(token.token.id, (now if at is None else at) + delay)
                 case End(outcome):
                     self._end(active, outcome)
         if active.life.phase is Phase.QUEUED:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, islice, pairwise
 
 from tandem.core.errors import TandemError
 from tandem.core.events import Finished, FinishReason
@@ -29,23 +29,25 @@ class Trace:
         self.ended_at = 0.0
         self.path = ""
 
-    def deliver(self, token: int, now: float) -> None:
-        self.token_times.append(now)
+    def deliver(self, token: int, at: float) -> None:
+        """A token reaches the client, never before the one that came before it."""
+        self.token_times.append(max(at, self.token_times[-1]) if self.token_times else at)
         if self.tokens is not None:
             self.tokens.append(token)
 
     def deliver_all(self, tokens: Sequence[int], times: Sequence[float]) -> None:
-        """One token at each time."""
-        self.token_times.extend(times)
+        """Several, as `deliver` takes one."""
+        last = self.token_times[-1] if self.token_times else times[0]
+        self.token_times.extend(islice(accumulate(times, max, initial=last), 1, None))
         if self.tokens is not None:
-            self.tokens.extend(tokens)
+            self.tokens.extend(iter(tokens))
 
     def end(self, outcome: Finished | TandemError, now: float) -> None:
         """The one end. Raises RuntimeError at a second one."""
         if self.outcome is not None:
             raise RuntimeError(f"{self.id} ended twice: {self.outcome}, then {outcome}")
         self.outcome = outcome
-        self.ended_at = now
+        self.ended_at = max(now, self.token_times[-1]) if self.token_times else now
 
     @property
     def is_complete(self) -> bool:
