@@ -5,11 +5,12 @@ Whatever comes in (jobs, messages of peers, results, time) is a method; whatever
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Failed, Finished, KVFact, Pulled, Token
+from tandem.core.events import Cancelled, Failed, Finished, KVFact, Pulled, Token, Tokens
 from tandem.core.ids import JobKey, WorkerRef
 from tandem.core.load import Books, Load
 from tandem.core.request import Job, Prefill, Resume
@@ -23,6 +24,7 @@ from tandem.sched.outcome import Progress
 from tandem.sched.pacer import Pacer
 from tandem.sched.plan import StepPlan, StepResult
 from tandem.sched.policy import SchedulerLimits
+from tandem.sched.run import DecodeRun
 from tandem.sched.scheduler import Scheduler
 from tandem.sched.speculate import Speculation
 
@@ -80,12 +82,15 @@ class Engine:
             raise TandemError(ErrorKind.DRAINING, "this worker takes no new work", retry_after_s=1.0)
         if isinstance(job, Resume) and self._pulls.find(_handoff_key(job)) is not None:
             raise TandemError(ErrorKind.INVALID_REQUEST, f"another job pulls {_handoff_key(job)} already")
+        self._jobs.forget(now)
         self._scheduler.add(job, now)
         effects = self._promise(job, now) if isinstance(job, Prefill) else []
         if fenced is not None:
             effects += self.cancel(fenced, now)
         self._jobs.add(job)
         if isinstance(job, Resume):
+            if not len(self._pulls):
+                self._next_renewal = max(self._next_renewal, now + self._handoff.lease_s / 3)
             self._pulls.open(_handoff_key(job), job.key, job.source, now)
             effects.append(Follow(job.source, _handoff_key(job)))
         return effects
@@ -127,6 +132,15 @@ class Engine:
                 effects += self._giver.offer(progress.job, progress, now)
             effects += self._settle(progress, now)
         return effects
+
+    def run(self, limit: int) -> DecodeRun | None:
+        """What `begin` would plan next, as far as it is the same decodes again and again and nothing comes; None
+        where it is not. It changes nothing."""
+        return self._scheduler.run(limit)
+
+    def finish_run(self, run: DecodeRun, drawn: Sequence[Sequence[int]]) -> list[Tokens]:
+        """Take in a run's first steps: as many tokens of each of its sequences, in its order. No sequence ends."""
+        return self._scheduler.commit_run(run, drawn)
 
     # ---- the giver's side of hand-offs
 
@@ -194,6 +208,14 @@ class Engine:
             effects += _renewals(self._pulls.live())
         self._jobs.forget(now)
         return effects
+
+    def next_deadline(self) -> float:
+        """Before it `tick` has nothing to do, unless something comes first; infinity where it never has. It may lie
+        in the past: then `tick` has to look again each time."""
+        if not self.is_moving:
+            return math.inf
+        due = min(self._giver.next_lapse(), self._pulls.next_deadline())
+        return min(due, self._next_renewal) if len(self._pulls) else due
 
     # ---- books
 

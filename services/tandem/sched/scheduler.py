@@ -9,10 +9,11 @@ that the plan has not reached. Several plans may be open; they are committed in 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Many
 from itertools import islice
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import SampledToken
+from tandem.core.events import SampledToken, Tokens
 from tandem.core.ids import BlockHash, JobKey, SeqId
 from tandem.core.request import Job, Prefill, Resume
 from tandem.kv.handoff import BlockDigest
@@ -34,6 +35,7 @@ from tandem.sched.plan import Slice, SliceResult, StepPlan, StepResult
 from tandem.sched.policy import SchedulerLimits, may_offer
 from tandem.sched.queue import OrderedQueue
 from tandem.sched.ration import ration, startable
+from tandem.sched.run import DecodeRun, advance, num_alike, run_of
 from tandem.sched.sequence import Sequence, Status
 from tandem.sched.speculate import Speculation
 
@@ -67,9 +69,8 @@ class Scheduler:
         root = root_hash(self._fingerprint, self.pool.block_size, job.request.cache_salt)
         seq = Sequence(SeqId(self._num_arrived), job, root, self._num_arrived, now)
         self._num_arrived += 1
-        if seq.is_pull:
-            # While the source computes, rather than between its announcement and our first read.
-            seq.reusable(self.pool.block_size)
+        # Now, rather than between two steps or between an announcement and our first read of what it names.
+        seq.reusable(self.pool.block_size)
         self._by_key[job.key] = self._by_id[seq.id] = seq
         self._waiting.add(seq)
 
@@ -134,6 +135,31 @@ class Scheduler:
                 self._closing.pop(seq.id)
                 self._close(seq)
         return progress
+
+    def run(self, limit: int) -> DecodeRun | None:
+        """The next plans, at most `limit`, where all are the same decodes as long as nothing comes; None where the
+        next one is not. It is a forecast, which changes nothing and holds until something else is done here."""
+        if self._open or self.speculation is not None:
+            return None
+        seqs = tuple(self._running)
+        has_seats = len(seqs) + len(self._pulling) < self.limits.max_num_seqs
+        num_steps = min(limit, num_alike(seqs, self._waiting, self.limits, has_seats))
+        run = run_of(self._num_plans, num_steps, seqs, self.pool) if num_steps > 0 else None
+        return run if run is not None and run.num_steps > 0 else None
+
+    def commit_run(self, run: DecodeRun, drawn: Many[Many[int]]) -> list[Tokens]:
+        """Plan and commit a run's first steps, as many as tokens were drawn of each of its sequences. It leaves what
+        as many calls of `plan` and `commit` leave, but for what the pacer learns."""
+        if self._open or run.number != self._num_plans:
+            raise ValueError(f"a run from plan {run.number} on, but the next is {self._num_plans}")
+        num_steps = len(drawn[0])
+        if not 0 < num_steps <= run.num_steps or any(len(ids) != num_steps for ids in drawn):
+            raise ValueError(f"a run of {run.num_steps} steps, but {[len(ids) for ids in drawn]} tokens were drawn")
+        seqs = [self._by_id[seq] for seq in run.seqs]
+        told = [Tokens(seq.key, seq.num_output, ids) for seq, ids in zip(seqs, drawn, strict=True)]
+        advance(seqs, drawn, self.pool)
+        self._num_plans += num_steps
+        return told
 
     # ---- books
 
@@ -285,7 +311,8 @@ class Scheduler:
 
     def _publish(self, seq: Sequence) -> None:
         num_full = seq.num_computed // self.pool.block_size
-        self.pool.publish(seq.table, seq.hashes(num_full, self.pool.block_size))
+        if self.pool.is_caching and num_full > seq.table.num_published:
+            self.pool.publish(seq.table, seq.hashes(num_full, self.pool.block_size))
 
     def _end(self, seq: Sequence) -> None:
         del self._by_key[seq.key]
