@@ -11,9 +11,9 @@ from loadtest.measured import Kept, Measured
 from loadtest.predicted import profile_from, replayed, times_of
 from loadtest.records import Record
 from tandem.core.config import Config, EngineConfig
+from tandem.core.step_cost import StepFeatures
 from tandem.engine.step_log import LoggedStep, StepLog, StepLogHead, shaping
 from tandem.sched.outcome import StepRecord
-from tandem.sched.plan import StepResult
 from tandem.sim.cluster import SimCluster
 from tandem.sim.residuals import always
 from tandem.sim.trace import Trace
@@ -27,21 +27,30 @@ NOISY = always(0.8, 0.95, 1.0, 1.05, 1.5)
 
 
 def logged(one: SimCluster, worker: SimWorker) -> list[LoggedStep]:
-    """Steps of a worker as it takes them, written down as a real one writes them."""
+    """Steps of a worker as it counts them, written down as a real one writes them."""
     steps: list[LoggedStep] = []
-    measure = worker.engine.pacer.measured
+    count = worker._count
 
-    def measured(result: StepResult, seconds: float) -> StepRecord:
-        record = measure(result, seconds)
+    def counted(step: StepFeatures, seconds: float) -> None:
+        count(step, seconds)
+        record = StepRecord(
+            number=len(steps),
+            features=step,
+            predicted_s=seconds,
+            measured_s=seconds,
+            target_s=0.0,
+            num_budget_tokens=CONFIG.engine.max_num_batched_tokens,
+            num_preempted=0,
+            has_failed=False,
+        )
         steps.append(LoggedStep(BEGAN_UNIX_S + one.now, record))
-        return record
 
-    worker.engine.pacer.measured = measured  # type: ignore[method-assign]
+    worker._count = counted  # type: ignore[method-assign]
     return steps
 
 
 def run_of(seed: int, speed: float = 1.0, latency_s: float = 2e-3) -> Kept:
-    spec = slow_spec(config=CONFIG, step_time=LAPTOP.scaled(speed).predict, residuals=NOISY)
+    spec = slow_spec(config=CONFIG, step_time=LAPTOP.scaled(speed).predict, residuals=NOISY, max_run=1)
     one = cluster((spec, 1), seed=100 + seed, latency_s=latency_s)
     (worker,) = one.workers
     steps = logged(one, worker)
