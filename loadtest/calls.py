@@ -14,9 +14,6 @@ from tandem.core.request import Request
 from tandem.workload import chance
 from tandem.workload.ask import Ask, Follow
 
-ANSWERED = 1 << 24
-"""Marks ids that the endpoint itself has told, on their way through a conversation: those are sent as they were."""
-
 
 class Call(msgspec.Struct, kw_only=True):
     """One request as it is sent: `body` is JSON, until it has been sent. `is_exact`: the answer may not end before
@@ -52,18 +49,12 @@ def greedy_call(endpoint: Endpoint, ask: workloads.Ask) -> Call:
 
 
 class Caller:
-    """Calls of workloads' asks to one endpoint. `keys`: what a tenant's requests authorize with. Prompts' ids from
-    `vocabulary` on are folded into [LOWEST_TOKEN, `vocabulary`), equal ones to equal ones. Not every endpoint takes a
-    priority, so it is sent only `with_priority`."""
+    """Calls of workloads' asks to one endpoint. `keys`: what a tenant's requests authorize with. Not every endpoint
+    takes a priority, so it is sent only `with_priority`."""
 
-    def __init__(
-        self, endpoint: Endpoint, keys: Mapping[str, str], *, vocabulary: int, with_priority: bool = False
-    ) -> None:
-        if vocabulary <= workloads.LOWEST_TOKEN:
-            raise ValueError(f"a vocabulary has more than {workloads.LOWEST_TOKEN} tokens, got {vocabulary}")
+    def __init__(self, endpoint: Endpoint, keys: Mapping[str, str], *, with_priority: bool = False) -> None:
         self._endpoint = endpoint
         self._headers = {tenant: {**_JSON, "authorization": f"Bearer {key}"} for tenant, key in keys.items()}
-        self._vocabulary = vocabulary
         self._with_priority = with_priority
 
     def call(self, ask: Ask) -> Call:
@@ -74,7 +65,7 @@ class Caller:
             tenant=ask.tenant,
             num_prompt_tokens=len(request.prompt_tokens),
             num_asked_tokens=request.sampling.max_tokens,
-            body=_body(self._endpoint, self._fold(request.prompt_tokens), self._fields(request)),
+            body=_body(self._endpoint, request.prompt_tokens, self._fields(request)),
             due_s=ask.due_s,
             headers=self._headers.get(ask.tenant, _JSON),
             is_exact=not request.sampling.stop_token_ids,
@@ -83,19 +74,12 @@ class Caller:
 
     def _following(self, follow: Follow, name: str) -> Callable[[Record], Call]:
         def next_turn(record: Record) -> Call:
-            if record.tokens is not None:
-                said = [ANSWERED + token for token in record.tokens]
-            else:  # an endpoint that tells no ids cannot be quoted: as many made-up tokens are as long to compute
-                said = list(chance.tokens(record.num_output_tokens, name, "answer"))
+            said: Sequence[int] | None = record.tokens
+            if said is None:  # an endpoint that tells no ids cannot be quoted: other tokens are as long to compute
+                said = chance.tokens(record.num_output_tokens, name, "answer")
             return self.call(follow(said, record.stamps_s[-1]))
 
         return next_turn
-
-    def _fold(self, tokens: Sequence[int]) -> list[int]:
-        size, low = self._vocabulary, workloads.LOWEST_TOKEN
-        if max(tokens) < size:
-            return list(tokens)
-        return [t if t < size else t - ANSWERED if t >= ANSWERED else low + t % (size - low) for t in tokens]
 
     def _fields(self, request: Request) -> dict[str, Any]:
         sampling = request.sampling

@@ -23,9 +23,9 @@ from loadtest.loop import MAX_OPEN, OpenLoop, open_session
 from loadtest.stats import Slo
 from loadtest.tables import ms, table
 from loadtest.tally import Tally
-from loadtest.workloads import HIGHEST_TOKEN
 from tandem.core.clock import SystemClock
-from tandem.workload.mix import Group, poisson
+from tandem.workload.group import Group
+from tandem.workload.mix import poisson
 
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 _TOKEN = b'data: {"choices":[{"index":0,"text":" of","token_ids":[282],"finish_reason":null}]}\n\n'
@@ -77,7 +77,9 @@ def _serve(told: Connection, num_tokens: int, gap_s: float) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="loadtest.capacity", description="What one client process can do.")
-    parser.add_argument("--rates", default="100,200,400,800", metavar="R,R,...", help="requests/s (default: %(default)s)")
+    parser.add_argument(
+        "--rates", default="100,200,400,800", metavar="R,R,...", help="requests/s (default: %(default)s)"
+    )
     parser.add_argument("--tokens", type=int, default=64, help="of each answer (default: %(default)s)")
     parser.add_argument("--prompt", type=int, default=512, help="tokens of each prompt (default: %(default)s)")
     parser.add_argument("--gap-ms", type=float, default=20.0, help="between tokens (default: %(default)s)")
@@ -103,7 +105,7 @@ def _measure(args: argparse.Namespace, rate: float) -> list[str]:
 
 async def _load(args: argparse.Namespace, rate: float, url: str) -> list[str]:
     endpoint, clock, tally = Endpoint(url=url, model="none", extra=ANSWER_TOKENS), SystemClock(), Tally(Slo())
-    caller = Caller(endpoint, {}, vocabulary=HIGHEST_TOKEN)
+    caller = Caller(endpoint, {})
     groups = [Group("same", 1.0, (args.prompt, args.prompt), (args.tokens, args.tokens))]
     asks = poisson(groups, 0, round(rate * args.seconds), rate)
     before = resource.getrusage(resource.RUSAGE_SELF)

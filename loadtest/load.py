@@ -9,13 +9,13 @@ import argparse
 import asyncio
 import contextlib
 import itertools
+import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
-from tandem.workload.source import open_workload
 
 from loadtest.calls import Caller
 from loadtest.client import TIMEOUT_S, Client
@@ -32,10 +32,10 @@ from loadtest.stats import Slo
 from loadtest.steps import StepLog, read_steps, within
 from loadtest.steps_markdown import steps_markdown
 from loadtest.tally import Tally
-from loadtest.workloads import HIGHEST_TOKEN
 from tandem.core.clock import Clock, SystemClock, wall_ns
 from tandem.core.errors import TandemError
 from tandem.workload.ask import Ask
+from tandem.workload.source import open_workload
 
 STOPPED = 130
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         with contextlib.ExitStack() as stack:
             out = stack.enter_context(args.record.open("wb")) if args.record else None
-            asks = open_workload(args.workload, seed=args.seed, count=args.count, rate=args.rate, speedup=args.speedup)
+            asks = _asks(args)
             first = list(itertools.islice(asks, 1))  # what cannot be read is found before anything is sent
             test = LoadTest(args, SystemClock(), out)
             status = _run(test, itertools.chain(first, asks))
@@ -56,21 +56,30 @@ def main(argv: Sequence[str]) -> int:
         return 1
 
 
+def _asks(args: argparse.Namespace) -> Iterator[Ask]:
+    """Raises TandemError."""
+    asks = open_workload(
+        args.workload, seed=args.seed, count=args.count, rate=args.rate, speedup=args.speedup, salt=args.salt
+    )
+    return itertools.takewhile(lambda ask: ask.due_s < args.duration_s, asks)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="loadtest load", description="Measure an OpenAI-compatible endpoint.")
     parser.add_argument("url", help="with or without /v1")
     parser.add_argument("--workload", default="mix", metavar="NAME|FILE", help="mix or trace (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, metavar="N", help="requests (default: the workload's)")
+    parser.add_argument("--count", type=int, metavar="N", help="requests (default: all; a mix has no end)")
+    parser.add_argument("--duration-s", type=float, default=math.inf, metavar="S", help="send only what is due before")
     parser.add_argument("--rate", type=float, metavar="R", help="requests per second (default: the workload's)")
     parser.add_argument("--speedup", type=float, default=1.0, metavar="X", help="of a trace's times")
+    parser.add_argument(
+        "--salt", default="", metavar="TEXT", help="another one: other tokens, unknown to prefix caches"
+    )
     parser.add_argument("--name", default="endpoint", help="in what is printed")
     parser.add_argument("--model", help="default: the first one that the endpoint lists")
     parser.add_argument("--key", type=_key, action="append", default=[], metavar="TENANT=KEY", help="to authorize with")
     parser.add_argument("--send-priority", action="store_true", help="send priorities; not every endpoint takes them")
-    parser.add_argument(
-        "--vocabulary", type=int, default=HIGHEST_TOKEN, help="prompts' ids stay below (default: %(default)s)"
-    )
     parser.add_argument("--max-open", type=int, default=MAX_OPEN, help="requests at once (default: %(default)s)")
     parser.add_argument("--timeout-s", type=float, default=TIMEOUT_S, help="of one answer (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there too")
@@ -118,7 +127,7 @@ class LoadTest:
         url = base_url(args.url)
         model = args.model or await first_model(url, next(iter(keys.values()), None))
         endpoint = Endpoint(url=url, model=model, extra=ANSWER_TOKENS)
-        caller = Caller(endpoint, keys, vocabulary=args.vocabulary, with_priority=args.send_priority)
+        caller = Caller(endpoint, keys, with_priority=args.send_priority)
         self._facts = _facts(args, endpoint)
         async with open_session() as session:
             client = Client(endpoint, session, self._clock, args.timeout_s)
@@ -146,7 +155,7 @@ class LoadTest:
             is_whole=is_whole,
             slo=self._slo,
             scopes=self._tally.scopes(wall_s),
-            windows=self._tally.windows(),
+            windows=self._tally.windows(wall_s),
             client=ClientFacts(
                 late_p99_s=late.p99,
                 late_max_s=late.max,

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from loadtest.load_report import LoadReport, Scope
 from loadtest.plot import GREY, cdf, colour, dress_cdf, log_time, panels, styled
 from loadtest.steps import StepLog, per_interval
+from loadtest.tally import WINDOW_S
 
 
 @styled
@@ -27,7 +28,7 @@ def draw(report: LoadReport, logs: Sequence[StepLog] = ()) -> Figure:
     _draw_stalls(stall, report)
     places = [axes for row in more for axes in row]
     for axes, log in zip(places, logs, strict=False):
-        _draw_steps(axes, log)
+        _draw_steps(axes, log, report.wall_s)
     for axes in places[len(logs) :]:
         axes.set_visible(False)
     return figure
@@ -49,7 +50,7 @@ def draw_cdfs(axes: Axes, scopes: Sequence[Scope], metric: str) -> None:
 
 def _draw_flow(axes: Axes, report: LoadReport) -> None:
     """Throughput, and on the right-hand scale how many requests were open."""
-    edges, windows = _edges(report), report.windows
+    edges, windows = [*(window.start_s for window in report.windows), report.wall_s], report.windows
     axes.stairs([w.output_rate for w in windows], edges, color=colour(0), fill=True, alpha=0.35)
     axes.set(title="Throughput and open requests, by 10 s", xlabel="seconds of the run")
     axes.set_ylabel("output tokens/s", color=colour(0))
@@ -57,6 +58,7 @@ def _draw_flow(axes: Axes, report: LoadReport) -> None:
     other = axes.twinx()
     other.stairs([w.most_open for w in windows], edges, color=colour(1), linewidth=1.5, baseline=None)
     other.set_ylabel("most requests open at once", color=colour(1))
+    axes.set_xlim(0, report.wall_s)
     other.set_ylim(bottom=0)
     other.grid(visible=False)
     other.spines["right"].set_visible(True)
@@ -64,31 +66,30 @@ def _draw_flow(axes: Axes, report: LoadReport) -> None:
 
 def _draw_stalls(axes: Axes, report: LoadReport) -> None:
     windows = [w for w in report.windows if w.itl_p99_s is not None]
-    middles = [w.start_s + 5 for w in windows]
+    middles = [(w.start_s + min(w.start_s + WINDOW_S, report.wall_s)) / 2 for w in windows]
     axes.plot(middles, [(w.itl_p99_s or 0) * 1e3 for w in windows], "o-", color=colour(0), markersize=3)
     failed = [w for w in report.windows if w.num_failed]
     for window in failed:
-        axes.axvspan(window.start_s, window.start_s + 10, color=colour(1), alpha=0.25, linewidth=0)
+        axes.axvspan(
+            window.start_s, min(window.start_s + WINDOW_S, report.wall_s), color=colour(1), alpha=0.25, linewidth=0
+        )
     note = "; shaded: requests failed" if failed else ""
     axes.set(title=f"Inter-token latency at p99, by 10 s{note}", xlabel="seconds of the run", ylabel="ITL, log scale")
-    axes.set_xlim(0, _edges(report)[-1])
+    axes.set_xlim(0, report.wall_s)
     if windows:
         log_time(axes, "y")
     if report.slo.itl_s is not None:
         axes.axhline(report.slo.itl_s * 1e3, color=GREY, linestyle=":")
 
 
-def _edges(report: LoadReport) -> list[float]:
-    return [*(window.start_s for window in report.windows), report.windows[-1].start_s + 10]
-
-
-def _draw_steps(axes: Axes, log: StepLog) -> None:
+def _draw_steps(axes: Axes, log: StepLog, wall_s: float) -> None:
     """Mean tokens of an iteration in each interval, prompts above decodes."""
     edges, prefill, decode = per_interval(log)
     both = [p + d for p, d in zip(prefill, decode, strict=True)]
     axes.stairs(decode, edges, fill=True, color=colour(2), label="decode")
     axes.stairs(both, edges, baseline=decode, fill=True, color=colour(4), label="prefill")
-    axes.set(title=f"{log.worker}: tokens of one iteration, mean of each interval", xlabel="seconds of the run")
-    axes.set_ylabel("tokens per iteration")
+    axes.set(title=f"Tokens of an iteration: {log.pool} worker {log.worker}", xlabel="seconds of the run")
+    axes.set_xlim(0, wall_s)
+    axes.set_ylabel("tokens, mean of a short interval")
     axes.set_ylim(bottom=0)
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))

@@ -36,7 +36,8 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """Ten seconds of a run. `output_rate`: tokens per second that arrived, those of failed answers included."""
+    """Ten seconds of a run; the last one may be shorter. `output_rate`: tokens per second that arrived, those of failed
+    answers included."""
 
     start_s: float
     num_sent: int

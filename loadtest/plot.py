@@ -27,6 +27,7 @@ styled = mpl.rc_context(
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.grid": True,
+        "axes.axisbelow": True,
         "grid.color": "#e4e4e4",
         "legend.frameon": False,
         "legend.fontsize": 8,

@@ -6,6 +6,7 @@ they are counted.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Iterable
@@ -81,13 +82,13 @@ class _Window:
         self.num_sent = self.num_ended = self.num_failed = self.num_tokens = self.most_open = 0
         self.gaps = Histogram()
 
-    def told(self, start_s: float) -> Window:
+    def told(self, start_s: float, seconds: float) -> Window:
         return Window(
             start_s=start_s,
             num_sent=self.num_sent,
             num_ended=self.num_ended,
             num_failed=self.num_failed,
-            output_rate=self.num_tokens / WINDOW_S,
+            output_rate=self.num_tokens / seconds,
             itl_p99_s=self.gaps.percentile(0.99) if self.gaps.count else None,
             most_open=self.most_open,
         )
@@ -109,7 +110,7 @@ class Tally:
 
     def sent(self, at_s: float, num_open: int) -> None:
         """A request has left, and so many are open now."""
-        window = self._window(at_s)
+        window = self._at(at_s)
         window.num_sent += 1
         window.most_open = max(window.most_open, num_open)
 
@@ -139,10 +140,10 @@ class Tally:
             told += [cell.scope("tenant", name, wall_s) for name, cell in tenants.items()]
         return tuple(told)
 
-    def windows(self) -> tuple[Window, ...]:
-        """From the beginning without a hole; a quiet one has no tokens."""
-        last = max(self._windows, default=-1)
-        return tuple(self._windows.get(i, _Window()).told(i * WINDOW_S) for i in range(last + 1))
+    def windows(self, wall_s: float) -> tuple[Window, ...]:
+        """From the beginning to `wall_s` without a hole; a quiet one has no tokens, the last one may be short."""
+        starts = [i * WINDOW_S for i in range(max(math.ceil(wall_s / WINDOW_S), 1))]
+        return tuple(self._at(start).told(start, min(WINDOW_S, wall_s - start)) for start in starts)
 
     def sample(self) -> tuple[Sampled, ...]:
         return tuple(self._sample)
@@ -167,16 +168,16 @@ class Tally:
         self._sample[place : place + 1] = [one]
 
     def _place_in_time(self, record: Record, num_open: int) -> None:
-        window = self._window(record.ended_s)
+        window = self._at(record.ended_s)
         window.num_ended += 1
         window.num_failed += bool(record.error_kind)
         window.most_open = max(window.most_open, num_open)
         for stamp in record.stamps_s:
-            self._window(stamp).num_tokens += 1
+            self._at(stamp).num_tokens += 1
         for before, after in pairwise(sorted(set(record.stamps_s))):
-            self._window(after).gaps.add(after - before)
+            self._at(after).gaps.add(after - before)
 
-    def _window(self, at_s: float) -> _Window:
+    def _at(self, at_s: float) -> _Window:
         index = int(at_s // WINDOW_S)
         window = self._windows.get(index)
         if window is None:
