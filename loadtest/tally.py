@@ -137,7 +137,7 @@ class Tally:
                 one.merge(cell)
         told = [whole.scope("all", "all", wall_s), *(c.scope("class", n, wall_s) for n, c in groups.items())]
         if set(tenants) - {""}:
-            told += [cell.scope("tenant", name, wall_s) for name, cell in tenants.items()]
+            told += [cell.scope("tenant", name, wall_s) for name, cell in sorted(tenants.items())]
         return tuple(told)
 
     def windows(self, wall_s: float) -> tuple[Window, ...]:
