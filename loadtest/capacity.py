@@ -28,7 +28,7 @@ from tandem.workload.group import Group
 from tandem.workload.mix import poisson
 
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
-_TOKEN = b'data: {"choices":[{"index":0,"text":" of","token_ids":[282],"finish_reason":null}]}\n\n'
+_TOKEN = b'data: {"object":"text_completion","choices":[{"index":0,"text":" of","token_ids":[282]}]}\n\n'
 _END = b"data: [DONE]\n\n"
 
 
@@ -47,6 +47,9 @@ class _Answering(asyncio.Protocol):
             self._head += data
             head, sign, data = self._head.partition(b"\r\n\r\n")
             if not sign:
+                return
+            if not head.startswith(b"POST"):  # some clients look for models or metrics first
+                self._transport.abort()
                 return
             self._num_missing = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
         self._num_missing -= len(data)

@@ -48,12 +48,14 @@ def markdown(first: LoadReport, second: LoadReport, rows: Sequence[Row]) -> str:
 
 def _judged(rows: Sequence[Row]) -> str:
     judged = [row for row in rows if row.verdict.startswith(("B is", "inside"))]
-    told = [f"{row.scope} {row.name} ({row.verdict.removeprefix('B is ')})" for row in judged if row.verdict[0] == "B"]
+    outside = [row for row in judged if row.verdict.startswith("B is")]
     if not judged:
         return "Nothing can be judged.\n"
-    if not told:
+    if not outside:
         return f"All {len(judged)} differences that can be judged lie inside the noise.\n"
-    return f"{len(told)} of {len(judged)} differences lie outside the noise: {', '.join(told)}.\n"
+    told = [f"{row.name} {row.ratio:.2f}" for row in outside if row.scope == rows[0].scope]
+    of_all = f" Of {rows[0].scope} requests: {', '.join(told)}." if told else ""
+    return f"{len(outside)} of {len(judged)} differences that can be judged lie outside the noise.{of_all}\n"
 
 
 def _cells(row: Row) -> list[str]:

@@ -179,7 +179,7 @@ class LoadTest:
         failed = f" ({tally.num_failed:,} failed)" if tally.num_failed else ""
         rate = tally.num_tokens / max(loop.now_s, 1e-9)
         counts = f"sent {loop.num_sent:,}  open {loop.num_open:,}  ended {tally.num_ended:,}{failed}"
-        return f"{loop.now_s:8.1f} s  {counts}  {rate:,.0f} tok/s of those"
+        return f"{loop.now_s:8.1f} s  {counts}  {rate:,.0f} tok/s so far"
 
 
 def _facts(args: argparse.Namespace, endpoint: Endpoint) -> dict[str, str]:

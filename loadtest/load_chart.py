@@ -52,7 +52,7 @@ def _draw_flow(axes: Axes, report: LoadReport) -> None:
     """Throughput, and on the right-hand scale how many requests were open."""
     edges, windows = [*(window.start_s for window in report.windows), report.wall_s], report.windows
     axes.stairs([w.output_rate for w in windows], edges, color=colour(0), fill=True, alpha=0.35)
-    axes.set(title="Throughput and open requests, by 10 s", xlabel="seconds of the run")
+    axes.set(title="Throughput and open requests, windows of 10 s", xlabel="seconds of the run")
     axes.set_ylabel("output tokens/s", color=colour(0))
     axes.set_ylim(bottom=0)
     other = axes.twinx()
@@ -74,7 +74,9 @@ def _draw_stalls(axes: Axes, report: LoadReport) -> None:
             window.start_s, min(window.start_s + WINDOW_S, report.wall_s), color=colour(1), alpha=0.25, linewidth=0
         )
     note = "; shaded: requests failed" if failed else ""
-    axes.set(title=f"Inter-token latency at p99, by 10 s{note}", xlabel="seconds of the run", ylabel="ITL, log scale")
+    axes.set(
+        title=f"Inter-token latency at p99, windows of 10 s{note}", xlabel="seconds of the run", ylabel="ITL, log scale"
+    )
     axes.set_xlim(0, report.wall_s)
     if windows:
         log_time(axes, "y")

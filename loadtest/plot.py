@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator, PercentFormatter
 
 from loadtest.histogram import Distribution
 
@@ -92,9 +91,10 @@ def log_time(axes: Axes, along: str = "x") -> None:
     getattr(axes, f"set_{along}scale")("log")
     axis = axes.xaxis if along == "x" else axes.yaxis
     low, high = axis.get_view_interval()
-    subs: Sequence[float] = (1.0,) if high > 1e3 * low else (1.0, 2.0, 5.0)
-    axis.set_major_locator(LogLocator(subs=subs))
-    axis.set_minor_locator(NullLocator())
+    is_wide = high > 60 * low
+    axis.set_major_locator(LogLocator(subs=(1.0,) if is_wide else (1.0, 2.0, 5.0)))
+    axis.set_minor_locator(LogLocator(subs="auto") if is_wide else NullLocator())
+    axis.set_minor_formatter(NullFormatter())
     axis.set_major_formatter(FuncFormatter(lambda value, _: duration(value / 1e3)))
 
 

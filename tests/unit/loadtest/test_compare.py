@@ -17,7 +17,7 @@ from loadtest.comparison import compare, differing_facts
 from loadtest.load_report import LoadReport
 from loadtest.stats import Slo
 from loadtest.tally import Tally
-from tests.unit.loadtest.test_tally import failed, record
+from tests.unit.loadtest.made import failed, record
 
 # ---- the bootstrap
 
@@ -30,8 +30,7 @@ def test_intervals_cover_the_truth_about_as_often_as_they_claim() -> None:
     """That fewer than 86 of 100 intervals of 95 % hold the truth has a chance below one in a thousand."""
     found = [ratio_intervals(drawn(2 * i, 200), drawn(2 * i + 1, 200), [0.5], seed=i)[0] for i in range(100)]
     covered = sum(one is not None and one.low <= 1 <= one.high for one in found)
-    assert 86 <= covered <= 100
-    assert covered < 100 or min(one.high - one.low for one in found if one is not None) < 0.6
+    assert covered >= 86
 
 
 def test_the_width_is_that_of_the_theory() -> None:

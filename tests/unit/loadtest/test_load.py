@@ -16,8 +16,8 @@ from aiohttp import web
 from loadtest.__main__ import main
 from loadtest.load_report import read_report
 from loadtest.records import Record
+from tests.unit.loadtest.made import STEPS, written
 from tests.unit.loadtest.served import Respond, chunk, serving, stream
-from tests.unit.loadtest.test_steps import STEPS, written
 
 MIX = """
 rate: 400
@@ -111,20 +111,29 @@ def test_flags_that_make_no_sense_are_refused(flags: list[str]) -> None:
         main(["load", "http://127.0.0.1:9", *flags])
 
 
+# A shell's background jobs are started with the signal ignored.
+INTERRUPTIBLE = """
+import signal, sys
+from loadtest.__main__ import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 async def test_ctrl_c_tells_what_was_measured_until_then(mix: Path) -> None:
     enough, num_seen = asyncio.Event(), 0
 
     async def respond(request: web.Request) -> web.StreamResponse:
         nonlocal num_seen
         num_seen += 1
-        if num_seen > 20:
+        if num_seen > 20:  # with one open at a time, 20 have ended
             enough.set()
             await asyncio.sleep(3600)
         return await answer_as_asked(request)
 
     async with serving(respond) as endpoint, asyncio.timeout(60):
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "loadtest", "load", endpoint.url, "--workload", str(mix), "--rate", "50"),
+            *(sys.executable, "-c", INTERRUPTIBLE, "load", endpoint.url, "--workload", str(mix), "--max-open", "1"),
             stdout=asyncio.subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )

@@ -8,47 +8,8 @@ import pytest
 
 from loadtest.steps import INTERVALS, StepLog, per_interval, read_steps, summarise, within
 from loadtest.steps_markdown import steps_markdown
-from tandem.core.config import Config
 from tandem.core.errors import TandemError
-from tandem.core.step_cost import StepFeatures
-from tandem.engine.step_log import LoggedStep, StepLogHead, encode_head, encode_step, shaping
-from tandem.kv.layout import KVGroup, KVLayout
-from tandem.sched.outcome import StepRecord
-
-HEAD = StepLogHead(
-    worker="w1",
-    pool="mixed",
-    model="m",
-    num_threads=2,
-    num_blocks=8,
-    layout=KVLayout(16, (KVGroup(1, 1, 8, "float32"),)),
-    settings=shaping(Config()),
-)
-
-
-def step(
-    at: float, prefill: int, decodes: int, *, seconds: float = 0.5, target: float = 0.0, **changes: int
-) -> LoggedStep:
-    facts = {"number": int(at), "num_budget_tokens": 512, "num_preempted": 0, "has_failed": False}
-    features = StepFeatures(prefill, decodes, 0, 0)
-    record = StepRecord(features=features, predicted_s=0.1, measured_s=seconds, target_s=target, **{**facts, **changes})
-    return LoggedStep(at, record)
-
-
-STEPS = (
-    step(1000.0, 100, 0),  # before the test
-    step(1001.0, 512, 0, seconds=1.0),
-    step(1002.0, 256, 4, target=0.25),
-    step(1003.0, 0, 4, seconds=0.125, target=0.25, num_preempted=2),
-    step(1003.5, 0, 6, seconds=0.125, has_failed=1),
-    step(1006.0, 9, 9),  # after it
-)
-
-
-def written(directory: Path, *steps: LoggedStep, end: str = "\n") -> Path:
-    path = directory / "w1.jsonl"
-    path.write_text("\n".join([encode_head(HEAD), *map(encode_step, steps)]) + end)
-    return path
+from tests.unit.loadtest.made import STEPS, step, written
 
 
 def log(directory: Path) -> StepLog:

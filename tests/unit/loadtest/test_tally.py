@@ -14,29 +14,7 @@ from loadtest.load_report import METRICS, ClientFacts, LoadReport, NoReport, Win
 from loadtest.records import Record
 from loadtest.stats import Slo
 from loadtest.tally import Tally, timed
-
-
-def record(group: str, due_s: float, *gaps_s: float, ttft_s: float = 0.5, **changes: object) -> Record:
-    """Tokens `ttft_s` after it was due, and then after each gap."""
-    stamps = [due_s + ttft_s]
-    for gap in gaps_s:
-        stamps.append(stamps[-1] + gap)
-    facts: dict[str, object] = {
-        "name": f"{group}-{due_s:g}",
-        "group": group,
-        "num_prompt_tokens": 100,
-        "num_asked_tokens": len(stamps),
-        "due_s": due_s,
-        "sent_s": due_s,
-        "ended_s": stamps[-1],
-        "stamps_s": tuple(stamps),
-        "num_output_tokens": len(stamps),
-    }
-    return Record(**{**facts, **changes})
-
-
-def failed(group: str, due_s: float, kind: str, **changes: object) -> Record:
-    return record(group, due_s, error_kind=kind, error=f"{kind}: no | room", **changes)
+from tests.unit.loadtest.made import failed, record
 
 
 def tallied(*records: Record, slo: Slo | None = None) -> Tally:
