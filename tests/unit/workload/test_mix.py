@@ -239,6 +239,7 @@ def test_groups_and_mixes_refuse_what_cannot_be() -> None:
     with pytest.raises(ValueError, match="different names"):
         Mix((replace(ONE, share=0.5), replace(ONE, share=0.5)))
     for changes, told in [
+        ({"name": ""}, "must have a name"),
         ({"share": 0.0}, "share must be"),
         ({"think_s": -1.0}, "think_s must not"),
         ({"prompt": (9, 3)}, r"inverted, got \[9, 3\]"),
