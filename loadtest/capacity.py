@@ -88,7 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--gap-ms", type=float, default=20.0, help="between tokens (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each rate (default: %(default)s)")
     args = parser.parse_args(argv)
-    heads = ["asked req/s", "done req/s", "tok/s", "failed", "client's core", "late p50 / p99 ms", "ITL p50 / p99 ms"]
+    heads = ["asked req/s", "done req/s", "tok/s", "failed", "of a core", "µs a token", "late p50 / p99 ms"]
+    heads.append("ITL p50 / p99 ms")
     rows = [_measure(args, float(rate)) for rate in args.rates.split(",")]
     sys.stdout.write(table(heads, rows))
     return 0
@@ -124,6 +125,7 @@ async def _load(args: argparse.Namespace, rate: float, url: str) -> list[str]:
         f"{tally.num_tokens / tally.last_end_s:,.0f}",
         f"{tally.num_failed}",
         f"{busy_s / tally.last_end_s:.0%}",
+        f"{busy_s / max(tally.num_tokens, 1) * 1e6:.0f}",
         f"{ms(tally.late.percentile(0.5))} / {ms(tally.late.percentile(0.99))}",
         f"{ms(itl.p50)} / {ms(itl.p99)}",
     ]

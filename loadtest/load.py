@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import math
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -38,6 +39,8 @@ from tandem.workload.ask import Ask
 from tandem.workload.source import open_workload
 
 STOPPED = 130
+STEPS_WRITTEN_S = 1.0
+"""Workers write their steps twice a second."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -80,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", help="default: the first one that the endpoint lists")
     parser.add_argument("--key", type=_key, action="append", default=[], metavar="TENANT=KEY", help="to authorize with")
     parser.add_argument("--send-priority", action="store_true", help="send priorities; not every endpoint takes them")
-    parser.add_argument("--max-open", type=int, default=MAX_OPEN, help="requests at once (default: %(default)s)")
+    parser.add_argument("--max-open", type=_positive, default=MAX_OPEN, help="requests at once (default: %(default)s)")
     parser.add_argument("--timeout-s", type=float, default=TIMEOUT_S, help="of one answer (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there too")
     parser.add_argument("--chart", type=chart_path, metavar="FILE.svg|.png", help="draw it there")
@@ -88,6 +91,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=Path, nargs="+", default=[], metavar="FILE", help="step logs of the workers")
     add_slo_flags(parser)
     return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number
 
 
 def _key(text: str) -> tuple[str, str]:
@@ -98,11 +108,11 @@ def _key(text: str) -> tuple[str, str]:
 
 
 def _run(test: LoadTest, asks: Iterable[Ask]) -> int:
-    """What a workload's later lines have wrong ends a test like Ctrl-C does: what was measured until then is told."""
+    """A bad line of a trace or a full disk ends a test as Ctrl-C does: what was measured until then is told."""
     status = 0
     try:
         asyncio.run(test.run(asks))
-    except* TandemError as group:
+    except* (TandemError, OSError) as group:
         sys.stderr.write(f"loadtest load: {group.exceptions[0]}\n")
         status = 1
     except* KeyboardInterrupt:
@@ -183,7 +193,12 @@ class LoadTest:
 
 
 def _facts(args: argparse.Namespace, endpoint: Endpoint) -> dict[str, str]:
-    given = {"count": args.count, "rate": args.rate, "speedup": args.speedup if args.speedup != 1 else None}
+    given = {
+        "count": args.count,
+        "rate": args.rate,
+        "salt": args.salt or None,
+        "speedup": args.speedup if args.speedup != 1 else None,
+    }
     told = {"workload": Path(args.workload).name, "seed": args.seed, **given}
     named = {name: str(value) for name, value in told.items() if value is not None}
     return {"url": endpoint.url, "model": endpoint.model, **named}
@@ -191,11 +206,13 @@ def _facts(args: argparse.Namespace, endpoint: Endpoint) -> dict[str, str]:
 
 def _tell(report: LoadReport, args: argparse.Namespace) -> int:
     sys.stdout.write(markdown(report))
-    logs: list[StepLog] = [within(read_steps(path), report.began, report.wall_s) for path in args.steps]
-    if logs:
-        sys.stdout.write("\n" + steps_markdown(logs))
     if args.json:
         args.json.write_bytes(msgspec.json.encode(report))
+    logs: list[StepLog] = []
+    if args.steps:
+        time.sleep(STEPS_WRITTEN_S)
+        logs = [within(read_steps(path), report.began, report.wall_s) for path in args.steps]
+        sys.stdout.write("\n" + steps_markdown(logs))
     if args.chart:
         save(draw(report, logs), args.chart)
     return 1 if report.scopes[0].num_whole < report.scopes[0].num_requests else 0

@@ -83,6 +83,8 @@ class OpenLoop:
         wait = due_s - self.now_s
         if wait > 0:
             await self._sleep(wait)
+        else:
+            await asyncio.sleep(0)  # of a burst each one leaves before the next is made
 
     async def _take_place(self) -> None:
         if not self._places.locked():

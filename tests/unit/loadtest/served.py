@@ -24,9 +24,9 @@ class FakeTime:
 
     async def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
-        self.time += seconds
-        for _ in range(5):  # let the requests that have been sent get on their way
+        for _ in range(5):  # what has begun gets on its way before time goes on
             await asyncio.sleep(0)
+        self.time += seconds
 
 
 @asynccontextmanager

@@ -105,7 +105,7 @@ def test_what_cannot_be_done_is_said(flags: list[str], said: str, capsys: pytest
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("flags", [["--key", "nokey"], ["--chart", "a.pdf"]])
+@pytest.mark.parametrize("flags", [["--key", "nokey"], ["--chart", "a.pdf"], ["--max-open", "0"]])
 def test_flags_that_make_no_sense_are_refused(flags: list[str]) -> None:
     with pytest.raises(SystemExit):
         main(["load", "http://127.0.0.1:9", *flags])
@@ -121,14 +121,14 @@ sys.exit(main(sys.argv[1:]))
 
 
 async def test_ctrl_c_tells_what_was_measured_until_then(mix: Path) -> None:
-    enough, num_seen = asyncio.Event(), 0
+    enough, over, num_seen = asyncio.Event(), asyncio.Event(), 0
 
     async def respond(request: web.Request) -> web.StreamResponse:
         nonlocal num_seen
         num_seen += 1
         if num_seen > 20:  # with one open at a time, 20 have ended
             enough.set()
-            await asyncio.sleep(3600)
+            await over.wait()
         return await answer_as_asked(request)
 
     async with serving(respond) as endpoint, asyncio.timeout(60):
@@ -140,6 +140,7 @@ async def test_ctrl_c_tells_what_was_measured_until_then(mix: Path) -> None:
         await enough.wait()
         process.send_signal(signal.SIGINT)
         out, _ = await process.communicate()
+        over.set()
     assert process.returncode == 130
     assert "**Stopped before its end.**" in out.decode()
     assert "\n20 requests in" in out.decode()

@@ -104,6 +104,25 @@ async def test_a_limit_of_open_requests_holds_back_and_is_counted() -> None:
     assert [ended.records[name].lateness_s for name in "abc"] == [0.0, 10.0, 20.0]
 
 
+async def test_of_a_burst_the_first_leave_before_the_last_are_made() -> None:
+    num_seen = num_seen_at_last = 0
+
+    async def respond(request: web.Request) -> web.StreamResponse:
+        nonlocal num_seen
+        num_seen += 1
+        return await answer_whole(request)
+
+    def calls() -> Iterator[Call]:
+        nonlocal num_seen_at_last
+        for number in range(300):
+            yield call(str(number))
+        num_seen_at_last = num_seen
+
+    async with looping(respond, FakeTime(), Ended()) as (loop, _):
+        await loop.run(calls())
+    assert num_seen_at_last > 0 and num_seen == 300
+
+
 async def test_failures_end_nothing_but_themselves() -> None:
     async def respond(request: web.Request) -> web.StreamResponse:
         if await request.text() == "b":
