@@ -114,13 +114,13 @@ async def test_of_a_burst_the_first_leave_before_the_last_are_made() -> None:
 
     def calls() -> Iterator[Call]:
         nonlocal num_seen_at_last
-        for number in range(300):
+        for number in range(1_000):
             yield call(str(number))
         num_seen_at_last = num_seen
 
     async with looping(respond, FakeTime(), Ended()) as (loop, _):
         await loop.run(calls())
-    assert num_seen_at_last > 0 and num_seen == 300
+    assert num_seen_at_last > 0 and num_seen == 1_000
 
 
 async def test_failures_end_nothing_but_themselves() -> None:
