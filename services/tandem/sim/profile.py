@@ -39,12 +39,14 @@ class WorkerProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """`workers` by pool. `latency_s`: one way between client and worker, through a gateway. `bandwidth` of a worker's
-    link in bytes per second. `provenance` says what was measured where, `fidelity` how far predictions were off."""
+    """`workers` by pool. `latency_s`: one way between two processes. `delivery_s`: times that a token takes beyond
+    that to its client, each as likely as any other. `bandwidth` of a worker's link in bytes per second. `provenance`
+    says what was measured where, `fidelity` how far predictions were off."""
 
     model: str
     workers: Mapping[Pool, WorkerProfile]
     latency_s: float
+    delivery_s: tuple[float, ...] = (0.0,)
     bandwidth: float
     provenance: str
     fidelity: str = UNKNOWN
@@ -76,6 +78,7 @@ def encode_profile(profile: Profile) -> str:
         "provenance": profile.provenance,
         "fidelity": profile.fidelity,
         "latency_s": profile.latency_s,
+        "delivery_s": [round(seconds, 6) for seconds in profile.delivery_s],
         "bandwidth": profile.bandwidth,
         "workers": {pool: _encode_worker(worker) for pool, worker in sorted(profile.workers.items())},
     }
@@ -92,6 +95,7 @@ def decode_profile(text: str, name: str) -> Profile:
             model=str(told["model"]),
             workers={pool_named(pool): _decode_worker(worker) for pool, worker in told["workers"].items()},
             latency_s=float(told["latency_s"]),
+            delivery_s=tuple(map(float, told["delivery_s"])),
             bandwidth=float(told["bandwidth"]),
             provenance=str(told["provenance"]),
             fidelity=str(told["fidelity"]),
