@@ -43,6 +43,9 @@ def markdown(first: LoadReport, second: LoadReport, rows: Sequence[Row]) -> str:
         lines.append(f"**Not the same workload**: {', '.join(differing)}.\n")
     lines.append(_judged(rows))
     heads = ["", "quantity", "A", "B", "B / A", f"{CONFIDENCE:.0%} of it", "so"]
+    lines.append(
+        "Noise is the luck of requests. A machine that changed between the two tests is no noise here: repeat.\n"
+    )
     return "\n".join([*lines, table(heads, [_cells(row) for row in rows])])
 
 
