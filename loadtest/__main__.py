@@ -17,7 +17,8 @@ class _Command(NamedTuple):
 
 _COMMANDS = {
     "bench": _Command("loadtest.bench", "compare systems on the same workloads"),
-    "run": _Command("loadtest.run", "one workload against an endpoint that runs already"),
+    "load": _Command("loadtest.load", "a mix or a trace against an endpoint that runs already"),
+    "compare": _Command("loadtest.compare", "two load tests side by side, and which differences are noise"),
     "offline": _Command("loadtest.offline_command", "workloads on our engine in this process, with split steps"),
     "experiment": _Command("loadtest.experiment", "monolithic, chunked, disaggregated under the same traffic"),
     "registry": _Command("loadtest.registry", "what finding workers costs Redis as a cluster grows"),

@@ -1,38 +1,33 @@
-"""Sends a workload to an OpenAI-compatible endpoint and stamps every token; never decides what is sent.
+"""Sends one call to an OpenAI-compatible endpoint and stamps every token; never decides what is sent, or when.
 
-An open loop: a request leaves when its schedule says so, whatever became of earlier ones, and its TTFT counts from the
-time it was due. Nothing is retried.
+Nothing is retried.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import aiohttp
 import msgspec
 
+from loadtest.calls import Call
+from loadtest.endpoint import Endpoint
 from loadtest.records import Record
-from loadtest.workloads import Ask, Workload
 from tandem.core.clock import Clock
 
 TIMEOUT_S = 600.0
 """For one whole answer."""
-Sleep = Callable[[float], Awaitable[None]]
-
-
-class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Where and how to ask. `path` is that of completions; `extra` are fields that only this kind of server knows."""
-
-    url: str
-    model: str
-    path: str = "/v1/completions"
-    extra: dict[str, Any] = {}
+MAX_EVENT_BYTES = 1 << 24
 
 
 class Refused(Exception):
-    """The endpoint answered with an error, before or within the stream."""
+    """The endpoint answered with an error, before the stream (`status` of HTTP) or within it (0)."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.kind = f"http {status}" if status else "error event"
 
 
 class _Usage(msgspec.Struct):
@@ -62,9 +57,11 @@ class SseParser:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The data of each event that is complete."""
+        """The data of each event that is complete. Raises ValueError when one has no end."""
         parts = (self._rest + data).replace(b"\r\n", b"\n").split(b"\n\n")
         self._rest = parts.pop()
+        if len(self._rest) > MAX_EVENT_BYTES:
+            raise ValueError(f"an event of more than {MAX_EVENT_BYTES} bytes")
         for part in parts:
             lines = [line[5:].removeprefix(b" ") for line in part.split(b"\n") if line.startswith(b"data:")]
             if lines:
@@ -108,96 +105,91 @@ class Answer:
             return self.num_told
         return len(self.tokens) or len(self.stamps_s)
 
-    def problem(self, num_asked: int) -> str:
-        """Why this answer is not whole; empty when it is."""
+    def problem(self, num_asked: int, is_exact: bool = True) -> tuple[str, str]:
+        """Why this answer is not whole, as a kind and a message; both empty when it is. `is_exact`: it may not end
+        before `num_asked` tokens."""
         if not self.is_complete:
-            return "the stream ended early"
-        if self.num_tokens != num_asked:
-            return f"{self.num_tokens} of {num_asked} tokens, {self.finish_reason!r}"
+            return "cut off", "the stream ended early"
+        if self.num_tokens != num_asked and (is_exact or self.num_tokens > num_asked):
+            return "wrong length", f"{self.num_tokens} of {num_asked} tokens, {self.finish_reason!r}"
         if not self.stamps_s:
-            return "no token was seen"
-        return "" if not self.tokens or len(self.tokens) == num_asked else "token ids are missing"
+            return "empty", "no token was seen"
+        if self.tokens and len(self.tokens) != self.num_tokens:
+            return "wrong length", "token ids are missing"
+        return "", ""
 
 
 _CHUNK = msgspec.json.Decoder(Chunk)
 
 
-class Client:
-    """Runs workloads against one endpoint. `clock` and `sleep` come from outside, so that a schedule can be tested."""
+_FAILURES = (aiohttp.ClientError, OSError, Refused, TimeoutError, msgspec.MsgspecError, ValueError)
+"""ValueError: an event without an end."""
 
-    def __init__(self, endpoint: Endpoint, session: aiohttp.ClientSession, clock: Clock, sleep: Sleep) -> None:
-        self._endpoint = endpoint
+
+class Client:
+    """One endpoint. `clock` comes from outside, so that a schedule can be tested."""
+
+    def __init__(
+        self, endpoint: Endpoint, session: aiohttp.ClientSession, clock: Clock, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        self._url = endpoint.url + endpoint.path
         self._session = session
         self._clock = clock
-        self._sleep = sleep
+        self._timeout_s = timeout_s
 
-    async def run(self, workload: Workload) -> tuple[Record, ...]:
-        """All records, in the order of the asks. Failures are in the records."""
-        began = self._clock.now()
-        if workload.is_sequential:
-            return tuple([await self._record(ask, began, due=None) for ask in workload.asks])
-        tasks: list[asyncio.Task[Record]] = []
-        async with asyncio.TaskGroup() as group:
-            for ask in sorted(workload.asks, key=lambda ask: ask.due_s):
-                wait = began + ask.due_s - self._clock.now()
-                if wait > 0:
-                    await self._sleep(wait)
-                tasks.append(group.create_task(self._record(ask, began, due=ask.due_s)))
-        by_name = {task.result().name: task.result() for task in tasks}
-        return tuple(by_name[ask.name] for ask in workload.asks)
-
-    async def _record(self, ask: Ask, began: float, due: float | None) -> Record:
+    async def ask(self, call: Call, began: float, due_s: float | None) -> Record:
+        """Send it now; a failure is in the record. Times count from `began`; without `due_s` it was due now."""
         answer = Answer()
         sent = self._clock.now() - began
         try:
-            async with asyncio.timeout(TIMEOUT_S):
-                async for data, now in self._events(ask):
+            async with asyncio.timeout(self._timeout_s):
+                async for data, now in self._events(call):
                     answer.take(data, now - began)
-            error = answer.problem(ask.max_tokens)
-        except (aiohttp.ClientError, OSError, Refused, TimeoutError, msgspec.MsgspecError) as failure:
-            error = f"{type(failure).__name__}: {failure}"
+            kind, error = answer.problem(call.num_asked_tokens, call.is_exact)
+        except _FAILURES as failure:
+            kind, error = _kind(failure), f"{type(failure).__name__}: {failure}"
         return Record(
-            name=ask.name,
-            group=ask.group,
-            num_prompt_tokens=len(ask.prompt),
-            num_asked_tokens=ask.max_tokens,
-            due_s=sent if due is None else due,
+            name=call.name,
+            group=call.group,
+            tenant=call.tenant,
+            num_prompt_tokens=call.num_prompt_tokens,
+            num_asked_tokens=call.num_asked_tokens,
+            due_s=sent if due_s is None else due_s,
             sent_s=sent,
+            ended_s=self._clock.now() - began,
             stamps_s=tuple(answer.stamps_s),
             tokens=tuple(answer.tokens) or None,
             text="".join(answer.texts),
             num_output_tokens=answer.num_tokens,
             finish_reason=answer.finish_reason,
             error=error,
+            error_kind=kind,
         )
 
-    async def _events(self, ask: Ask) -> AsyncIterator[tuple[bytes, float]]:
+    async def _events(self, call: Call) -> AsyncIterator[tuple[bytes, float]]:
         """The data of each event with the time at which its last byte was here."""
-        body = {
-            "model": self._endpoint.model,
-            "prompt": ask.prompt,
-            "max_tokens": ask.max_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            **self._endpoint.extra,
-        }
-        parser, headers = SseParser(), {"content-type": "application/json"}
-        url = self._endpoint.url + self._endpoint.path
-        async with self._session.post(url, data=msgspec.json.encode(body), headers=headers) as response:
+        parser = SseParser()
+        async with self._session.post(self._url, data=call.body, headers=call.headers) as response:
+            call.body = b""  # long prompts are most of what an open request holds
             if response.status != 200:
-                raise Refused(f"{response.status}: {(await response.text())[:500]}")
+                raise Refused(f"{response.status}: {(await response.text(errors='replace'))[:500]}", response.status)
             async for data in response.content.iter_any():
                 now = self._clock.now()
                 for event in parser.feed(data):
                     yield event, now
 
 
-async def ask_endpoint(endpoint: Endpoint, workload: Workload, clock: Clock) -> tuple[Record, ...]:
-    """Run one workload, with a connection for each request: some servers close theirs after an answer, and a request
-    that meets the closing would fail."""
-    connector = aiohttp.TCPConnector(limit=0, force_close=True)
-    timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-        return await Client(endpoint, session, clock, asyncio.sleep).run(workload)
+def _kind(failure: Exception) -> str:
+    match failure:
+        case Refused():
+            return failure.kind
+        case TimeoutError():
+            return "timeout"
+        case msgspec.MsgspecError() | ValueError():
+            return "garbage"
+        case aiohttp.ClientConnectorError():
+            return "no connection"
+        case aiohttp.ClientPayloadError():
+            return "cut off"
+        case _:
+            return "connection lost"

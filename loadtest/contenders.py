@@ -12,10 +12,10 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Protocol
 
-import aiohttp
 import msgspec
 
-from loadtest.client import Endpoint, ask_endpoint
+from loadtest.endpoint import ANSWER_TOKENS, Endpoint, NoEndpoint, base_url, first_model
+from loadtest.loop import ask_endpoint
 from loadtest.peers.catalog import Settings, is_installed, python_of, server_command
 from loadtest.records import Record, Run, decode_run, encode
 from loadtest.systems import Server, ServerCommand, running_server
@@ -24,10 +24,6 @@ from tandem.core.clock import Clock
 from tandem.core.config import ModelConfig
 
 _BATCH_SCRIPT = Path(__file__).parent / "peers" / "transformers_batch.py"
-_ANSWER_TOKENS = {"return_token_ids": True}
-"""Servers that do not know the field ignore it."""
-
-
 _MOST_WARM_UPS = 8
 _STEADY = 1.15
 """The last two warm-ups took at most so many times the best one."""
@@ -175,7 +171,7 @@ class Ring:
         program = (sys.executable, "-m", "loadtest.tandem_server", "--port", str(port))
         return ServerCommand(
             name=name,
-            endpoint=Endpoint(url=f"http://127.0.0.1:{port}", model=ModelConfig().id, extra=_ANSWER_TOKENS),
+            endpoint=Endpoint(url=f"http://127.0.0.1:{port}", model=ModelConfig().id, extra=ANSWER_TOKENS),
             command=(*program, "--served-model-name", ModelConfig().id, *self._shared_flags(), *flags),
             can_pause=False,  # gateway, workers and Redis watch each other's silence
         )
@@ -194,15 +190,17 @@ class Ring:
 
 
 async def attached(name: str, place: str) -> ServerCommand:
-    """A server that somebody else started, `URL` or `URL@PROCESS_GROUP`; its model is the first that it lists."""
+    """A server that somebody else started, `URL` or `URL@PROCESS_GROUP`; its model is the first that it lists. Raises
+    Failure."""
     url, _, group = place.partition("@")
     if group:
         os.killpg(int(group), signal.SIGCONT)
-    async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/models") as response:
-        model = (await response.json())["data"][0]["id"]
-    return ServerCommand(
-        name=name, endpoint=Endpoint(url=url, model=model, extra=_ANSWER_TOKENS), group=int(group or 0)
-    )
+    url = base_url(url)
+    try:
+        model = await first_model(url)
+    except NoEndpoint as error:
+        raise Failure(str(error)) from error
+    return ServerCommand(name=name, endpoint=Endpoint(url=url, model=model, extra=ANSWER_TOKENS), group=int(group or 0))
 
 
 def free_port() -> int:

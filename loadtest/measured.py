@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from loadtest.client import Endpoint, ask_endpoint
 from loadtest.contenders import Failure, free_port
+from loadtest.endpoint import Endpoint
+from loadtest.loop import ask_endpoint
 from loadtest.records import Record, encode
 from loadtest.systems import ServerCommand, running_server
 from loadtest.workloads import mix_workload, warm_up

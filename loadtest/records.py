@@ -15,7 +15,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """One request. `due_s` is when it was to be sent by its schedule, `sent_s` when it was.
 
     `stamps_s` holds one time per token, equal ones for tokens that came together. `tokens` is None where the endpoint
-    tells no ids. `error` is empty when the answer came whole.
+    tells no ids. `error` is empty when the answer came whole; `error_kind` is what is counted of it.
     """
 
     name: str
@@ -24,12 +24,15 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     num_asked_tokens: int
     due_s: float
     sent_s: float
+    ended_s: float = 0.0
+    tenant: str = ""
     stamps_s: tuple[float, ...] = ()
     tokens: tuple[int, ...] | None = None
     text: str = ""
     num_output_tokens: int = 0
     finish_reason: str = ""
     error: str = ""
+    error_kind: str = ""
 
     @property
     def lateness_s(self) -> float:
@@ -47,6 +50,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         """Between arrivals after the first one; tokens that came together are one arrival."""
         arrivals = sorted(set(self.stamps_s))
         return tuple(after - before for before, after in pairwise(arrivals))
+
+    @property
+    def e2e_s(self) -> float:
+        """From the time it was due to its last token."""
+        return self.stamps_s[-1] - self.due_s
 
     @property
     def decode_s(self) -> float:

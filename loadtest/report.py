@@ -11,8 +11,10 @@ from pathlib import Path
 import msgspec
 
 from loadtest.chart import draw
+from loadtest.plot import chart_path, save
 from loadtest.records import Run, encode
 from loadtest.stats import Agreement, Overhead, Point, Slo, Spread, Summary, agreement, overhead, pair_ratio, summarise
+from loadtest.tables import ms, table
 
 FULL_BATCH = 32
 """Decodes of a step from which its overhead is judged."""
@@ -38,26 +40,26 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
 
 def add_report_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every run there")
-    parser.add_argument("--chart", type=Path, metavar="FILE.svg", help="draw ITL and TTFT there")
+    parser.add_argument("--chart", type=chart_path, metavar="FILE.svg|.png", help="draw ITL and TTFT there")
+    add_slo_flags(parser)
+
+
+def add_slo_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--slo-ttft-ms", type=float, help="target of a request's first token")
     parser.add_argument("--slo-itl-ms", type=float, help="target of 95 %% of a request's gaps")
 
 
 def report_to(bench: Bench, args: argparse.Namespace) -> int:
     """Write all that the arguments ask for. The exit status is 1 when a run failed."""
-    slo = Slo(_seconds(args.slo_ttft_ms), _seconds(args.slo_itl_ms))
+    slo = Slo.of_ms(args.slo_ttft_ms, args.slo_itl_ms)
     sys.stdout.write(markdown(bench, slo) + "\n")
     if args.json:
         args.json.write_bytes(encode(bench))
     if args.chart:
-        args.chart.write_text(draw(bench.systems, bench.runs), encoding="utf-8")
+        save(draw(bench.systems, bench.runs), args.chart)
     for run in bench.failed():
         sys.stderr.write(f"FAILED {run.system} {run.workload} seed {run.seed}: {'; '.join(run.failures[:3])}\n")
     return 1 if bench.failed() else 0
-
-
-def _seconds(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1e3
 
 
 def markdown(bench: Bench, slo: Slo) -> str:
@@ -85,11 +87,6 @@ def _section(bench: Bench, workload: str, slo: Slo) -> str:
 # ---- tables
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
-
-
 def _summary_table(summaries: dict[str, Summary], slo: Slo) -> str:
     heads = ["system", "requests", "TTFT p50 / p95 / p99 ms", "ITL p50 / p95 / p99 / max ms", "tok/s of one request"]
     heads += ["in tok/s", "out tok/s", "client late ms"]
@@ -102,27 +99,23 @@ def _summary_table(summaries: dict[str, Summary], slo: Slo) -> str:
         row += [f"{summary.prompt_rate:.0f}", f"{summary.output_rate:.1f}", f"{summary.late_s * 1e3:.1f}"]
         row += [f"{summary.good_share:.0%}", f"{summary.good_rate:.3f}"] if has_target else []
         rows.append(row)
-    return _table(heads, rows)
+    return table(heads, rows)
 
 
 def _group_table(summaries: dict[str, Summary], groups: Sequence[str]) -> str:
     rows = []
     for system, summary in summaries.items():
         spreads = [summary.ttft_by_group.get(group) for group in groups]
-        rows.append([system, *(f"{_ms(s.p50)} / {_ms(s.p99)}" if s else "-" for s in spreads)])
-    return _table(["TTFT p50 / p99 ms", *groups], rows)
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:,.0f}" if seconds >= 0.1 else f"{seconds * 1e3:.1f}"
+        rows.append([system, *(f"{ms(s.p50)} / {ms(s.p99)}" if s else "-" for s in spreads)])
+    return table(["TTFT p50 / p99 ms", *groups], rows)
 
 
 def _three(spread: Spread) -> str:
-    return " / ".join(_ms(value) for value in (spread.p50, spread.p95, spread.p99))
+    return " / ".join(ms(value) for value in (spread.p50, spread.p95, spread.p99))
 
 
 def _four(spread: Spread | None) -> str:
-    return "-" if spread is None else f"{_three(spread)} / {_ms(spread.max)}"
+    return "-" if spread is None else f"{_three(spread)} / {ms(spread.max)}"
 
 
 # ---- ratios
@@ -148,7 +141,7 @@ def _comparison(bench: Bench, workload: str, slo: Slo) -> str:
         notes.append(_agreement_line(other, _agreements(bench, workload, ours, other)))
     if not rows:
         return ""
-    return _table(["median ratio of pairs (range)", *_METRICS], rows) + "\n" + "\n".join(notes) + "\n"
+    return table(["median ratio of pairs (range)", *_METRICS], rows) + "\n" + "\n".join(notes) + "\n"
 
 
 def _ratio_cell(bench: Bench, workload: str, ours: str, other: str, metric: _Metric, slo: Slo) -> str:

@@ -20,6 +20,10 @@ class Slo(msgspec.Struct, frozen=True):
     ttft_s: float | None = None
     itl_s: float | None = None
 
+    @classmethod
+    def of_ms(cls, ttft_ms: float | None, itl_ms: float | None) -> Slo:
+        return cls(*(None if target is None else target / 1e3 for target in (ttft_ms, itl_ms)))
+
     def is_met(self, record: Record) -> bool:
         """TTFT inside its target, and 95 % of the gaps inside theirs. A failed request meets nothing."""
         if record.error or (self.ttft_s is not None and record.ttft_s > self.ttft_s):

@@ -17,7 +17,7 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
-from loadtest.client import Endpoint
+from loadtest.endpoint import Endpoint
 
 POLL_S = 0.25
 STOP_S = 30.0

@@ -14,15 +14,14 @@ from typing import NamedTuple
 import msgspec
 
 from loadtest.passages import passages
+from tandem.workload.chance import HIGHEST_TOKEN, LOWEST_TOKEN
 
-LOWEST_TOKEN = 1_000
-"""Below are special tokens and single bytes, whose text is often no valid UTF-8."""
-HIGHEST_TOKEN = 32_000
-"""Every served model has at least as many."""
 MIX_RATE = 0.35
 """Requests per second; loads the best peer of the development machine to 83 %."""
 _MIX = (("short", 16, 64, 200), ("medium", 5, 550, 650), ("long", 3, 2_400, 2_600))
-"""Class, how many of 24, and the range of its prompts' tokens: 70 %, 20 % and 10 %, rounded."""
+"""Class, how many of 24, and the range of its prompts' tokens: 70 %, 20 % and 10 %, rounded. Rate and lengths are those
+of the mix `mix`, whose shares hold in the long run; with 24 requests a bench needs exact numbers, and published figures
+have these."""
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):

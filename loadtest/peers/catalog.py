@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from loadtest.client import Endpoint
+from loadtest.endpoint import Endpoint
 from loadtest.systems import ServerCommand
 
 MODEL = "peer"

@@ -1,27 +1,20 @@
-"""The client against a server in this process that does what a test tells it; nothing here depends on real time."""
+"""What the client makes of a stream, whole or broken; nothing here depends on real time."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 
 import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
 
-from loadtest.client import Answer, Client, Endpoint, Refused, SseParser
-from loadtest.workloads import Ask, Workload
-
-
-def ask(name: str, due_s: float = 0.0, max_tokens: int = 2) -> Ask:
-    return Ask(name=name, group="g", prompt=(5, 6, 7), max_tokens=max_tokens, due_s=due_s)
-
-
-def workload(*asks: Ask, is_sequential: bool = False) -> Workload:
-    return Workload(name="w", seed=0, turn=0, asks=asks, is_sequential=is_sequential)
-
+from loadtest.calls import greedy_call
+from loadtest.client import MAX_EVENT_BYTES, Answer, Client, Refused, SseParser
+from loadtest.endpoint import Endpoint, NoEndpoint, base_url, first_model
+from loadtest.records import Record
+from loadtest.workloads import Ask
+from tests.unit.loadtest.served import WHOLE, FakeTime, answer_whole, chunk, serving, stream
 
 # ---- server-sent events
 
@@ -41,11 +34,14 @@ def test_an_event_without_its_end_is_not_told() -> None:
     assert list(SseParser().feed(b"data: half")) == []
 
 
+def test_an_event_that_never_ends_is_given_up() -> None:
+    parser = SseParser()
+    with pytest.raises(ValueError, match="bytes"):
+        for _ in range(3):
+            list(parser.feed(b"x" * (MAX_EVENT_BYTES // 2)))
+
+
 # ---- one answer
-
-
-def chunk(**choice: object) -> bytes:
-    return msgspec.json.encode({"choices": [choice]})
 
 
 def test_every_token_of_a_chunk_gets_its_stamp() -> None:
@@ -57,7 +53,7 @@ def test_every_token_of_a_chunk_gets_its_stamp() -> None:
     answer.take(b"[DONE]", 4.0)
     assert answer.tokens == [1, 2, 3, 4]
     assert answer.stamps_s == [1.0, 2.0, 3.0, 3.0]
-    assert answer.problem(4) == ""
+    assert answer.problem(4) == ("", "")
 
 
 def test_without_ids_a_chunk_is_one_arrival_and_usage_says_how_many_tokens() -> None:
@@ -68,20 +64,21 @@ def test_without_ids_a_chunk_is_one_arrival_and_usage_says_how_many_tokens() -> 
     answer.take(b"[DONE]", 2.0)
     assert answer.stamps_s == [1.0, 2.0]
     assert answer.num_tokens == 5
-    assert answer.problem(5) == ""
+    assert answer.problem(5) == ("", "")
 
 
 def test_what_is_not_whole_is_a_problem() -> None:
     cut, short, lost = Answer(), Answer(), Answer()
     cut.take(chunk(text="a", token_ids=[1]), 1.0)
-    assert cut.problem(1) == "the stream ended early"
+    assert cut.problem(1) == ("cut off", "the stream ended early")
     short.take(chunk(text="a", token_ids=[1], finish_reason="stop"), 1.0)
     short.take(b"[DONE]", 1.0)
-    assert short.problem(2) == "1 of 2 tokens, 'stop'"
+    assert short.problem(2) == ("wrong length", "1 of 2 tokens, 'stop'")
+    assert short.problem(2, is_exact=False) == ("", "")
     lost.take(chunk(text="a", token_ids=[1]), 1.0)
     lost.take(msgspec.json.encode({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}), 1.0)
     lost.take(b"[DONE]", 1.0)
-    assert lost.problem(2) == "token ids are missing"
+    assert lost.problem(2) == ("wrong length", "token ids are missing")
 
 
 def test_an_error_event_refuses() -> None:
@@ -89,153 +86,140 @@ def test_an_error_event_refuses() -> None:
         Answer().take(b'{"error": {"message": "overloaded"}}', 0.0)
 
 
-# ---- the schedule
+# ---- one call
 
 
-class FakeTime:
-    """Moves only when somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.time = 100.0
-        self.slept: list[float] = []
-
-    def now(self) -> float:
-        return self.time
-
-    async def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.time += seconds
-        for _ in range(5):  # let the requests that have been sent get on their way
-            await asyncio.sleep(0)
-
-
-Respond = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-@asynccontextmanager
-async def served(respond: Respond, time: FakeTime) -> AsyncIterator[Client]:
-    app = web.Application()
-    app.router.add_post("/v1/completions", respond)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port = runner.addresses[0][1]
-    endpoint = Endpoint(url=f"http://127.0.0.1:{port}", model="m", extra={"flavour": 1})
+async def asked(endpoint: Endpoint, timeout_s: float = 20.0) -> Record:
+    ask = Ask(name="a", group="g", prompt=(5, 6, 7), max_tokens=2)
     async with aiohttp.ClientSession() as session:
-        yield Client(endpoint, session, time, time.sleep)
-    await runner.cleanup()
-
-
-async def stream(request: web.Request, *events: bytes) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-    await response.prepare(request)
-    for event in events:
-        await response.write(b"data: " + event + b"\n\n")
-    await response.write_eof()
-    return response
-
-
-WHOLE = (chunk(text="a", token_ids=[1]), chunk(text="b", token_ids=[2], finish_reason="length"), b"[DONE]")
-
-
-async def test_requests_leave_when_they_are_due_though_none_was_answered() -> None:
-    time, seen, release = FakeTime(), [], asyncio.Event()
-
-    async def respond(request: web.Request) -> web.StreamResponse:
-        seen.append(await request.json())
-        if len(seen) == 3:
-            release.set()  # nobody is answered before all have been sent
-        await release.wait()
-        return await stream(request, *WHOLE)
-
-    async with served(respond, time) as client, asyncio.timeout(20):
-        records = await client.run(workload(ask("a", 0.0), ask("c", 5.0), ask("b", 2.0)))
-    assert [record.name for record in records] == ["a", "c", "b"]
-    assert [record.error for record in records] == ["", "", ""]
-    assert time.slept == [2.0, 3.0]
-    assert [record.due_s for record in records] == [0.0, 5.0, 2.0]
-    assert [record.tokens for record in records] == [(1, 2)] * 3
+        client = Client(endpoint, session, FakeTime(), timeout_s)
+        return await client.ask(greedy_call(endpoint, ask), 100.0, None)
 
 
 async def test_a_body_asks_for_exact_greedy_answers() -> None:
-    time, seen = FakeTime(), []
+    seen = []
 
     async def respond(request: web.Request) -> web.StreamResponse:
         seen.append(await request.json())
         return await stream(request, *WHOLE)
 
-    async with served(respond, time) as client:
-        await client.run(workload(ask("a")))
+    async with serving(respond) as endpoint:
+        record = await asked(endpoint)
+    assert (record.error_kind, record.tokens, record.text) == ("", (1, 2), "ab")
     (body,) = seen
     assert body["prompt"] == [5, 6, 7]
     assert (body["max_tokens"], body["temperature"], body["ignore_eos"], body["stream"]) == (2, 0, True, True)
     assert (body["model"], body["flavour"]) == ("m", 1)
 
 
-async def test_a_sequence_waits_for_each_answer() -> None:
-    time, num_open, most_open = FakeTime(), 0, 0
-
-    async def respond(request: web.Request) -> web.StreamResponse:
-        nonlocal num_open, most_open
-        num_open += 1
-        most_open = max(most_open, num_open)
-        response = await stream(request, *WHOLE)
-        num_open -= 1
-        return response
-
-    async with served(respond, time) as client:
-        records = await client.run(workload(ask("a"), ask("b"), ask("c"), is_sequential=True))
-    assert most_open == 1
-    assert time.slept == []
-    assert all(record.lateness_s == 0.0 for record in records)
-
-
-async def test_a_client_that_falls_behind_says_so_and_counts_it_into_ttft() -> None:
-    class Slow(FakeTime):
-        async def sleep(self, seconds: float) -> None:
-            await super().sleep(seconds + 1.5)
-
-    async def respond(request: web.Request) -> web.StreamResponse:
-        return await stream(request, *WHOLE)
-
-    async with served(respond, time := Slow()) as client:
-        (record,) = await client.run(workload(ask("a", 4.0)))
-    assert time.slept == [5.5]
-    assert record.lateness_s == 1.5
-    assert record.ttft_s >= 1.5
+async def test_a_body_is_dropped_once_it_is_sent() -> None:
+    """Of an open request, a long prompt would be most of what is held."""
+    ask = Ask(name="a", group="g", prompt=(5,) * 9_000, max_tokens=2)
+    async with serving(answer_whole) as endpoint, aiohttp.ClientSession() as session:
+        call = greedy_call(endpoint, ask)
+        assert len(call.body) > 9_000
+        await Client(endpoint, session, FakeTime()).ask(call, 100.0, None)
+    assert call.body == b""
 
 
 @pytest.mark.parametrize(
-    ("events", "message"),
+    ("events", "kind", "message"),
     [
-        (WHOLE[:1], "the stream ended early"),
-        ((WHOLE[0], b"[DONE]"), "1 of 2 tokens"),
-        ((b'{"error": {"message": "no room"}}',), "no room"),
-        ((b"not json",), "Decode"),
+        ((), "cut off", "the stream ended early"),
+        (WHOLE[:1], "cut off", "the stream ended early"),
+        ((WHOLE[0], b"[DONE]"), "wrong length", "1 of 2 tokens"),
+        ((*WHOLE[:2], *WHOLE), "wrong length", "4 of 2 tokens"),
+        ((b'{"choices": [], "usage": {"completion_tokens": 2}}', b"[DONE]"), "empty", "no token"),
+        ((b'{"error": {"message": "no room"}}',), "error event", "no room"),
+        ((WHOLE[0], b'{"error": {"message": "no room"}}'), "error event", "no room"),
+        ((b"not json",), "garbage", "Decode"),
+        ((b'{"choices": [{"token_ids": ["x"]}]}',), "garbage", "Validation"),
+        ((b"\xff\xfe",), "garbage", ""),
     ],
 )
-async def test_a_broken_answer_is_an_error_in_its_record(events: tuple[bytes, ...], message: str) -> None:
+async def test_a_broken_answer_is_an_error_in_its_record(events: tuple[bytes, ...], kind: str, message: str) -> None:
     async def respond(request: web.Request) -> web.StreamResponse:
         return await stream(request, *events)
 
-    async with served(respond, FakeTime()) as client:
-        (record,) = await client.run(workload(ask("a")))
+    async with serving(respond) as endpoint:
+        record = await asked(endpoint)
+    assert record.error_kind == kind
     assert message in record.error
 
 
-async def test_a_refusal_is_an_error_in_its_record() -> None:
+@pytest.mark.parametrize("status", [400, 401, 429, 503])
+async def test_a_refusal_is_an_error_in_its_record(status: int) -> None:
     async def respond(request: web.Request) -> web.StreamResponse:
-        return web.Response(status=429, text="slow down")
+        return web.Response(status=status, body=b"slow down \xff")
 
-    async with served(respond, FakeTime()) as client:
-        (record,) = await client.run(workload(ask("a")))
-    assert record.error == "Refused: 429: slow down"
+    async with serving(respond) as endpoint:
+        record = await asked(endpoint)
+    assert (record.error_kind, record.stamps_s) == (f"http {status}", ())
+    assert f"Refused: {status}: slow down" in record.error
+
+
+async def test_a_server_that_closes_half_way_is_an_error_in_its_record() -> None:
+    async def respond(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"data: " + WHOLE[0] + b"\n\n")
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    async with serving(respond) as endpoint:
+        record = await asked(endpoint)
+    assert record.error_kind in ("cut off", "connection lost")
+    assert record.tokens == (1,)  # what came until then is known
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [(b"", "connection lost"), (b"this is no HTTP at all\r\n\r\n", "connection lost")],
+)
+async def test_a_server_that_speaks_no_http_is_an_error_in_its_record(said: bytes, kind: str) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(10)
+        writer.write(said)
+        writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        record = await asked(Endpoint(url=f"http://127.0.0.1:{port}", model="m"))
+    assert record.error_kind == kind
 
 
 async def test_a_server_that_is_not_there_is_an_error_in_its_record() -> None:
-    time = FakeTime()
-    async with aiohttp.ClientSession() as session:
-        client = Client(Endpoint(url="http://127.0.0.1:9", model="m"), session, time, time.sleep)
-        (record,) = await client.run(workload(ask("a")))
-    assert "Connect" in record.error
+    record = await asked(Endpoint(url="http://127.0.0.1:9", model="m"))
+    assert record.error_kind == "no connection"
+
+
+async def test_an_answer_that_never_comes_is_an_error_in_its_record() -> None:
+    never = asyncio.Event()
+
+    async def respond(request: web.Request) -> web.StreamResponse:
+        await never.wait()
+        return await stream(request, *WHOLE)
+
+    async with serving(respond) as endpoint:
+        record = await asked(endpoint, timeout_s=0.05)
+        never.set()
+    assert record.error_kind == "timeout"
+
+
+# ---- the endpoint
+
+
+@pytest.mark.parametrize("url", ["http://a:1", "http://a:1/", "http://a:1/v1", "http://a:1/v1/"])
+def test_a_url_is_taken_with_and_without_its_version(url: str) -> None:
+    assert base_url(url) == "http://a:1"
+
+
+async def test_the_model_is_the_first_that_is_listed() -> None:
+    async with serving(answer_whole) as endpoint:
+        assert await first_model(endpoint.url) == "m"
+        with pytest.raises(NoEndpoint, match="404"):
+            await first_model(endpoint.url + "/nowhere")
+    with pytest.raises(NoEndpoint):
+        await first_model("http://127.0.0.1:9")

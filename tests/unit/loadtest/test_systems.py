@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.client import Endpoint
 from loadtest.contenders import free_port
+from loadtest.endpoint import Endpoint
 from loadtest.systems import NotStarted, Server, ServerCommand, running_server
 
 # Answers every request, and has a child that would outlive it.

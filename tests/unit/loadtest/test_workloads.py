@@ -8,8 +8,7 @@ import pytest
 
 from loadtest.passages import passages
 from loadtest.workloads import (
-    HIGHEST_TOKEN,
-    LOWEST_TOKEN,
+    MIX_RATE,
     NAMES,
     Workload,
     mix_workload,
@@ -17,6 +16,8 @@ from loadtest.workloads import (
     warm_up,
     workload,
 )
+from tandem.workload.chance import HIGHEST_TOKEN, LOWEST_TOKEN
+from tandem.workload.source import built_in
 
 BLOCK = 16
 
@@ -119,3 +120,12 @@ def test_throughput_is_all_at_once() -> None:
     one = throughput_workload(0, 0, 8)
     assert not one.is_sequential
     assert {ask.due_s for ask in one.asks} == {0.0}
+
+
+def test_the_mix_of_a_bench_has_the_lengths_and_the_rate_of_the_mix_of_that_name() -> None:
+    mix = built_in("mix")
+    assert mix.rate == MIX_RATE
+    prompts = {group.name: group.prompt for group in mix.groups}
+    outputs = {group.output for group in mix.groups}
+    assert prompts == {"short": (64, 200), "medium": (550, 650), "long": (2_400, 2_600)}
+    assert outputs == {(32, 64)}

@@ -1,0 +1,26 @@
+"""One line in a terminal that says how far a load test is; silent where nobody watches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TextIO
+
+EVERY_S = 1.0
+
+
+async def show(line: Callable[[], str], out: TextIO) -> None:
+    """Until cancelled; leaves the last line standing."""
+    if not out.isatty():
+        return
+    try:
+        while True:
+            _write(line(), out)
+            await asyncio.sleep(EVERY_S)
+    finally:
+        _write(line() + "\n", out)
+
+
+def _write(text: str, out: TextIO) -> None:
+    out.write(f"\r\x1b[2K{text}")
+    out.flush()
