@@ -73,6 +73,11 @@ class SimGateway:
         self._num_opened = 0
         self._is_ticking = False
 
+    @property
+    def num_queued(self) -> int:
+        """Requests that wait for a place."""
+        return len(self._queued)
+
     def check(self) -> None:
         """Nothing is open. Raises AssertionError naming what is."""
         assert not self._queued.keys() - self._active.keys(), "a request that has ended waits for a place"

@@ -56,7 +56,7 @@ class WorkerSpec:
         """As large and as fast as the roofline says, with KV going to other machines."""
         return cls(
             pool=pool,
-            layout=roofline.shape.layout(config.engine.block_size),
+            layout=roofline.layout(config.engine.block_size),
             num_blocks=roofline.num_blocks(config.engine.block_size),
             step_time=roofline.seconds,
             bandwidth=roofline.degree * roofline.hardware.network_bandwidth * roofline.efficiency.link,
@@ -83,6 +83,7 @@ class SimWorker:
         self.num_steps = 0
         self.num_prefill_tokens = 0
         self.num_decode_tokens = 0
+        self.num_preempted = 0
         self._executor = SimExecutor(
             spec.layout, spec.num_blocks, spec.step_time, seed=seed, worker=name, residuals=spec.residuals
         )
@@ -161,6 +162,7 @@ class SimWorker:
         self.num_steps += 1
         self.num_prefill_tokens += record.features.num_prefill_tokens
         self.num_decode_tokens += record.features.num_decode_seqs
+        self.num_preempted += record.num_preempted
         self._turn()
 
     def _rest(self) -> None:
