@@ -1,4 +1,4 @@
-"""The flags of `tandem simulate` and `tandem plan`; imports nothing of the simulator, which other commands don't need."""
+"""The flags of `tandem simulate` and `tandem plan`; never imports the simulator, which other commands don't need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tandem simulate`: runs a workload on a cluster under a virtual clock and prints what came of it; never starts one."""
+"""`tandem simulate`: runs a workload on a cluster in virtual time and prints what came of it; never starts one."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""Where the cheaper kind of deployment changes along one property of workload or link; never finds a plan of its own."""
+"""Where the cheaper kind of deployment changes along one property of workload or link; never makes a plan."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from tandem.sim.demand import demand
 from tandem.sim.plan import Found, Planner
@@ -19,7 +20,7 @@ NUM_HALVINGS = 2
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """`factor` times what it is; costs per hour of the cheapest numbers of each kind's best recipe, None: none holds."""
+    """`factor` times what it is; costs per hour of the cheapest numbers of each kind's recipe, None: none holds."""
 
     factor: float
     costs: Mapping[Kind, float | None]
@@ -43,7 +44,7 @@ def along(
     points = {factor: _point(axis, factor, promise, found, max_gpus, told) for factor in FACTORS}
     for _ in range(NUM_HALVINGS):
         ordered = sorted(points)
-        for low, high in zip(ordered, ordered[1:], strict=False):
+        for low, high in pairwise(ordered):
             if points[low].cheaper != points[high].cheaper:
                 middle = math.sqrt(low * high)
                 points[middle] = _point(axis, middle, promise, found, max_gpus, told)
@@ -52,7 +53,7 @@ def along(
 
 def changes(points: Sequence[Point]) -> list[tuple[Point, Point]]:
     """Neighbours between which the cheaper kind is another."""
-    return [(a, b) for a, b in zip(points, points[1:], strict=False) if a.cheaper != b.cheaper]
+    return [(a, b) for a, b in pairwise(points) if a.cheaper != b.cheaper]
 
 
 def lengthened(ask: Ask, factor: float) -> Ask:

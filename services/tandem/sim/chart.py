@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.sim.histogram import Histogram
@@ -53,6 +54,8 @@ def _distribution(axes: Any, name: str, groups: Mapping[str, Histogram], target_
         axes.axvline(1e3 * target_s, color="#888888", linestyle="--", linewidth=1, label="target")
     axes.set_title(f"{name} by class", fontsize=10)
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_xlabel(f"{name}, ms")
     axes.set_ylabel("share of requests" if name == "TTFT" else "share of gaps")

@@ -68,23 +68,19 @@ def demand(asks: Sequence[Ask], block_size: int, *, has_cache: bool) -> Demand:
     return Demand(needs, max(ask.due_s for ask in asks) - min(ask.due_s for ask in asks))
 
 
-def least_workers(work: StepFeatures, spec: WorkerSpec, found: Demand, slo: Slo) -> int:
-    """How many workers of a kind it takes to do the work while it comes and in the time that the targets leave after.
-    One step of everything is the fastest way to do it: splitting it only reads the weights more often."""
-    longest = max(need.num_output for need in found.needs)
-    after_s = (slo.ttft_s or math.inf) + longest * (slo.itl_s or math.inf)
-    return max(1, math.ceil(spec.step_time(work) / (found.lasts_s + after_s) - 1e-9))
-
-
-def least_holders(spec: WorkerSpec, found: Demand, slo: Slo) -> int:
-    """How many workers it takes to hold the KV of what decodes, each request for as long as alone."""
-    longest = max(need.num_output for need in found.needs)
-    after_s = (slo.ttft_s or math.inf) + longest * (slo.itl_s or math.inf)
-    held = sum(
-        need.num_fresh * (need.num_output - 1) * spec.step_time(_token(need)) for need in found.needs
-    )  # token seconds
-    room = spec.num_blocks * spec.layout.block_size
-    return max(1, math.ceil(held / (found.lasts_s + after_s) / room - 1e-9))
+def least_workers(prefill: WorkerSpec | None, decode: WorkerSpec | None, found: Demand, slo: Slo) -> int:
+    """How many workers it takes that do the prompts (of the kind `prefill`) or the decodes (`decode`) or both, while
+    they come and in the time that the targets leave after the last; work without a target bounds nothing. One step of
+    everything is the fastest way to do it: splitting it only reads the weights more often."""
+    bounds = [1]
+    if prefill is not None and slo.ttft_s is not None:
+        bounds.append(_workers(prefill.step_time(found.prefill), found.lasts_s + slo.ttft_s))
+    if decode is not None and slo.itl_s is not None:
+        ends_s = found.lasts_s + _answer_s(found, slo)
+        work = found.decode if prefill is None else found.whole
+        bounds.append(_workers(decode.step_time(work), ends_s))
+        bounds.append(_workers(_held(decode, found) / (decode.num_blocks * decode.layout.block_size), ends_s))
+    return max(bounds)
 
 
 def why_never(prefill: WorkerSpec, decode: WorkerSpec, found: Demand, slo: Slo, percentile: float) -> str | None:
@@ -100,6 +96,21 @@ def why_never(prefill: WorkerSpec, decode: WorkerSpec, found: Demand, slo: Slo, 
             if late > (1 - percentile / 100) * num_gaps:
                 return f"tokens of {group} take longer than the target even alone"
     return None
+
+
+def _workers(seconds: float, within_s: float) -> int:
+    return math.ceil(seconds / within_s - 1e-9)
+
+
+def _answer_s(found: Demand, slo: Slo) -> float:
+    """The longest that an answer may take."""
+    longest = max(need.num_output for need in found.needs)
+    return (slo.ttft_s or math.inf) + longest * (slo.itl_s or math.inf)
+
+
+def _held(spec: WorkerSpec, found: Demand) -> float:
+    """Token seconds of KV, each request's for as long as it decodes alone."""
+    return sum(need.num_fresh * (need.num_output - 1) * spec.step_time(_token(need)) for need in found.needs)
 
 
 def _token(need: Need) -> StepFeatures:

@@ -89,10 +89,8 @@ class Deployment:
 def parse_pools(sizes: str, degrees: str = "") -> tuple[PoolSize, ...]:
     """Of `prefill=4,decode=8` and `decode=2` or `2` for all. Raises TandemError(INVALID_REQUEST)."""
     numbers = _numbers("--pools", sizes)
-    if degrees.strip().isdecimal():
-        ways = dict.fromkeys(numbers, int(degrees))
-    else:
-        ways = _numbers("--tp", degrees)
+    one = degrees.strip()
+    ways = dict.fromkeys(numbers, int(one)) if one.isascii() and one.isdecimal() else _numbers("--tp", degrees)
     for pool in ways:
         if pool not in numbers:
             raise _refuse(f"--tp names {pool}, which --pools does not")

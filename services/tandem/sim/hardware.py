@@ -41,8 +41,8 @@ H100 = Hardware(
     memory_bytes=80e9,
     peer_bandwidth=450e9,
     network_bandwidth=GBIT_400,
-    provenance="H100 SXM data sheet (3.35 TB/s; fp8 3,958 and bf16 1,979 with sparsity; NVLink 900 GB/s both ways); one "
-    "400 Gb/s port per GPU, as in DGX H100",
+    provenance="H100 SXM data sheet (3.35 TB/s; fp8 3,958 and bf16 1,979 with sparsity; NVLink 900 GB/s both ways); "
+    "one 400 Gb/s port per GPU, as in DGX H100",
     price_per_hour=2.95,
     price_provenance=_LISTED,
 )
@@ -83,7 +83,7 @@ A100 = Hardware(
     provenance="A100 80 GB SXM data sheet r4 (2,039 GB/s, bf16 312, NVLink 600 GB/s both ways); one 200 Gb/s port per "
     "GPU, as in DGX A100",
     price_per_hour=1.30,
-    price_provenance="middle of 1.10 to 1.50 US dollars, specialised clouds on demand, Mercatus price guide of May 2026",
+    price_provenance="middle of 1.10 to 1.50 US dollars, specialised clouds on demand, Mercatus, May 2026",
 )
 L40S = Hardware(
     name="l40s",
@@ -93,8 +93,8 @@ L40S = Hardware(
     memory_bytes=48e9,
     peer_bandwidth=32e9,
     network_bandwidth=GBIT_200,
-    provenance="L40S data sheet (48 GB, 864 GB/s, bf16 362.05, fp8 733; no NVLink: PCIe 4.0 x16, 64 GB/s both ways); one "
-    "200 Gb/s port per GPU is an assumption",
+    provenance="L40S data sheet (48 GB, 864 GB/s, bf16 362.05, fp8 733; no NVLink: PCIe 4.0 x16, 64 GB/s both ways); "
+    "one 200 Gb/s port per GPU is an assumption",
     price_per_hour=1.55,
     price_provenance=_LISTED,
 )

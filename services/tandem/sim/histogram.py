@@ -1,5 +1,5 @@
-"""How many values lie where, in bounded memory: exact while they are few, then to within 0.5 %; never keeps the order in
-which they came."""
+"""How many values lie where, in bounded memory: exact while they are few, then to within 0.5 %; never keeps the order
+in which they came."""
 
 from __future__ import annotations
 

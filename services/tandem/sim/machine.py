@@ -1,5 +1,5 @@
-"""What a worker runs on, as the simulator knows it: how fast, how large, at what price, and how far to trust that; never
-how many of them there are."""
+"""What a worker runs on, as the simulator knows it: how fast, how large, at what price, and how far to trust that;
+never how many of them there are."""
 
 from __future__ import annotations
 

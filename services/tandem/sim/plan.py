@@ -1,7 +1,8 @@
-"""Finds the cheapest deployment of each kind that keeps a promise, by bounds first and simulation then; never prints."""
+"""Finds the cheapest deployment of each kind that keeps a promise, by bounds and then simulation; never prints."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +15,8 @@ from tandem.sim.trial import Promise, Verdict
 KINDS: tuple[Kind, ...] = ("mixed", "split")
 Try = Callable[[Deployment], Verdict]
 MOST_REPAIRS = 2
+MOST_TIMES = 4
+"""The kind that is searched second may cost so many times as much as the first; beyond, nobody cares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,22 +98,24 @@ class Planner:
     def find(self, recipes: Iterable[Recipe]) -> Plan:
         """Both kinds, the cheaper bounds first, so that what costs more than what is known need not be tried."""
         bounded = self._bounded(recipes)
+        other = math.inf
         for kind in KINDS:
             known: tuple[Recipe, tuple[int, ...]] | None = None
+            below = MOST_TIMES * other
             for recipe, low in bounded:
                 if recipe.kind == kind:
-                    known = self.cheapest(recipe, low, known) or known
+                    known = self.cheapest(recipe, low, below) or known
+                    below = below if known is None else known[0].cost(known[1])
             if known is not None:
                 self.plan.best[kind] = self._confirmed(*known)
+                other = self.plan.best[kind].cost
         return self.plan
 
     def cheapest(
-        self, recipe: Recipe, low: tuple[int, ...], known: tuple[Recipe, tuple[int, ...]] | None = None
+        self, recipe: Recipe, low: tuple[int, ...], below: float = math.inf
     ) -> tuple[Recipe, tuple[int, ...]] | None:
-        """The cheapest numbers that hold; None when none does within the accelerators and below `known`'s cost."""
-        limit = self._max_gpus * recipe.prices[0] / recipe.degrees[0]
-        if known is not None:
-            limit = min(limit, known[0].cost(known[1]) * (1 - 1e-9))
+        """The cheapest numbers that hold; None when none does within the accelerators and for less than `below`."""
+        limit = min(self._max_gpus * recipe.prices[0] / recipe.degrees[0], below * (1 - 1e-9))
         if recipe.cost(low) > limit:
             return None
         if recipe.kind == "mixed":

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 from tandem.sim.break_even import Point, changes
-from tandem.sim.plan import Found, Plan
+from tandem.sim.plan import MOST_TIMES, Found, Plan
 from tandem.sim.recipe import Kind, Recipe
 from tandem.sim.table import grid, time
 from tandem.sim.trial import Miss, Promise, Verdict
@@ -37,7 +37,8 @@ def _answer(plan: Plan, promise: Promise) -> str:
     lines = [f"{_described(winner)} hold {asked}."]
     if other is None:
         rest: Kind = "split" if winner.recipe.kind == "mixed" else "mixed"
-        lines.append(f"With {_NAMES[rest]} nothing that was tried does.")
+        most = f" for up to {MOST_TIMES} times as much" if rest == "split" else ""
+        lines.append(f"With {_NAMES[rest]} nothing that was tried does{most}.")
     elif winner.recipe.kind == "mixed":
         lines.append(f"Disaggregation does NOT pay here: {_against(winner, other)}.")
     else:
@@ -97,7 +98,9 @@ def _fewer(plan: Plan) -> str:
         (f"  {verdict.deployment}", f"budget {recipe.budget}{_paced(recipe)}", _missed(verdict.misses))
         for recipe, (_, verdict) in failed.items()
     ]
-    return "Why not less:\n" + "\n".join(f"{a:<38}{b:<26}{c}" for a, b, c in rows) if rows else ""
+    widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
+    lines = [f"{what:<{widths[0]}}  {how:<{widths[1]}}  {why}" for what, how, why in rows]
+    return "\n".join(["Why not less:", *lines]) if lines else ""
 
 
 def _impossible(plan: Plan) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from tandem.core.config import Config
-from tandem.sim.demand import Demand, least_holders, least_workers, why_never
+from tandem.sim.demand import Demand, least_workers, why_never
 from tandem.sim.deployment import Deployment, PoolSize
 from tandem.sim.machine import Machine
 from tandem.sim.slo import Slo
@@ -58,11 +58,8 @@ class Recipe:
         if (reason := why_never(specs[0], specs[-1], found, slo, percentile)) is not None:
             return reason
         if self.kind == "mixed":
-            (spec,) = specs
-            return (max(least_workers(found.whole, spec, found, slo), least_holders(spec, found, slo)),)
-        prefill, decode = specs
-        decodes = max(least_workers(found.decode, decode, found, slo), least_holders(decode, found, slo))
-        return least_workers(found.prefill, prefill, found, slo), decodes
+            return (least_workers(specs[0], specs[0], found, slo),)
+        return least_workers(specs[0], None, found, slo), least_workers(None, specs[1], found, slo)
 
     def __str__(self) -> str:
         ways = "+".join(map(str, self.degrees))

@@ -38,9 +38,10 @@ class Efficiency:
             raise ValueError(f"shares must lie in (0, 1] and seconds must not be negative, got {self}")
 
 
-SERVING = Efficiency(overhead_s=1.5e-3, sum_s=8e-6)
-"""What a serving engine with captured graphs adds. vLLM 0.21 on an H100 takes 6.48 ms for a token of Llama-3.1-8B in
-fp16 alone, where reading the weights takes 5.0 (a public concurrency sweep of May 2026). The sum is an assumption."""
+SERVING = Efficiency(compute=0.58, overhead_s=1.5e-3, sum_s=8e-6)
+"""What a serving engine with captured graphs reaches. Compute: what TensorRT-LLM 1.0's published throughput of Llama
+needs, see `fidelity`. Overhead: vLLM 0.21 on an H100 takes 6.48 ms for a token of Llama-3.1-8B in fp16 alone, where
+reading the weights takes 5.0 (a public concurrency sweep of May 2026). The time of a sum is an assumption."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,8 +47,8 @@ class _Count:
 
 
 class Series:
-    """Windows begin at `width_s`; where a run lasts for more than `MAX_POINTS` of them, each two become one. Samples are
-    taken when somebody looks, so an idle cluster has fewer."""
+    """Windows begin at `width_s`; where a run lasts for more than `MAX_POINTS` of them, each two become one. Samples
+    are taken when somebody looks, so an idle cluster has fewer."""
 
     def __init__(self, width_s: float = 0.25) -> None:
         self._width_s = width_s

@@ -17,15 +17,15 @@ class Slo:
     """Targets in seconds; None is no target.
 
     A request is good when its first token comes inside `ttft_s` and 95 % of its gaps are inside `itl_s`; a failed one
-    never is. A set-up *holds* the targets at percentile p when in every class of requests the p-th percentile of TTFT,
-    where a failed request counts as never answered, and that of all gaps lie inside.
+    never is. A set-up *holds* the targets at percentile p when in every class at most (100 - p) % of the requests
+    failed or got their first token late, and at most as many of all gaps are late: the percentiles lie inside.
     """
 
     ttft_s: float | None = None
     itl_s: float | None = None
 
     def __str__(self) -> str:
-        told = [f"{name} {1e3 * s:g} ms" for name, s in (("TTFT", self.ttft_s), ("ITL", self.itl_s)) if s is not None]
+        told = [f"{name} {_told(s)}" for name, s in (("TTFT", self.ttft_s), ("ITL", self.itl_s)) if s is not None]
         return ", ".join(told) or "no targets"
 
     def is_late(self, trace: Trace) -> bool:
@@ -59,6 +59,10 @@ def parse_time(text: str, where: str) -> float:
     if not 0 < seconds < float("inf"):
         raise _refuse(f"{where}: {text!r} is no time: write 500ms or 1.5s")
     return seconds
+
+
+def _told(seconds: float) -> str:
+    return f"{seconds:g} s" if seconds >= 1 else f"{1e3 * seconds:g} ms"
 
 
 def _refuse(message: str) -> TandemError:

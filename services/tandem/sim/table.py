@@ -18,7 +18,7 @@ def told(report: Report, slo: Slo) -> str:
 def latencies(groups: Sequence[GroupReport]) -> str:
     """A block for each measure, a row for each class; of one class alone no row for all."""
     shown = groups[1:] if len(groups) == 2 else groups
-    rows = [("", "requests", "p50", "p95", "p99", "p99.9", "max")]
+    rows: list[tuple[str, ...]] = [("", "requests", "p50", "p95", "p99", "p99.9", "max")]
     for title, name in (("TTFT", "ttft"), ("ITL", "itl"), ("TPOT", "tpot"), ("end to end", "e2e")):
         rows.append((title, *[""] * 6))
         counts = name == "ttft"
@@ -60,8 +60,8 @@ def totals(report: Report, slo: Slo) -> str:
         ("KV between workers", f"{report.kv_rate / 1e9:.2f} GB/s, {report.busiest_link_share:.1%} of the busiest link"),
     ]  # fmt: skip
     if report.cost_per_million_output is not None and report.cost_per_million_prompt is not None:
-        cost = f"{report.price_per_hour:,.2f} per hour; all of it on 1 M output tokens {report.cost_per_million_output:.3f}"
-        lines.append(("cost", f"{cost}, on 1 M prompt tokens {report.cost_per_million_prompt:.3f}"))
+        each = f"{report.cost_per_million_output:.3f}, or on 1 M prompt tokens {report.cost_per_million_prompt:.3f}"
+        lines.append(("cost", f"{report.price_per_hour:,.2f} per hour; all of it on 1 M output tokens {each}"))
     lines.append(("digest", f"{report.digest} of {report.num_events:,} events"))
     return facts(lines)
 
