@@ -78,13 +78,13 @@ def _bursts(bursts: Bursts, rate: float, names: tuple[chance.Name, ...]) -> Iter
     cycle_s = bursts.on_s + bursts.off_s
     inside = rate * cycle_s / (bursts.on_s + bursts.outside * bursts.off_s)
     is_first_on = chance.uniform(*names, "first phase") < bursts.on_s / cycle_s
-    due = (due for due in _poisson(1.0, names))
+    due = _poisson(1.0, names)
     next_due, passed, began_s = next(due), 0.0, 0.0
     for number in count():
         is_on = (number % 2 == 0) == is_first_on
         seconds = chance.exponential(bursts.on_s if is_on else bursts.off_s, *names, "phase", number)
         phase_rate = inside if is_on else inside * bursts.outside
-        while next_due <= passed + phase_rate * seconds and phase_rate > 0:
+        while phase_rate > 0 and next_due <= passed + phase_rate * seconds:
             yield began_s + (next_due - passed) / phase_rate
             next_due = next(due)
         passed += phase_rate * seconds

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from tandem.core.errors import ErrorKind, TandemError
+
+Value = TypeVar("Value")
+_WHOLE = "must be a whole number in [{}, {}]"
 
 
 def refused(place: str, what: str) -> TandemError:
@@ -51,23 +53,35 @@ class Field:
             raise refused(self.place, f"{missing[0]!r} is missing")
         return found
 
-    def items(self) -> list[Field]:
-        if not isinstance(self.value, list):
-            raise self.refused("must be a list")
-        return [Field(self.file, f"{self.key}[{index}]", value) for index, value in enumerate(self.value)]
-
     def number(self) -> float:
-        if isinstance(self.value, bool) or not isinstance(self.value, int | float) or not math.isfinite(self.value):
+        """Finite, and small enough to count microseconds in it."""
+        if isinstance(self.value, bool) or not isinstance(self.value, int | float) or not abs(self.value) <= 1e15:
             raise self.refused("must be a number")
         return float(self.value)
 
     def whole(self, low: int, high: int) -> int:
         """In [low, high]."""
         if isinstance(self.value, bool) or not isinstance(self.value, int) or not low <= self.value <= high:
-            raise self.refused(f"must be a whole number in [{low}, {high}]")
+            raise self.refused(_WHOLE.format(low, high))
         return self.value
+
+    def wholes(self, low: int, high: int) -> tuple[int, ...]:
+        """Of a list, each in [low, high]."""
+        if not isinstance(self.value, list):
+            raise self.refused("must be a list")
+        for index, value in enumerate(self.value):
+            if type(value) is not int or not low <= value <= high:
+                raise Field(self.file, f"{self.key}[{index}]", value).refused(_WHOLE.format(low, high))
+        return tuple(self.value)
 
     def text(self) -> str:
         if not isinstance(self.value, str):
             raise self.refused("must be text")
         return self.value
+
+    def made(self, make: Callable[[], Value]) -> Value:
+        """What `make` makes of this; its ValueError becomes one that names the place."""
+        try:
+            return make()
+        except ValueError as error:
+            raise refused(self.place, str(error)) from error

@@ -15,10 +15,10 @@ from tandem.workload.ask import Ask
 from tandem.workload.client import Client
 from tandem.workload.group import Group
 
-BLOCK = 20
+EXACT_AMONG = 20
 """Requests among which shares are exact. Plainly drawn, 200 requests with 10 % of long ones would hold 12 of these or
-28, and seeds would differ by their luck more than systems do by their merit. Longer blocks would need more requests
-until shares hold; in shorter ones long requests could not come close together, as by chance they do."""
+28, and seeds would differ by their luck more than systems do by their merit. Among more, it would take more requests
+until shares hold; among fewer, long requests could not come close together, as by chance they do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +68,12 @@ def _merged(mix: Mix, seed: int, rate: float, salt: str) -> Iterator[Ask]:
 
 def _streams(mix: Mix, seed: int, rate: float) -> Iterator[Iterator[_Coming]]:
     """One of all groups together, and one of each that comes in its own way, which says nothing without time."""
-    own = [group for group in mix.groups if group.arrivals is not None and rate > 0]
-    together = [group for group in mix.groups if group not in own]
+    together = [group for group in mix.groups if group.arrivals is None or rate == 0]
     if together:
         yield _stream(together, mix.arrivals, rate, (seed, ""))
-    for group in own:
-        yield _stream([group], group.arrivals or mix.arrivals, rate, (seed, group.name))
+    for group in mix.groups:
+        if group.arrivals is not None and rate > 0:
+            yield _stream([group], group.arrivals, rate, (seed, group.name))
 
 
 def _stream(
@@ -85,13 +85,13 @@ def _stream(
 
 
 def _members(groups: Sequence[Group], names: tuple[chance.Name, ...]) -> Iterator[Group]:
-    """Of each block as many of a group as its share asks for, rounded either way so that in the long run it holds:
-    evenly spaced points of [0, 1), moved by chance and shuffled."""
-    for block in count():
-        moved = chance.uniform(*names, "block", block)
-        places = sorted(range(BLOCK), key=lambda place: chance.uniform(*names, "place", block, place))
+    """Among every EXACT_AMONG as many of a group as its share asks for, rounded either way so that in the long run it
+    holds: evenly spaced points of [0, 1), moved by chance and shuffled."""
+    for batch in count():
+        moved = chance.uniform(*names, "moved", batch)
+        places = sorted(range(EXACT_AMONG), key=lambda place: chance.uniform(*names, "place", batch, place))
         for place in places:
-            yield _group_at(groups, (place + moved) / BLOCK)
+            yield _group_at(groups, (place + moved) / EXACT_AMONG)
 
 
 def _group_at(groups: Sequence[Group], at: float) -> Group:

@@ -6,9 +6,8 @@ The section "Workloads" of loadtest/README.md says what each key means.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
@@ -18,19 +17,16 @@ from tandem.workload.group import Group, Prefix
 from tandem.workload.lengths import MAX_TOKENS, Lengths, LogNormal, Quantiles
 from tandem.workload.mix import Mix
 
-Value = TypeVar("Value")
-
 
 def read_mix(path: Path) -> Mix:
     """Raises TandemError(INVALID_REQUEST)."""
     try:
         value = yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise refused(str(path), f"cannot be read: {error}") from error
     root = Field(str(path), "", value)
     found = root.record(("groups",), ("rate", "arrivals"))
-    return _made(
-        root,
+    return root.made(
         lambda: Mix(
             groups=tuple(_group(name, field) for name, field in found["groups"].fields().items()),
             arrivals=_arrivals(found["arrivals"]) if "arrivals" in found else Poisson(),
@@ -43,18 +39,10 @@ class _Loader(yaml.SafeLoader):
     """Plain values only, and no key twice: of two, YAML would silently take the second."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        mapping = super().construct_mapping(node, deep)
-        if len(mapping) < len(node.value):
+        keys = [str(key.value) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        if len(set(keys)) < len(keys):
             raise yaml.constructor.ConstructorError("a key stands twice in a mapping", node.start_mark)
-        return mapping
-
-
-def _made(field: Field, make: Callable[[], Value]) -> Value:
-    """What `make` makes, its ValueError with the place of the field."""
-    try:
-        return make()
-    except ValueError as error:
-        raise refused(field.place, str(error)) from error
+        return super().construct_mapping(node, deep)
 
 
 def _rate(field: Field) -> float:
@@ -69,8 +57,7 @@ _OPTIONAL = ("tenant", "priority", "prefix", "turns", "think_s", "arrivals")
 
 def _group(name: str, field: Field) -> Group:
     found = field.record(_PLAIN, _OPTIONAL)
-    return _made(
-        field,
+    return field.made(
         lambda: Group(
             name=name,
             share=found["share"].number(),
@@ -88,8 +75,7 @@ def _group(name: str, field: Field) -> Group:
 
 def _prefix(field: Field) -> Prefix:
     found = field.record(("tokens",), ("documents", "zipf"))
-    return _made(
-        field,
+    return field.made(
         lambda: Prefix(
             num_tokens=_lengths(found["tokens"]),
             num_documents=found["documents"].whole(1, 1_000_000) if "documents" in found else 1,
@@ -101,7 +87,7 @@ def _prefix(field: Field) -> Prefix:
 def _lengths(field: Field) -> Lengths:
     """A number, a range `[low, high]`, `{median, sigma, min, max}` or `{quantiles: {0: low, ..., 1: high}}`."""
     if isinstance(field.value, list):
-        bounds = [item.whole(1, MAX_TOKENS) for item in field.items()]
+        bounds = field.wholes(1, MAX_TOKENS)
         if len(bounds) != 2 or bounds[0] > bounds[1]:
             raise field.refused("must be a range [low, high]")
         return bounds[0], bounds[1]
@@ -112,14 +98,14 @@ def _lengths(field: Field) -> Lengths:
         return _quantiles(field.record(("quantiles",))["quantiles"])
     found = field.record(("median", "sigma", "min", "max"))
     low, high = (found[key].whole(1, MAX_TOKENS) for key in ("min", "max"))
-    return _made(field, lambda: LogNormal(found["median"].number(), found["sigma"].number(), low, high))
+    return field.made(lambda: LogNormal(found["median"].number(), found["sigma"].number(), low, high))
 
 
 def _quantiles(field: Field) -> Quantiles:
     field.fields()
     shares = [Field(field.file, field.key, share).number() for share in field.value]
     found = [field.at(share).whole(1, MAX_TOKENS) for share in field.value]
-    return _made(field, lambda: Quantiles(tuple(zip(shares, found, strict=True))))
+    return field.made(lambda: Quantiles(tuple(zip(shares, found, strict=True))))
 
 
 def _arrivals(field: Field) -> Arrivals:
@@ -127,7 +113,7 @@ def _arrivals(field: Field) -> Arrivals:
     if isinstance(field.value, dict) and set(field.value) == {"bursts"}:
         found = field.at("bursts").record(("on_s", "off_s"), ("outside",))
         figures = {key: each.number() for key, each in found.items()}
-        return _made(field, lambda: Bursts(**figures))
+        return field.made(lambda: Bursts(**figures))
     if isinstance(field.value, dict) and set(field.value) == {"batches"}:
         return Batches(field.at("batches").record(("size",))["size"].whole(1, 1_000_000))
     if field.value == "poisson":

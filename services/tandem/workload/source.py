@@ -11,6 +11,7 @@ from tandem.workload.ask import Ask
 from tandem.workload.field import refused
 from tandem.workload.mix import Mix
 from tandem.workload.mix_file import read_mix
+from tandem.workload.trace import replay
 
 
 def open_workload(
@@ -25,9 +26,19 @@ def open_workload(
     """
     if count is not None and count < 1:
         raise refused(name, f"count must be at least 1, got {count}")
+    one = _mix(name)
+    if one is None:
+        if rate is not None:
+            raise refused(name, "a trace has its own times; give a speed-up, not a rate")
+        if not 0 < speedup < float("inf"):
+            raise refused(name, f"a speed-up must be above 0, got {speedup}")
+        return replay(Path(name), seed, count, speedup, salt)
     if speedup != 1:
-        raise refused(name, "a mix has no times that a speed-up could divide; give a rate")
-    return _of_mix(name, _mix(name), seed, count, rate, salt)
+        raise refused(name, "a mix has no times of its own; give a rate, not a speed-up")
+    try:
+        return mix.asks(one, seed, count, rate, salt)
+    except ValueError as error:
+        raise refused(name, str(error)) from error
 
 
 def built_in_names() -> tuple[str, ...]:
@@ -43,16 +54,12 @@ def built_in(name: str) -> Mix:
 _MIXES = files("tandem.workload") / "mixes"
 
 
-def _mix(name: str) -> Mix:
+def _mix(name: str) -> Mix | None:
+    """None: it is a trace."""
     if Path(name).suffix in (".yaml", ".yml"):
         return read_mix(Path(name))
     if name in built_in_names():
         return built_in(name)
+    if Path(name).exists():
+        return None
     raise refused(name, f"is neither a file nor one of the built-in mixes: {', '.join(built_in_names())}")
-
-
-def _of_mix(name: str, one: Mix, seed: int, count: int | None, rate: float | None, salt: str) -> Iterator[Ask]:
-    try:
-        return mix.asks(one, seed, count, rate, salt)
-    except ValueError as error:
-        raise refused(name, str(error)) from error

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from itertools import islice, pairwise
-from statistics import fmean, median
+from statistics import fmean
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.workload.arrivals import Arrivals, Batches, Bursts, Constant, Poisson
+from tandem.workload.arrivals import Batches, Bursts, Constant
 from tandem.workload.ask import Ask
 from tandem.workload.chance import HIGHEST_TOKEN, LOWEST_TOKEN
 from tandem.workload.group import Group, Prefix
 from tandem.workload.lengths import LogNormal
-from tandem.workload.mix import BLOCK, Mix, asks, poisson
+from tandem.workload.mix import EXACT_AMONG, Mix, asks, poisson
 
 GROUPS = (
     Group("short", 0.7, (64, 200), (32, 64)),
@@ -44,24 +44,24 @@ def without_tokens(ask: Ask) -> tuple[object, ...]:
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=5), st.integers(0, 99))
-def test_every_block_holds_each_group_by_its_share(parts: list[int], seed: int) -> None:
+def test_each_group_has_its_share_of_every_few_requests(parts: list[int], seed: int) -> None:
     shares = [part / sum(parts) for part in parts]
     mix = Mix(tuple(Group(str(i), share, (1, 1), (1, 1)) for i, share in enumerate(shares)))
-    groups = [ask.group for ask in first(mix, 3 * BLOCK, seed)]
-    for start in range(0, 3 * BLOCK, BLOCK):
-        found = Counter(groups[start : start + BLOCK])
-        assert all(abs(found[str(i)] - share * BLOCK) < 1 + 1e-9 for i, share in enumerate(shares))
+    groups = [ask.group for ask in first(mix, 3 * EXACT_AMONG, seed)]
+    for start in range(0, 3 * EXACT_AMONG, EXACT_AMONG):
+        found = Counter(groups[start : start + EXACT_AMONG])
+        assert all(abs(found[str(i)] - share * EXACT_AMONG) < 1 + 1e-9 for i, share in enumerate(shares))
 
 
-def test_shares_that_fit_a_block_are_exact_and_others_hold_in_the_long_run() -> None:
-    exact = Counter(ask.group for ask in first(Mix(GROUPS), 10 * BLOCK))
+def test_shares_that_fit_are_exact_and_others_hold_in_the_long_run() -> None:
+    exact = Counter(ask.group for ask in first(Mix(GROUPS), 10 * EXACT_AMONG))
     assert exact == {"short": 140, "medium": 40, "long": 20}
     rare = (Group("rare", 0.013, (1, 1), (1, 1)), Group("usual", 0.987, (1, 1), (1, 1)))
     assert Counter(ask.group for ask in first(Mix(rare), 10_000))["rare"] == pytest.approx(130, rel=0.15)
 
 
 def test_the_order_of_groups_is_left_to_chance() -> None:
-    orders = [tuple(ask.group for ask in first(Mix(GROUPS), BLOCK, seed)) for seed in range(20)]
+    orders = [tuple(ask.group for ask in first(Mix(GROUPS), EXACT_AMONG, seed)) for seed in range(20)]
     assert len(set(orders)) == 20
 
 
@@ -118,39 +118,6 @@ def test_a_mix_is_taken_one_by_one_and_has_no_end() -> None:
 # ---- arrivals
 
 
-@pytest.mark.parametrize(
-    "arrivals", [Constant(), Poisson(), Bursts(2.0, 6.0, 0.1), Bursts(0.5, 2.0), Batches(5)], ids=repr
-)
-def test_every_kind_of_arrivals_keeps_the_order_and_the_rate(arrivals: Arrivals) -> None:
-    due = [ask.due_s for ask in first(Mix((ONE,), arrivals), 20_000, rate=8.0)]
-    assert due == sorted(due) and due[0] >= 0
-    assert len(due) / due[-1] == pytest.approx(8.0, rel=0.1)
-
-
-def test_poisson_waits_are_exponential_and_constant_ones_equal() -> None:
-    waits = [b.due_s - a.due_s for a, b in pairwise(first(Mix(GROUPS), 3000))]
-    assert fmean(waits) == pytest.approx(1 / 5, rel=0.05)
-    # Half of exponential waits are shorter than ln 2 of the mean; of regular ones none would be.
-    assert median(waits) == pytest.approx(0.6931 / 5, rel=0.07)
-    assert [ask.due_s for ask in first(Mix((ONE,), Constant()), 4, rate=2.0)] == [0.0, 0.5, 1.0, 1.5]
-
-
-def test_in_bursts_requests_come_at_two_rates() -> None:
-    """24 per second inside and 1.2 outside, which in seconds of a run tells the two apart."""
-    due = [ask.due_s for ask in first(Mix((ONE,), Bursts(10.0, 40.0, 0.05)), 50_000, rate=5.76)]
-    in_second = Counter(map(int, due))
-    numbers = [in_second[second] for second in range(int(due[-1]))]
-    busy, quiet = [n for n in numbers if n > 10], [n for n in numbers if n <= 10]
-    assert len(busy) / len(numbers) == pytest.approx(0.2, abs=0.04)
-    # Seconds in which the rate changes are in both.
-    assert fmean(busy) == pytest.approx(24, rel=0.1) and fmean(quiet) == pytest.approx(1.2, rel=0.15)
-
-
-def test_batches_come_at_once() -> None:
-    due = [ask.due_s for ask in first(Mix((ONE,), Batches(7)), 70)]
-    assert set(Counter(due).values()) == {7} and len(set(due)) == 10
-
-
 def test_a_group_with_arrivals_of_its_own_comes_beside_the_others() -> None:
     mix = Mix((replace(ONE, share=0.6), Group("batch", 0.4, (1, 1), (1, 1), arrivals=Batches(50))))
     asked = first(mix, 5000, rate=10.0)
@@ -165,9 +132,9 @@ def test_a_group_with_arrivals_of_its_own_comes_beside_the_others() -> None:
 
 def test_at_rate_0_all_come_at_once_with_all_shares() -> None:
     mix = Mix((replace(ONE, share=0.5), replace(ONE, name="own", share=0.5, arrivals=Batches(4))))
-    asked = first(mix, 2 * BLOCK, rate=0.0)
+    asked = first(mix, 2 * EXACT_AMONG, rate=0.0)
     assert {ask.due_s for ask in asked} == {0.0}
-    assert Counter(ask.group for ask in asked) == {"one": BLOCK, "own": BLOCK}
+    assert Counter(ask.group for ask in asked) == {"one": EXACT_AMONG, "own": EXACT_AMONG}
 
 
 def test_the_rate_of_the_call_wins_and_one_is_needed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,12 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         Bursts(10.0, 60.5, 0.1),
         2.0,
     )
+
+
+def test_the_mix_that_the_readme_shows_is_one(tmp_path: Path) -> None:
+    readme = Path(__file__).parents[3] / "loadtest" / "README.md"
+    (example,) = re.findall(r"```yaml\n(rate: .*?)```", readme.read_text(), re.DOTALL)
+    assert [group.name for group in read(tmp_path, example).groups] == ["agent", "rag"]
 
 
 def test_what_is_left_out_is_usual(tmp_path: Path) -> None:
