@@ -16,6 +16,7 @@ from tandem.core.ids import RequestId
 from tandem.routing.router import Disaggregation
 from tandem.routing.view import Pool
 from tandem.sim.cluster import ClusterSpec, SimCluster
+from tandem.sim.residuals import NONE, always
 from tandem.sim.trace import Trace
 from tandem.sim.worker import WorkerSpec
 from tandem.workload.mix import Group, poisson
@@ -53,7 +54,7 @@ def specs() -> st.SearchStrategy[WorkerSpec]:
         handoff,
         st.sampled_from([30, 60, 2000]),
         st.sampled_from([1e5, 1e8]),
-        st.sampled_from([(1.0,), (0.5, 1.0, 3.0)]),
+        st.sampled_from([NONE, always(0.5, 1.0, 3.0)]),
     )
 
 

@@ -12,6 +12,7 @@ from tandem.core.step_cost import StepCost
 from tandem.kv.handoff import BlockDigest
 from tandem.sched.plan import Sampling, Slice, StepPlan
 from tandem.sim.executor import SimExecutor
+from tandem.sim.residuals import always
 from tandem.sim.shapes import SMOLLM_135M
 
 COST = StepCost(1.0, 0.1, 0.01, 0.001, 0.0001)
@@ -45,7 +46,7 @@ def test_residuals_multiply_and_are_drawn_by_seed_worker_and_number() -> None:
     base = executor().seconds(plans[0])
 
     def factors(seed: int, worker: str) -> list[float]:
-        one = executor(seed=seed, worker=worker, residuals=(0.5, 1.0, 2.0))
+        one = executor(seed=seed, worker=worker, residuals=always(0.5, 1.0, 2.0))
         return [round(one.seconds(plan) / base, 9) for plan in plans]
 
     usual = factors(1, "a")
@@ -53,7 +54,7 @@ def test_residuals_multiply_and_are_drawn_by_seed_worker_and_number() -> None:
     assert usual != factors(2, "a") and usual != factors(1, "b")
     assert fmean(usual) == pytest.approx(3.5 / 3, rel=0.1)
     with pytest.raises(ValueError, match="factors above 0"):
-        executor(residuals=(1.0, 0.0))
+        executor(residuals=always(1.0, 0.0))
 
 
 def test_tokens_depend_on_seed_and_index_and_on_nothing_else() -> None:

@@ -11,6 +11,7 @@ from tandem.core.config import GatewayConfig
 from tandem.core.events import Finished
 from tandem.core.ids import RequestId
 from tandem.sim.agenda import Agenda
+from tandem.sim.delivery import Delivery
 from tandem.sim.gateway import SimGateway
 from tandem.sim.network import Network
 from tandem.sim.trace import Trace
@@ -22,12 +23,14 @@ from tandem.workload.ask import Ask
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
     """`workers`: each kind and how many of it. Seconds are one way: between any two processes, and before the first
-    byte of a read. `seed` draws the residuals."""
+    byte of a read. `delivery_s`: times that a token takes from the gateway to its client, each as likely as any other.
+    `seed` draws those and the residuals."""
 
     workers: tuple[tuple[WorkerSpec, int], ...]
     gateway: GatewayConfig
     latency_s: float = 2e-4
     read_latency_s: float = 5e-5
+    delivery_s: tuple[float, ...] = (0.0,)
     seed: int = 0
 
 
@@ -42,7 +45,8 @@ class SimCluster:
         self.workers = [
             SimWorker(self._agenda, kind, f"{kind.pool}-{i}", self._network, spec.seed) for i, kind in enumerate(kinds)
         ]
-        self._gateway = SimGateway(self._agenda, self._network, self.workers, spec.gateway)
+        delivery = Delivery(spec.delivery_s, spec.seed)
+        self._gateway = SimGateway(self._agenda, self._network, self.workers, spec.gateway, delivery)
         self._network.attach(self.workers, self._gateway)
 
     @property

@@ -3,7 +3,7 @@ a model or waits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from tandem.core.events import SampledToken
 from tandem.core.step_cost import StepFeatures
@@ -11,6 +11,7 @@ from tandem.kv.handoff import BlockDigest
 from tandem.kv.layout import KVLayout
 from tandem.sched.plan import Slice, SliceResult, StepPlan, StepResult
 from tandem.sched.step_cost import features
+from tandem.sim.residuals import NONE, Residuals
 from tandem.workload import chance
 
 StepTime = Callable[[StepFeatures], float]
@@ -21,8 +22,7 @@ class SimExecutor:
     """An `engine.ports.Executor`. A token depends on the request's seed, the choice and its index alone, so that every
     worker draws the same; requests end by length unless they name a stop token that comes up.
 
-    `residuals` are factors on the step's time, such as a fit's quantiles; each step draws one by `seed`, `worker` and
-    its number.
+    `residuals` are factors on the step's time; each step draws one of its kind's by `seed`, `worker` and its number.
     """
 
     def __init__(
@@ -33,21 +33,21 @@ class SimExecutor:
         *,
         seed: int = 0,
         worker: str = "",
-        residuals: Sequence[float] = (1.0,),
+        residuals: Residuals = NONE,
     ) -> None:
-        if not residuals or min(residuals) <= 0:
-            raise ValueError(f"residuals are factors above 0, got {residuals}")
         self.layout = layout
         self.num_blocks = num_blocks
         self._step_time = step_time
         self._seed = seed
         self._worker = worker
-        self._residuals = tuple(residuals)
+        self._residuals = residuals
 
     def seconds(self, plan: StepPlan) -> float:
         """How long `execute` would take."""
-        index = chance.integer(0, len(self._residuals) - 1, self._seed, "step", self._worker, plan.number)
-        return self._step_time(features(plan.slices)) * self._residuals[index]
+        step = features(plan.slices)
+        factors = self._residuals.of(step)
+        index = chance.integer(0, len(factors) - 1, self._seed, "step", self._worker, plan.number)
+        return self._step_time(step) * factors[index]
 
     def execute(self, plan: StepPlan) -> StepResult:
         return StepResult(plan.number, tuple(_result(piece) for piece in plan.slices))

@@ -21,6 +21,7 @@ from tandem.routing.placement import Placement
 from tandem.routing.router import place
 from tandem.routing.view import ClusterView, WorkerView
 from tandem.sim.agenda import Agenda
+from tandem.sim.delivery import Delivery
 from tandem.sim.network import Network
 from tandem.sim.trace import Trace
 from tandem.sim.worker import FINGERPRINT, SimWorker
@@ -62,9 +63,17 @@ class _Link:
 class SimGateway:
     """A `Listener`. Every pair of workers counts as tried, as it is some seconds after a real start."""
 
-    def __init__(self, agenda: Agenda, network: Network, workers: Sequence[SimWorker], config: GatewayConfig) -> None:
+    def __init__(
+        self,
+        agenda: Agenda,
+        network: Network,
+        workers: Sequence[SimWorker],
+        config: GatewayConfig,
+        delivery: Delivery,
+    ) -> None:
         self._agenda = agenda
         self._network = network
+        self._delivery = delivery
         self._config = config
         self._links = {worker.ref: _Link(worker, worker.engine.load()) for worker in workers}
         self._linked = _pairs(workers, config)
@@ -152,7 +161,8 @@ class SimGateway:
                 case ReleaseLease(worker, lease):
                     self._release(worker, lease)
                 case Deliver(token):
-                    active.trace.deliver(token.token.id, self._agenda.now)
+                    delay = self._delivery.seconds(active.life.request.id, token.index)
+                    active.trace.deliver(token.token.id, self._agenda.now + delay)
                 case End(outcome):
                     del self._active[active.life.request.id]
                     active.trace.end(outcome, self._agenda.now)

@@ -32,8 +32,9 @@ class Trace:
         self.ended_at = 0.0
         self.path = ""
 
-    def deliver(self, token: int, now: float) -> None:
-        self.token_times.append(now)
+    def deliver(self, token: int, at: float) -> None:
+        """A token reaches the client, never before the one that came before it."""
+        self.token_times.append(max(at, self.token_times[-1]) if self.token_times else at)
         if self.tokens is not None:
             self.tokens.append(token)
 
@@ -42,7 +43,7 @@ class Trace:
         if self.outcome is not None:
             raise RuntimeError(f"{self.id} ended twice: {self.outcome}, then {outcome}")
         self.outcome = outcome
-        self.ended_at = now
+        self.ended_at = max(now, self.token_times[-1]) if self.token_times else now
 
     @property
     def is_complete(self) -> bool:

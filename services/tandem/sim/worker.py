@@ -24,6 +24,7 @@ from tandem.routing.view import Pool
 from tandem.sched.plan import StepPlan
 from tandem.sim.agenda import Agenda, Event
 from tandem.sim.executor import SimExecutor, StepTime
+from tandem.sim.residuals import NONE, Residuals
 from tandem.sim.roofline import Roofline
 
 TICK_S = 0.05
@@ -48,7 +49,7 @@ class WorkerSpec:
     bandwidth: float
     config: Config
     calibration: StepCost | None = None
-    residuals: tuple[float, ...] = (1.0,)
+    residuals: Residuals = NONE
     price_per_hour: float = 0.0
 
     @classmethod

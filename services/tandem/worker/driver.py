@@ -80,12 +80,12 @@ class EngineDriver:
         sink: EffectSink,
         clock: Clock,
         stall_s: float,
-        observer: StepObserver | None = None,
+        observers: Sequence[StepObserver] = (),
         calibrate: Callable[[], StepCost | None] | None = None,
     ) -> None:
         """`calibrate` is called once, before the first command; it may run steps on the executor."""
         self._engine = engine
-        self._observer = observer
+        self._observers = tuple(observers)
         self._calibrate = calibrate
         self._executor = executor
         self._sink = sink
@@ -201,8 +201,8 @@ class EngineDriver:
         self._dispatch(self._engine.finish(result, self._clock.now()))
         # From planning to handing out: what a client sees between two tokens.
         record = self._engine.pacer.measured(result, self._clock.now() - began)
-        if self._observer is not None:
-            self._observer.observe(record)
+        for observer in self._observers:
+            observer.observe(record)
 
     def _rest(self, now: float) -> None:
         if self._engine.is_idle and now >= self._next_check:

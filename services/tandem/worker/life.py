@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -15,6 +16,8 @@ from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import WorkerRef
 from tandem.engine.compose import compose_engine, engine_limits
+from tandem.engine.ports import StepObserver
+from tandem.engine.step_log import StepLogHead, shaping
 from tandem.stores.heartbeat import Heartbeat
 from tandem.stores.record import WorkerRecord
 from tandem.stores.registry import WorkerRegistry
@@ -33,6 +36,7 @@ from tandem.worker.model import WorkerModel
 from tandem.worker.probe import TransferProbe
 from tandem.worker.reads import ReadDesk
 from tandem.worker.service import WorkerService
+from tandem.worker.step_writer import StepWriter
 from tandem.worker.steps import RecentSteps
 from tandem.worker.takers import Takers
 
@@ -78,6 +82,7 @@ class Worker:
             self._loop, self._gateways, self._takers, self._reads, self._set_moving, self._engine_ended
         )
         self.steps = RecentSteps()
+        self._step_writer = _step_writer(config, model, me)
         self._driver = self._compose_driver(config, model)
         self._links = Links(self._link_context())
         self._router.attach(self._links)
@@ -134,6 +139,8 @@ class Worker:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if not await asyncio.to_thread(self._driver.stop, self._config.worker.step_stall_s):
             _log.error("a step does not end; its thread is left behind")
+        if self._step_writer is not None:
+            await asyncio.to_thread(self._step_writer.close)
         self._gateways.close()
         self._takers.close()
         await self._links.close()
@@ -156,9 +163,12 @@ class Worker:
             self._router,
             self._clock,
             config.worker.step_stall_s,
-            self.steps,
+            self._observers(),
             lambda: calibrate(model.executor, self._clock, limits),
         )
+
+    def _observers(self) -> tuple[StepObserver, ...]:
+        return (self.steps,) if self._step_writer is None else (self.steps, self._step_writer)
 
     def _link_context(self) -> LinkContext:
         return LinkContext(
@@ -251,6 +261,21 @@ class Worker:
             await Heartbeat(registry, record).run()
         finally:
             await registry.close()
+
+
+def _step_writer(config: Config, model: WorkerModel, me: WorkerRef) -> StepWriter | None:
+    if not config.worker.step_log:
+        return None
+    head = StepLogHead(
+        worker=f"{me.id}-{me.incarnation}",
+        pool=config.worker.pool,
+        model=model.name,
+        num_threads=config.engine.num_threads,
+        num_blocks=model.executor.num_blocks,
+        layout=model.executor.layout,
+        settings=shaping(config),
+    )
+    return StepWriter(Path(config.worker.step_log), head)
 
 
 def _identity(config: Config, model: WorkerModel, me: WorkerRef, transport: Transport) -> Identity:

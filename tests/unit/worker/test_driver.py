@@ -61,7 +61,7 @@ class Rig:
         self.calibrates = False
         self.calibrated: list[str] = []
         self.driver = EngineDriver(
-            self.engine, self.executor, self.sink, SystemClock(), 30.0, self.steps, self.calibrate
+            self.engine, self.executor, self.sink, SystemClock(), 30.0, (self.steps,), self.calibrate
         )
 
     def calibrate(self) -> StepCost | None:

@@ -1,0 +1,124 @@
+"""What the simulator says of a run that was measured: profiles of it, predictions, replays; measures nothing."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from loadtest.measured import Kept
+from loadtest.records import Record
+from loadtest.stats import percentile
+from tandem.cli.fit_cost import fit_all, profile_of
+from tandem.core.config import GatewayConfig
+from tandem.core.ids import RequestId
+from tandem.core.request import Request, SamplingParams
+from tandem.engine.step_log import LoggedStep
+from tandem.sim.cluster import ClusterSpec, SimCluster
+from tandem.sim.profile import Profile, pool_named
+from tandem.sim.replay import Replay
+from tandem.sim.residuals import NONE
+from tandem.sim.trace import Trace
+from tandem.sim.worker import WorkerSpec
+from tandem.workload import chance
+from tandem.workload.ask import MODEL, Ask
+
+NUM_DELIVERIES = 200
+SHM_BANDWIDTH = 5e9
+"""Bytes/s between two workers of one machine, about what `loadtest.transfer` measures."""
+
+
+class Times(NamedTuple):
+    """Of the requests of one run, in seconds."""
+
+    ttft: dict[str, float]
+    """By request, in the order of their due times."""
+    gaps: list[float]
+
+
+def times_of(records: Sequence[Record]) -> Times:
+    """What the client measured."""
+    ordered = sorted(records, key=lambda record: record.due_s)
+    return Times({r.name: r.ttft_s for r in ordered}, [gap for r in ordered for gap in r.gaps_s])
+
+
+def profile_from(kept: Kept, note: str) -> Profile:
+    """Of the workers of one run, and of the way between them and the client."""
+    deliveries = _deliveries(kept)
+    latency_s = _latency(kept)
+    profile = profile_of(kept.logs, fit_all(kept.logs), latency_s, SHM_BANDWIDTH, note)
+    late = sorted(max(0.0, seconds - latency_s) for seconds in deliveries)
+    count = min(NUM_DELIVERIES, len(late))
+    return replace(profile, delivery_s=tuple(late[int((i + 0.5) * len(late) / count)] for i in range(count)))
+
+
+def predicted(profile: Profile, kept: Kept, seed: int) -> Times:
+    """The same requests, from nothing but the profile and what each request is."""
+    pools = Counter(log.head.pool for log in kept.logs)
+    workers = tuple((profile.worker(pool_named(pool)), number) for pool, number in sorted(pools.items()))
+    return _simulated(workers, kept, profile.latency_s, profile.delivery_s, seed)
+
+
+def replayed(kept: Kept) -> Times:
+    """The same requests, each step taking the time that it took."""
+    own = profile_from(kept, "")
+    workers = []
+    for log in kept.logs:
+        spec = own.worker(pool_named(log.head.pool))
+        replay = Replay(log, own.workers[spec.pool].cost)
+        workers.append((replace(spec, step_time=replay.seconds, residuals=NONE), 1))
+    return _simulated(tuple(workers), kept, own.latency_s, own.delivery_s, 0)
+
+
+def _simulated(
+    workers: tuple[tuple[WorkerSpec, int], ...], kept: Kept, latency_s: float, delivery_s: tuple[float, ...], seed: int
+) -> Times:
+    spec = ClusterSpec(workers=workers, gateway=GatewayConfig(), latency_s=latency_s, delivery_s=delivery_s, seed=seed)
+    cluster = SimCluster(spec)
+    traces: list[Trace] = []
+    cluster.run(_asks(kept.run.records), traces.append)
+    cluster.check()
+    traces.sort(key=lambda trace: trace.due_s)
+    gaps = [gap for trace in traces for gap in trace.gaps_s if gap > 0]
+    return Times({trace.id: trace.ttft_s for trace in traces}, gaps)
+
+
+def _asks(records: Sequence[Record]) -> Iterator[Ask]:
+    """Prompts share no block, as those of the mix."""
+    for number, record in enumerate(sorted(records, key=lambda record: record.due_s)):
+        request = Request(
+            id=RequestId(record.name),
+            model=MODEL,
+            prompt_tokens=chance.tokens(record.num_prompt_tokens, "prompt", number),
+            sampling=SamplingParams(max_tokens=record.num_asked_tokens, seed=number),
+        )
+        yield Ask(request, record.group, record.due_s)
+
+
+def _latency(kept: Kept) -> float:
+    """From a request's sending to the step that begins for it, where no step was running: the median."""
+    began = kept.run.began_unix_s
+    steps = sorted((step for log in kept.logs for step in log.steps), key=lambda step: step.at)
+    ends = [step.at for step in steps]
+    found = []
+    for record in kept.run.records:
+        place = bisect_right(ends, began + record.sent_s)
+        if place < len(steps):
+            wait = _begin(steps[place]) - (began + record.sent_s)
+            if wait > 0:
+                found.append(wait)
+    return percentile(found, 0.5) if found else 0.0
+
+
+def _deliveries(kept: Kept) -> list[float]:
+    """From the end of the step that drew a token to its arrival."""
+    ends = sorted(step.at for log in kept.logs for step in log.steps)
+    stamps = (kept.run.began_unix_s + stamp for record in kept.run.records for stamp in record.stamps_s)
+    places = ((stamp, bisect_right(ends, stamp) - 1) for stamp in stamps)
+    return [stamp - ends[place] for stamp, place in places if place >= 0]
+
+
+def _begin(step: LoggedStep) -> float:
+    return step.at - step.record.measured_s

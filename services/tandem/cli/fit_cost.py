@@ -1,0 +1,89 @@
+"""`tandem fit-cost`: a profile for the simulator from the step logs of real workers; never runs either."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.engine.step_log import StepLog, decode_log
+from tandem.sim.fit import FitQuality, fit_worker
+from tandem.sim.profile import Profile, WorkerProfile, encode_profile, pool_named
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="step logs, or directories of them")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the profile, as JSON")
+    parser.add_argument("--note", default="", help="what it was measured on, for its provenance")
+    parser.add_argument("--latency-ms", type=float, default=1.0, help="one way between client and worker (default: 1)")
+    parser.add_argument("--bandwidth", type=float, default=1e9, help="bytes/s of a worker's link (default: 1e9)")
+
+
+def run(args: argparse.Namespace) -> int:
+    logs = read_logs(args.logs)
+    fitted = fit_all(logs)
+    profile = profile_of(logs, fitted, args.latency_ms / 1e3, args.bandwidth, args.note)
+    try:
+        args.output.write_text(encode_profile(profile))
+    except OSError as error:
+        raise TandemError(ErrorKind.INVALID_REQUEST, f"cannot write {args.output}: {error}") from error
+    sys.stdout.write("\n".join([*(_told(pool, *found) for pool, found in fitted.items()), str(args.output), ""]))
+    return 0
+
+
+def read_logs(places: Iterable[Path]) -> list[StepLog]:
+    """Of each file, and of each `*.jsonl` in a directory. Raises TandemError."""
+    logs = []
+    for place in places:
+        files = sorted(place.glob("*.jsonl")) if place.is_dir() else [place]
+        if not files:
+            raise TandemError(ErrorKind.INVALID_REQUEST, f"no *.jsonl in {place}")
+        for file in files:
+            try:
+                with file.open(encoding="utf-8") as lines:
+                    logs.append(decode_log(lines, str(file)))
+            except (OSError, UnicodeDecodeError) as error:
+                raise TandemError(ErrorKind.INVALID_REQUEST, f"cannot read {file}: {error}") from error
+    return logs
+
+
+Fitted = dict[str, tuple[WorkerProfile, FitQuality]]
+
+
+def fit_all(logs: Iterable[StepLog]) -> Fitted:
+    """By pool. Raises TandemError."""
+    by_pool: dict[str, list[StepLog]] = {}
+    for log in logs:
+        by_pool.setdefault(log.head.pool, []).append(log)
+    return {pool: fit_worker(found) for pool, found in sorted(by_pool.items())}
+
+
+def profile_of(logs: Iterable[StepLog], fitted: Fitted, latency_s: float, bandwidth: float, note: str) -> Profile:
+    """Raises TandemError when the logs are of several models."""
+    heads = [log.head for log in logs]
+    models = sorted({head.model for head in heads})
+    if len(models) > 1:
+        raise TandemError(ErrorKind.INVALID_REQUEST, f"the logs are of several models: {', '.join(models)}")
+    kinds = Counter(f"{head.pool} with {head.num_threads} threads" for head in heads)
+    steps = sum(worker.num_steps for worker, _ in fitted.values())
+    told = f"fitted on {steps} steps of {', '.join(f'{n} {kind}' for kind, n in sorted(kinds.items()))}"
+    return Profile(
+        model=models[0],
+        workers={pool_named(pool): worker for pool, (worker, _) in fitted.items()},
+        latency_s=latency_s,
+        bandwidth=bandwidth,
+        provenance=f"{told}; {note}" if note else told,
+    )
+
+
+def _told(pool: str, worker: WorkerProfile, quality: FitQuality) -> str:
+    cost = worker.cost
+    return (
+        f"{pool}: {worker.num_steps} steps; {cost.base_s * 1e3:.2f} ms, and {cost.prefill_token_s * 1e6:.1f} us per "
+        f"prompt token, {cost.decode_seq_s * 1e6:.1f} us per sequence, {cost.decode_context_s * 1e9:.2f} ns per token "
+        f"of context, {cost.prefill_pair_s * 1e9:.3f} ns per pair; predicts {quality.total:.1%} of all time, half of "
+        f"the steps within {quality.median:.1%}, 99 % within {quality.p99:.0%}"
+    )

@@ -1,0 +1,109 @@
+"""Step logs come back as they were written, and what is none is refused with its line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.core.config import Config, EngineConfig
+from tandem.core.errors import TandemError
+from tandem.core.step_cost import StepFeatures
+from tandem.engine.step_log import (
+    LoggedStep,
+    StepLogHead,
+    decode_log,
+    encode_head,
+    encode_step,
+    shaping,
+)
+from tandem.kv.layout import KVGroup, KVLayout
+from tandem.sched.outcome import StepRecord
+
+CONFIG = Config(engine=EngineConfig(max_num_batched_tokens=256, enable_chunked_prefill=False))
+HEAD = StepLogHead(
+    worker="w-1",
+    pool="mixed",
+    model="m",
+    num_threads=2,
+    num_blocks=100,
+    layout=KVLayout(16, (KVGroup(30, 3, 64, "float32"),)),
+    settings=shaping(CONFIG),
+)
+
+
+def record(number: int = 0, measured_s: float = 0.25) -> StepRecord:
+    return StepRecord(
+        number=number,
+        features=StepFeatures(100, 2, 512, 5050),
+        predicted_s=0.5,
+        measured_s=measured_s,
+        target_s=0.0,
+        num_budget_tokens=512,
+        num_preempted=1,
+        has_failed=False,
+    )
+
+
+def lines(*steps: LoggedStep) -> list[str]:
+    return [encode_head(HEAD) + "\n", *(encode_step(step) + "\n" for step in steps)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**40), st.integers(1, 10**9), st.booleans()), max_size=5))
+def test_it_comes_back(drawn: list[tuple[int, int, bool]]) -> None:
+    steps = tuple(
+        LoggedStep(
+            number / 1e6,
+            StepRecord(
+                number=number,
+                features=StepFeatures(number % 7, number % 5, number, number),
+                predicted_s=micro / 1e6,
+                measured_s=micro / 1e6,
+                target_s=0.04,
+                num_budget_tokens=number % 512,
+                num_preempted=number % 3,
+                has_failed=failed,
+            ),
+        )
+        for number, micro, failed in drawn
+    )
+    log = decode_log(lines(*steps), "steps")
+    assert log.steps == steps
+    assert (log.head.worker, log.head.pool, log.head.layout) == (HEAD.worker, HEAD.pool, HEAD.layout)
+    assert log.head.config == CONFIG
+
+
+def test_a_line_that_was_cut_is_left_out() -> None:
+    whole = LoggedStep(1.0, record())
+    text = lines(whole, LoggedStep(2.0, record(1)))
+    text[-1] = text[-1][:20]
+    assert decode_log(text, "steps").steps == (whole,)
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("[]\n", "line 3"),
+        ("{}\n", "KeyError 'number'"),
+        ("nothing\n", "JSONDecodeError"),
+        (encode_step(LoggedStep(1.0, record(measured_s=-1.0))) + "\n", "a step took -1.0 s"),
+    ],
+)
+def test_what_is_no_step_is_refused_with_its_line(line: str, what: str) -> None:
+    with pytest.raises(TandemError, match=r"steps\.jsonl, line 3") as refused:
+        decode_log([*lines(LoggedStep(1.0, record())), line], "steps.jsonl")
+    assert what in refused.value.message
+
+
+@pytest.mark.parametrize("change", [{"format": "tandem-steps-0"}, {"layout": {}}, {"settings": {"engine": {"x": 1}}}])
+def test_what_is_no_head_is_refused(change: dict[str, object]) -> None:
+    head = json.dumps({**json.loads(encode_head(HEAD)), **change}) + "\n"
+    with pytest.raises(TandemError):
+        decode_log([head], "steps.jsonl")
+
+
+def test_an_empty_file_is_refused() -> None:
+    with pytest.raises(TandemError, match="line 1: is empty"):
+        decode_log([], "steps.jsonl")
