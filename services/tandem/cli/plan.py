@@ -28,7 +28,7 @@ CONFIRMATION_SEED, CONFIRMATION_TIMES = 1, 2
 def run(resolved: Resolved, args: argparse.Namespace) -> int:
     """0 when something holds, 1 when nothing does. Raises TandemError for what cannot be planned."""
     promise, confirmation = _promises(args)
-    machines = [sim_setup.machine(args, name) for name in args.hardware.split(",")]
+    machines, resolved = sim_setup.machines(resolved, args)
     axes, path = _axes(args.break_even), sim_setup.writable("--json", args.json)
     chart = sim_setup.writable("--chart", args.chart)
     if chart is not None:

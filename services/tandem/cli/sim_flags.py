@@ -34,6 +34,7 @@ def _group(command: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group = command.add_argument_group("what to buy")
     group.add_argument("--model", dest="shape", default="llama-3.1-8b", help="its sizes (default: llama-3.1-8b)")
     group.add_argument("--hardware", default="h200", help="h100, h200, b200, a100 or l40s (default: h200)")
+    group.add_argument("--profile", metavar="FILE", help="of `tandem fit-cost`, in place of model and hardware")
     group.add_argument("--weights", choices=("bf16", "fp8"), default="bf16", help="precision of the layers")
     group.add_argument("--kv", choices=("bf16", "fp8"), default="bf16", help="precision of the KV cache")
     group.add_argument(

@@ -5,36 +5,52 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tandem.cli.sim_flags import SECTIONS
+from tandem.core.config import value_of
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.settings import DEFAULT_LAYER, Resolved
+from tandem.core.settings import DEFAULT_LAYER, Resolved, resolve
 from tandem.sim.hardware import HARDWARE
-from tandem.sim.machine import Machine, RooflineMachine
+from tandem.sim.machine import Machine, ProfileMachine, RooflineMachine
+from tandem.sim.profile import decode_profile
 from tandem.sim.roofline import SERVING, Efficiency, Roofline
 from tandem.sim.shapes import SHAPES
 from tandem.sim.slo import parse_time
 from tandem.workload.ask import Ask
-from tandem.workload.source import open_workload
+from tandem.workload.source import built_in_names, open_workload
 
 COUNT = 1000
 """Requests of a mix, which has no end of its own."""
-_TRACES = (".jsonl", ".csv")
 _TIMES = {"overhead": "overhead_s", "sum": "sum_s"}
 
 Value = TypeVar("Value")
 
 
-def machine(args: argparse.Namespace, hardware: str) -> Machine:
-    """Raises TandemError(INVALID_REQUEST) for what is not known or does not go together."""
+def machines(resolved: Resolved, args: argparse.Namespace) -> tuple[list[Machine], Resolved]:
+    """Those that the flags name, and the settings; with a profile one, and the settings that it was measured with in
+    place of defaults. Raises TandemError(INVALID_REQUEST) for what is not known or does not go together."""
+    if args.price is not None and not 0 <= args.price < float("inf"):
+        raise refuse(f"--price {args.price} must not be negative")
+    if args.profile is None:
+        return [_roofline(args, name.strip()) for name in args.hardware.split(",")], resolved
+    try:
+        profile = decode_profile(Path(args.profile).read_text(), args.profile)
+    except (OSError, UnicodeDecodeError) as error:
+        raise refuse(f"cannot read --profile {args.profile}: {error}") from error
+    given = {key: value_of(resolved.config, key) for key, name in resolved.origins.items() if name != DEFAULT_LAYER}
+    measured = next(iter(profile.workers.values())).settings
+    sections = {name: values for name, values in measured.items() if name in SECTIONS}
+    settled = resolve([(DEFAULT_LAYER, sections), ("given", given)])
+    return [ProfileMachine(profile, args.price or 0.0)], settled
+
+
+def _roofline(args: argparse.Namespace, hardware: str) -> Machine:
     kind = known("--hardware", hardware, HARDWARE)
     if args.price is not None:
-        if not 0 <= args.price < float("inf"):
-            raise refuse(f"--price {args.price} must not be negative")
         kind = replace(kind, price_per_hour=args.price, price_provenance="as given by --price")
     shape = known("--model", args.shape, SHAPES)
     try:
@@ -82,7 +98,8 @@ def count_of(args: argparse.Namespace) -> int | None:
     """None: all of a trace."""
     if args.count is not None and args.count < 1:
         raise refuse(f"--count {args.count} must be at least 1")
-    return COUNT if args.count is None and not args.workload.endswith(_TRACES) else args.count
+    is_mix = args.workload in built_in_names() or Path(args.workload).suffix in (".yaml", ".yml")
+    return COUNT if args.count is None and is_mix else args.count
 
 
 def asks(args: argparse.Namespace, count: int | None, seed: int) -> Iterator[Ask]:
@@ -110,11 +127,6 @@ def writable(flag: str, name: str | None) -> Path | None:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
-
-
-def taken(found: Iterable[Ask], count: int | None) -> list[Ask]:
-    """All of a workload, held at once."""
-    return list(found if count is None else islice(found, count))
 
 
 def refuse(message: str) -> TandemError:

@@ -25,8 +25,11 @@ from tandem.sim.tally import Tally
 
 def run(resolved: Resolved, args: argparse.Namespace) -> int:
     """0, also where requests were not served: the report says so. Raises TandemError for what cannot be simulated."""
+    machines, resolved = sim_setup.machines(resolved, args)
+    if len(machines) > 1:
+        raise sim_setup.refuse(f"--hardware {args.hardware}: a cluster to simulate has one kind")
     deployment = Deployment(
-        machine=sim_setup.machine(args, args.hardware),
+        machine=machines[0],
         pools=parse_pools(args.pools, args.tp),
         config=resolved.config,
         link_bandwidth=sim_setup.link_bandwidth(args),

@@ -52,6 +52,8 @@ class Deployment:
         return ClusterSpec(
             workers=tuple((self._worker(pool), pool.number) for pool in self._serving()),
             gateway=self.config.gateway,
+            latency_s=self.machine.latency_s,
+            delivery_s=self.machine.delivery_s,
             seed=seed,
         )
 

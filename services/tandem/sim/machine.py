@@ -9,13 +9,14 @@ from typing import Protocol
 from tandem.core.config import Config
 from tandem.routing.view import Pool
 from tandem.sim.fidelity import fidelity
+from tandem.sim.profile import Profile
 from tandem.sim.roofline import Roofline
 from tandem.sim.worker import WorkerSpec
 
 
 class Machine(Protocol):
     """`price_per_hour` of one accelerator; 0: not set. `about` says for reports what this is, where its figures come
-    from and by how much its predictions were off: (heading, text) pairs."""
+    from and by how much its predictions were off: (heading, text) pairs. Seconds as `ClusterSpec`'s."""
 
     @property
     def name(self) -> str: ...
@@ -23,6 +24,10 @@ class Machine(Protocol):
     def price_per_hour(self) -> float: ...
     @property
     def about(self) -> tuple[tuple[str, str], ...]: ...
+    @property
+    def latency_s(self) -> float: ...
+    @property
+    def delivery_s(self) -> tuple[float, ...]: ...
     def worker(self, pool: Pool, degree: int, config: Config) -> WorkerSpec:
         """One worker of `degree` accelerators. Raises ValueError for what cannot be built."""
         ...
@@ -34,6 +39,8 @@ class RooflineMachine:
     worker's."""
 
     roofline: Roofline
+    latency_s: float = 2e-4
+    delivery_s: tuple[float, ...] = (0.0,)
 
     @property
     def name(self) -> str:
@@ -59,3 +66,37 @@ class RooflineMachine:
 
     def worker(self, pool: Pool, degree: int, config: Config) -> WorkerSpec:
         return WorkerSpec.of(pool, replace(self.roofline, degree=degree), config)
+
+
+@dataclass(frozen=True, eq=False)
+class ProfileMachine:
+    """Of which the steps of real workers were measured. `price_per_hour` of one worker: nobody measured it in parts."""
+
+    profile: Profile
+    price_per_hour: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return "what was measured"
+
+    @property
+    def about(self) -> tuple[tuple[str, str], ...]:
+        price = f"{self.price_per_hour:.2f} per worker and hour, as given" if self.price_per_hour else "not set"
+        return (
+            ("profile", f"fitted on steps of {self.profile.model}: {self.profile.provenance}"),
+            ("fidelity", self.profile.fidelity),
+            ("price", price),
+        )
+
+    @property
+    def latency_s(self) -> float:
+        return self.profile.latency_s
+
+    @property
+    def delivery_s(self) -> tuple[float, ...]:
+        return self.profile.delivery_s
+
+    def worker(self, pool: Pool, degree: int, config: Config) -> WorkerSpec:
+        if degree != 1:
+            raise ValueError(f"a profile is of whole workers and cannot be cut into {degree}")
+        return replace(self.profile.worker(pool, config), price_per_hour=self.price_per_hour)
