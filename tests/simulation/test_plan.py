@@ -31,6 +31,8 @@ class Laptop:
     price_per_hour: float = 1.0
     name: str = "laptop"
     about: tuple[tuple[str, str], ...] = (("profile", "of a test"),)
+    latency_s: float = 2e-4
+    delivery_s: tuple[float, ...] = (0.0,)
 
     def worker(self, pool: Pool, degree: int, config: Config) -> WorkerSpec:
         if degree > 2:

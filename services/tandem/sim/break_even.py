@@ -14,7 +14,7 @@ from tandem.sim.trial import Promise
 from tandem.workload.ask import Ask
 
 AXES = ("prompt", "load", "link")
-FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+FACTORS = (0.25, 1.0, 4.0)
 NUM_HALVINGS = 2
 
 
@@ -39,7 +39,7 @@ class Point:
 def along(
     axis: str, promise: Promise, found: Mapping[Kind, Found], max_gpus: int, told: Callable[[str], None]
 ) -> list[Point]:
-    """Points in order of their factors: a grid, and halvings wherever the cheaper kind changes between two of them.
+    """Points in order of their factors: three, and halvings wherever the cheaper kind changes between two of them.
     Each kind keeps its recipe, only its numbers are searched again. Raises KeyError unless both kinds were found."""
     points = {factor: _point(axis, factor, promise, found, max_gpus, told) for factor in FACTORS}
     for _ in range(NUM_HALVINGS):
