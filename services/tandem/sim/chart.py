@@ -67,16 +67,15 @@ def _pools(busy: Any, waiting: Any, series: Series) -> None:
     for colour, (pool, samples) in zip(COLOURS, series.pools().items(), strict=False):
         times = [sample.time_s for sample in samples]
         busy.plot(times, [sample.utilisation for sample in samples], color=colour, label=pool, linewidth=1)
-        waiting.plot(times, [sample.num_waiting for sample in samples], color=colour, label=f"in {pool}", linewidth=1)
-        running = [sample.num_running for sample in samples]
+        queued, running = zip(*((sample.num_waiting, sample.num_running) for sample in samples), strict=True)
+        waiting.plot(times, queued, color=colour, label=f"waiting in {pool}", linewidth=1)
         waiting.plot(times, running, color=colour, alpha=0.35, label=f"running in {pool}", linewidth=1)
-    waiting.plot(*zip(*series.queued, strict=True), color="#000000", label="at the gateway", linewidth=1)
+    waiting.plot(*zip(*series.queued, strict=True), color="#000000", label="waiting at the gateway", linewidth=1)
     busy.set_title("Share of time that each pool computes", fontsize=10)
-    busy.set_ylim(0, 1.05)
     waiting.set_title("Requests that wait or run", fontsize=10)
-    waiting.set_ylim(bottom=0)
-    for axes in (busy, waiting):
-        axes.legend(fontsize=8, frameon=False, loc="best")
+    for axes, top in ((busy, 1.2), (waiting, 1.35 * max(1.0, waiting.get_ylim()[1]))):
+        axes.set_ylim(0, top)
+        axes.legend(fontsize=8, frameon=False, loc="upper center", ncols=3)
 
 
 def _throughput(axes: Any, series: Series) -> None:

@@ -11,6 +11,8 @@ from tandem.sim.recipe import Kind, Recipe
 from tandem.sim.table import grid, time
 from tandem.sim.trial import Miss, Promise, Verdict
 
+LONG_ENOUGH = 10
+"""Times the 95th percentile of an answer's time, end to end, that a run should last."""
 _NAMES: dict[Kind, str] = {"mixed": "mixed workers", "split": "prefill and decode apart"}
 
 
@@ -44,7 +46,7 @@ def _answer(plan: Plan, promise: Promise) -> str:
     else:
         lines.append(f"Disaggregation pays here: {_against(winner, other)}.")
     lines += [_doubt(found) for found in (winner, other) if found is not None and not found.is_confirmed]
-    return "\n".join(lines)
+    return "\n".join(lines + _short(winner))
 
 
 def _described(found: Found) -> str:
@@ -59,6 +61,17 @@ def _against(winner: Found, other: Found) -> str:
 
 def _doubt(found: Found) -> str:
     return f"With another seed {found.deployment} do not hold: {_missed(found.second.misses)}."
+
+
+def _short(winner: Found) -> list[str]:
+    """A warning where the cluster hardly filled: it begins empty, and needs some answers' time to be as full as it
+    gets."""
+    report = winner.second.report
+    whole = None if report is None else report.groups[0].e2e
+    if report is None or whole is None or report.wall_s >= LONG_ENOUGH * whole.p95:
+        return []
+    times = report.wall_s / whole.p95
+    return [f"The run lasts only {times:.1f} times as long as a long answer ({time(whole.p95)}): raise --count."]
 
 
 def _nearest(plan: Plan) -> str:

@@ -135,6 +135,7 @@ def test_a_plan_names_the_winner_and_the_other_kind(tmp_path: Path, capsys: pyte
     assert document["winner"]["kind"] == "mixed" and document["winner"]["num_gpus"] == 1
     assert document["runner_up"]["kind"] == "split" and document["runner_up"]["num_gpus"] == 2
     assert document["winner"]["first"]["holds"] and document["winner"]["is_confirmed"]
+    assert "times as long as a long answer" not in told
     assert "Disaggregation does NOT pay here" in told and "1 mixed on 1 x h200" in told and "fidelity" in told
 
 
@@ -171,3 +172,12 @@ def test_what_cannot_be_planned_is_refused(flags: list[str], told: str, capsys: 
     assert main(["plan", "--count", "5", *flags]) == 2
     error = capsys.readouterr().err
     assert error.startswith("tandem plan: ") and told in error
+
+
+def test_an_interrupt_ends_it_quietly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tandem.sim.cluster.SimCluster.run", interrupted)
+    assert main(["simulate", *SMALL]) == 130
+    assert capsys.readouterr() == ("", "")
