@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from contextlib import redirect_stderr
 from io import StringIO
 
 import pytest
@@ -16,22 +16,15 @@ class Terminal(StringIO):
         return True
 
 
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    found = Terminal()
-    monkeypatch.setattr(sys, "stderr", found)
-    return found
-
-
 def test_nothing_is_written_where_nobody_watches(capsys: pytest.CaptureFixture[str]) -> None:
     with Bar(Hands(), 10) as bar:
         bar.update(3, lambda: pytest.fail("nobody reads it"))
     assert capsys.readouterr().err == ""
 
 
-def test_it_shows_the_share_and_what_is_said(terminal: Terminal) -> None:
-    clock = Hands()
-    with Bar(clock, 1000) as bar:
+def test_it_shows_the_share_and_what_is_said() -> None:
+    clock, terminal = Hands(), Terminal()
+    with redirect_stderr(terminal), Bar(clock, 1000) as bar:
         bar.update(250, lambda: "one")
         bar.update(300, lambda: pytest.fail("too soon to be seen"))
         clock.time += EVERY_S
@@ -42,8 +35,9 @@ def test_it_shows_the_share_and_what_is_said(terminal: Terminal) -> None:
     assert written.endswith("\r\x1b[K"), "the line is left empty"
 
 
-def test_without_a_known_end_it_counts_and_an_interrupt_clears_it(terminal: Terminal) -> None:
-    with pytest.raises(KeyboardInterrupt), Bar(Hands(), None) as bar:
+def test_without_a_known_end_it_counts_and_an_interrupt_clears_it() -> None:
+    terminal = Terminal()
+    with pytest.raises(KeyboardInterrupt), redirect_stderr(terminal), Bar(Hands(), None) as bar:
         bar.update(7, lambda: "running")
         raise KeyboardInterrupt
     written = terminal.getvalue()
