@@ -45,7 +45,7 @@ def _tried(axes: Any, workload: str, plan: Plan) -> None:
     axes.axhline(1.0, color="#888888", linestyle="--", linewidth=1)
     axes.set(title=f"{workload}: what was tried", xlabel="cost per hour", ylabel="worst percentile / its target")
     axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.1 * max(1.0, axes.get_ylim()[1]))
     axes.legend(fontsize=8, frameon=False)
 
 
