@@ -70,7 +70,9 @@ def test_what_is_cut_never_ends_and_leaves_the_link_to_others() -> None:
     ended: list[float] = []
     fabric.read(A, B, 100, lambda: pytest.fail("it was cut"))
     fabric.read(A, C, 100, lambda: ended.append(agenda.now))
-    agenda.at(1.0, "late", lambda: fabric.read(A, B, 100, lambda: pytest.fail("it was cut before its first byte")), by=PARTY)
+    agenda.at(
+        1.0, "late", lambda: fabric.read(A, B, 100, lambda: pytest.fail("it was cut before its first byte")), by=PARTY
+    )
     agenda.at(1.25, "cut", lambda: fabric.cut(A, B), by=PARTY)
     agenda.run()
     # 37.5 bytes by 1.25 s at half of the link, the rest at all of it.

@@ -19,7 +19,6 @@ from tandem.sim.stretch import Stretch
 from tandem.sim.worker import SimWorker
 from tests.simulation.clusters import LAPTOP, slow_spec
 
-
 PARTY = Party(0, Log())
 
 

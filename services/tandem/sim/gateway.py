@@ -22,8 +22,8 @@ from tandem.flow.commands import CancelJob, Command, Deliver, End, Place, Releas
 from tandem.flow.lifecycle import Phase, RequestLife
 from tandem.kv.handoff import HandoffKey
 from tandem.routing.placement import Placement
-from tandem.routing.router import place
 from tandem.routing.roster import Roster
+from tandem.routing.router import place
 from tandem.routing.view import WorkerView
 from tandem.sim.agenda import Agenda, Party
 from tandem.sim.delivery import Delivery

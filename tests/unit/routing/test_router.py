@@ -174,4 +174,6 @@ def test_a_heap_of_changes_does_not_grow() -> None:
     for i in range(1000):
         board.becomes("m1", num_running=1 + i % 2, num_queued_tokens=0, num_free_blocks=0, draining=False)
         board.agree("off", frozenset())
-    assert all(len(heap._entries) < 20 for heap in (board.roster._markets["m"].wholes, board.roster._markets["m"].givers))
+    assert all(
+        len(heap._entries) < 20 for heap in (board.roster._markets["m"].wholes, board.roster._markets["m"].givers)
+    )
