@@ -19,12 +19,11 @@ _COMMANDS = {
     "bench": _Command("loadtest.bench", "compare systems on the same workloads"),
     "run": _Command("loadtest.run", "one workload against an endpoint that runs already"),
     "offline": _Command("loadtest.offline_command", "workloads on our engine in this process, with split steps"),
-    "fidelity": _Command(
-        "loadtest.fidelity", "how far the simulator is off: fitted on one run, it predicts others"
-    ),
+    "fidelity": _Command("loadtest.fidelity", "how far the simulator is off: fitted on one run, it predicts others"),
     "report": _Command("loadtest.report_command", "print again what a bench wrote as JSON"),
     "peers": _Command("loadtest.peers.command", "install peers, or say which are"),
     "handoff": _Command("loadtest.handoff", "prefill, transfer and what of it is hidden, between two workers"),
+    "scale": _Command("loadtest.scale", "what a simulated request costs against the size of the cluster"),
     "overhead": _Command("loadtest.overhead", "what HTTP, gateway, gRPC and worker add to the bare engine"),
     "startup": _Command("loadtest.startup", "`tandem serve` from its first instruction to its first answer"),
     "transfer": _Command("loadtest.transfer", "the bandwidth of KV reads against bare ones of the same descriptors"),

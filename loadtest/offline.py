@@ -164,7 +164,6 @@ class _Pass:
         result = self._offline.executor.execute(plan)
         executed = self._clock.now()
         effects = [*effects, *self._engine.finish(result, executed)]
-        self._engine.take_facts()
         committed = self._clock.now()
         self._engine.pacer.measured(result, committed - began)
         events = [effect.event for effect in effects if isinstance(effect, Emit)]

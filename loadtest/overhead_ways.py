@@ -113,7 +113,6 @@ class EngineWay:
             for effect in engine.finish(self._executor.execute(plan), now()):
                 if isinstance(effect, Emit) and isinstance(effect.event, Token):
                     log.came(effect.event.key.request)
-            engine.take_facts()
         return [log.served(request) for request in requests]
 
 

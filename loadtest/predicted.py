@@ -68,7 +68,7 @@ def replayed(kept: Kept) -> Times:
     for log in kept.logs:
         spec = own.worker(pool_named(log.head.pool))
         replay = Replay(log, own.workers[spec.pool].cost)
-        workers.append((replace(spec, step_time=replay.seconds, residuals=NONE), 1))
+        workers.append((replace(spec, step_time=replay.seconds, residuals=NONE, max_run=1), 1))
     return _simulated(tuple(workers), kept, own.latency_s, own.delivery_s, 0)
 
 

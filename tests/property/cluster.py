@@ -205,7 +205,6 @@ class Cluster:
             failing = [s.seq for s in plan.slices if self.chance(self.knobs.failed_slices)]
             self.effects(worker, worker.engine.finish(worker.executor.execute(plan, failing), now))
             self.check(worker)
-        worker.engine.take_facts()
 
     def check(self, worker: Worker) -> None:
         worker.engine.check()

@@ -39,7 +39,7 @@ class PoolMachine(RuleBasedStateMachine):
     @initialize(num_blocks=st.integers(1, 9), caching=st.sampled_from([True, True, True, False]))
     def start(self, num_blocks: int, caching: bool) -> None:
         self.caching = caching
-        self.pool = BlockPool(num_blocks, BLOCK_SIZE, enable_prefix_caching=caching)
+        self.pool = BlockPool(num_blocks, BLOCK_SIZE, enable_prefix_caching=caching, records_facts=True)
         self.live: list[Owner] = []
         self.held: list[Hold] = []
         self.present: OrderedDict[BlockHash, BlockHash | None] = OrderedDict()
@@ -76,14 +76,14 @@ class PoolMachine(RuleBasedStateMachine):
             self.grow(owner, len(owner.table) + more)
 
     def grow(self, owner: Owner, num_blocks: int) -> bool:
-        before, free = owner.table.ids(), list(self.pool._free)
+        before, free = owner.table.ids(), self.pool.free_blocks()
         missing = num_blocks - len(before)
         grown = self.pool.grow(owner.table, num_blocks)
         assert grown == (missing <= len(free))
         fresh = owner.table.ids()[len(before) :]
         assert owner.table.ids()[: len(before)] == before
         # Least recently freed first; what has no name before all that has one.
-        assert list(fresh) == [b.id for b in free[: len(fresh)]] and len(fresh) == (missing if grown else 0)
+        assert list(fresh) == list(free[: len(fresh)]) and len(fresh) == (missing if grown else 0)
         for block in fresh:
             self.content[block] = None
         return grown
@@ -161,9 +161,9 @@ class PoolMachine(RuleBasedStateMachine):
                 case BlockEvicted(name):
                     del self.present[name]
                     assert name not in self.present.values(), "a parent went before its child"
-        assert set(self.present) == set(self.pool._copies)
-        for name, copies in self.pool._copies.items():
-            assert all(self.content[b] == name for b in copies), "a name stands on other content"
+        assert set(self.present) == set(self.pool.names())
+        for name in self.present:
+            assert all(self.content[b] == name for b in self.pool.copies(name)), "a name stands on other content"
 
 
 TestPool = PoolMachine.TestCase

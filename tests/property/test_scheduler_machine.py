@@ -158,7 +158,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         leased = [b for blocks in self.leases.values() for b in blocks]
         reading = [b for blocks in self.landing for b in blocks]
         self.pool.check(self.scheduler.tables(), leased, reading)
-        self.pool.take_facts()
 
     @invariant()
     def open_plans_own_their_blocks(self) -> None:
@@ -169,10 +168,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         for plan in self.plans:
             for piece in plan.slices:
                 for block in piece.blocks:
-                    assert self.pool._blocks[block].refs > 0, f"block {block} of {plan} is free"
+                    assert any(self.pool.holders(block)), f"block {block} of {plan} is free"
                 for block in piece.blocks[piece.start // self.block_size :]:
                     assert writers.setdefault(block, piece.seq) == piece.seq, f"block {block} has two writers"
-                    assert self.pool._blocks[block].tables == 1, f"block {block} is written and shared"
+                    assert self.pool.holders(block)[0] == 1, f"block {block} is written and shared"
         for grant in self.grants.values():
             assert not writers.keys() & set(grant.blocks[grant.num_hit_blocks :])
 

@@ -7,24 +7,30 @@ from statistics import fmean
 
 import pytest
 
-from tandem.sim.agenda import Agenda
+from tandem.sim.agenda import Agenda, Party
+from tandem.sim.log import Log, combined
 from tandem.workload import chance
+
+
+def parties(number: int) -> list[Party]:
+    return [Party(rank, Log()) for rank in range(number)]
 
 
 def test_events_run_by_time_and_then_in_the_order_in_which_they_were_asked_for() -> None:
     agenda, seen = Agenda(), []
+    (one,) = parties(1)
 
     def note(what: str) -> Callable[[], None]:
         return lambda: seen.append((agenda.now, what))
 
     def ask_more() -> None:
         seen.append((agenda.now, "b"))
-        agenda.after(0.0, "d", note("d"))
+        agenda.after(0.0, "d", note("d"), by=one)
 
-    agenda.at(2.0, "e", note("e"))
-    agenda.at(1.0, "a", note("a"))
-    agenda.at(1.0, "b", ask_more)
-    agenda.at(1.0, "c", note("c"))
+    agenda.at(2.0, "e", note("e"), by=one)
+    agenda.at(1.0, "a", note("a"), by=one)
+    agenda.at(1.0, "b", ask_more, by=one)
+    agenda.at(1.0, "c", note("c"), by=one)
     agenda.run()
     assert seen == [(1.0, "a"), (1.0, "b"), (1.0, "c"), (1.0, "d"), (2.0, "e")]
     assert agenda.num_run == 5 and agenda.num_asked == 0
@@ -32,48 +38,96 @@ def test_events_run_by_time_and_then_in_the_order_in_which_they_were_asked_for()
 
 @pytest.mark.parametrize("time", [0.5, float("nan")])
 def test_the_past_and_no_time_at_all_are_refused(time: float) -> None:
-    agenda = Agenda()
-    agenda.at(1.0, "x", lambda: None)
+    agenda, (one,) = Agenda(), parties(1)
+    agenda.at(1.0, "x", lambda: None, by=one)
     agenda.run()
     with pytest.raises(ValueError, match="already"):
-        agenda.at(time, "y", lambda: None)
+        agenda.at(time, "y", lambda: None, by=one)
 
 
 def test_run_stops_where_it_is_told_and_goes_on_from_there() -> None:
     agenda, seen = Agenda(), []
+    (one,) = parties(1)
     for time in (1.0, 2.0, 3.0):
-        agenda.at(time, "x", lambda t=time: seen.append(t))  # type: ignore[misc]
+        agenda.at(time, "x", lambda t=time: seen.append(t), by=one)  # type: ignore[misc]
     agenda.run(until=2.0)
     assert seen == [1.0, 2.0] and agenda.now == 2.0
     agenda.run()
     assert seen == [1.0, 2.0, 3.0]
 
 
+def test_at_one_time_ends_come_first_and_then_whoever_is_of_lower_rank() -> None:
+    agenda, seen = Agenda(), []
+    low, high = parties(2)
+
+    def note(what: str) -> Callable[[], None]:
+        return lambda: seen.append(what)
+
+    agenda.at(1.0, "", note("high"), by=high, to=low)
+    agenda.at(1.0, "", note("low"), by=low, to=high)
+    agenda.at(1.0, "", note("end"), by=high, is_end=True)
+    agenda.run()
+    assert seen == ["end", "low", "high"]
+
+
+def test_what_has_passed_is_known_within_one_time() -> None:
+    agenda, seen = Agenda(), []
+    low, mid, high = parties(3)
+
+    def look() -> None:
+        seen.append([agenda.has_passed(time, by) for time in (0.5, 1.0, 1.5) for by in (low, high)])
+
+    agenda.at(1.0, "", look, by=mid)
+    agenda.run()
+    assert seen == [[True, True, True, False, False, False]]
+
+
 def test_a_cancelled_event_neither_happens_nor_shows() -> None:
     def digest(is_asked: bool) -> str:
-        agenda = Agenda()
-        agenda.at(1.0, "x", lambda: None)
+        agenda, (one,) = Agenda(), parties(1)
+        agenda.at(1.0, "x", lambda: None, by=one)
         if is_asked:
-            agenda.cancel(agenda.at(1.5, "never", lambda: pytest.fail("it was cancelled")))
-        agenda.at(2.0, "y", lambda: None)
+            agenda.cancel(agenda.at(1.5, "never", lambda: pytest.fail("it was cancelled"), by=one))
+        agenda.at(2.0, "y", lambda: None, by=one)
         agenda.run()
-        return agenda.digest
+        return combined([one.log])
 
     assert digest(is_asked=True) == digest(is_asked=False)
 
 
-def test_the_digest_covers_times_labels_and_order() -> None:
-    def digest(*events: tuple[float, str]) -> str:
-        agenda = Agenda()
-        for time, label in events:
-            agenda.at(time, label, lambda: None)
+def test_a_digest_covers_times_labels_and_each_party_s_order() -> None:
+    def digest(*events: tuple[float, str, int]) -> str:
+        agenda, two = Agenda(), parties(2)
+        for time, label, to in events:
+            agenda.at(time, label, lambda: None, by=two[0], to=two[to])
         agenda.run()
-        return agenda.digest
+        return combined(party.log for party in two)
 
-    usual = digest((1.0, "x"), (1.0, "y"))
-    assert digest((1.0, "x"), (1.0, "y")) == usual
-    others = {digest((1.0, "y"), (1.0, "x")), digest((1.0, "x"), (1.0 + 2**-52, "y")), digest((1.0, "x"))}
-    assert len(others) == 3 and usual not in others
+    usual = digest((1.0, "x", 0), (1.0, "y", 0), (1.0, "z", 1))
+    assert digest((1.0, "z", 1), (1.0, "x", 0), (1.0, "y", 0)) == usual, "what is at different parties has no order"
+    others = {
+        digest((1.0, "y", 0), (1.0, "x", 0), (1.0, "z", 1)),
+        digest((1.0, "x", 0), (1.0 + 2**-52, "y", 0), (1.0, "z", 1)),
+        digest((1.0, "x", 0), (1.0, "y", 1), (1.0, "z", 1)),
+        digest((1.0, "x", 0), (1.0, "y", 0)),
+    }
+    assert len(others) == 4 and usual not in others
+
+
+def test_steps_may_be_written_down_later_but_not_in_another_order() -> None:
+    def digest(*acts: str) -> bytes:
+        log = Log()
+        for act in acts:
+            if act == "step":
+                log.step(1.0, 1, 2, 3)
+            elif act == "next":
+                log.step(1.5, 2, 2, 3)
+            else:
+                log.note(1.2, act)
+        return log.digest()
+
+    assert digest("step", "came", "next") == digest("came", "step", "next")
+    assert digest("next", "came", "step") != digest("step", "came", "next") != digest("step", "next")
 
 
 def test_draws_are_functions_of_their_names() -> None:

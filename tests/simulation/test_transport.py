@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import pytest
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
-from tandem.sim.agenda import Agenda
+from tandem.sim.agenda import Agenda, Party
+from tandem.sim.log import Log
 from tandem.sim.transport import Fabric
 
 A, B, C, D = (WorkerRef(WorkerId(name), Incarnation(1), f"{name}:1") for name in "abcd")
+PARTY = Party(0, Log())
 
 
 def ends(*reads: tuple[float, WorkerRef, WorkerRef, int], latency_s: float = 0.0) -> Sequence[float]:
@@ -18,7 +20,7 @@ def ends(*reads: tuple[float, WorkerRef, WorkerRef, int], latency_s: float = 0.0
     agenda = Agenda()
     fabric = Fabric(agenda, latency_s)
     for worker, bandwidth in ((A, 100.0), (B, 100.0), (C, 100.0), (D, 25.0)):
-        fabric.add(worker, bandwidth)
+        fabric.add(worker, bandwidth, PARTY)
     ended = [0.0] * len(reads)
 
     def start(index: int) -> None:
@@ -26,7 +28,7 @@ def ends(*reads: tuple[float, WorkerRef, WorkerRef, int], latency_s: float = 0.0
         fabric.read(source, taker, num_bytes, lambda: ended.__setitem__(index, agenda.now))
 
     for index, read in enumerate(reads):
-        agenda.at(read[0], "start", lambda i=index: start(i))  # type: ignore[misc]
+        agenda.at(read[0], "start", lambda i=index: start(i), by=PARTY)  # type: ignore[misc]
     agenda.run()
     assert fabric.num_reads == 0 and fabric.num_bytes == sum(read[3] for read in reads)
     return ended
@@ -64,12 +66,14 @@ def test_what_is_cut_never_ends_and_leaves_the_link_to_others() -> None:
     agenda = Agenda()
     fabric = Fabric(agenda, 0.5)
     for worker in (A, B, C):
-        fabric.add(worker, 100.0)
+        fabric.add(worker, 100.0, PARTY)
     ended: list[float] = []
     fabric.read(A, B, 100, lambda: pytest.fail("it was cut"))
     fabric.read(A, C, 100, lambda: ended.append(agenda.now))
-    agenda.at(1.0, "late", lambda: fabric.read(A, B, 100, lambda: pytest.fail("it was cut before its first byte")))
-    agenda.at(1.25, "cut", lambda: fabric.cut(A, B))
+    agenda.at(
+        1.0, "late", lambda: fabric.read(A, B, 100, lambda: pytest.fail("it was cut before its first byte")), by=PARTY
+    )
+    agenda.at(1.25, "cut", lambda: fabric.cut(A, B), by=PARTY)
     agenda.run()
     # 37.5 bytes by 1.25 s at half of the link, the rest at all of it.
     assert ended == pytest.approx([1.875])
@@ -78,4 +82,4 @@ def test_what_is_cut_never_ends_and_leaves_the_link_to_others() -> None:
 
 def test_a_link_without_bandwidth_is_refused() -> None:
     with pytest.raises(ValueError, match="a link of 0"):
-        Fabric(Agenda(), 0.0).add(A, 0)
+        Fabric(Agenda(), 0.0).add(A, 0, PARTY)

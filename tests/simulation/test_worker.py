@@ -8,14 +8,18 @@ from itertools import pairwise
 import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Finished, Token
+from tandem.core.events import Finished, SampledToken, Token
 from tandem.core.ids import RequestId
 from tandem.core.load import Load
 from tandem.core.request import Generate, Request, SamplingParams
 from tandem.engine.effects import Effect, Emit
-from tandem.sim.agenda import Agenda
+from tandem.sim.agenda import Agenda, Party
+from tandem.sim.log import Log
+from tandem.sim.stretch import Stretch
 from tandem.sim.worker import SimWorker
 from tests.simulation.clusters import LAPTOP, slow_spec
+
+PARTY = Party(0, Log())
 
 
 class Notes:
@@ -30,6 +34,12 @@ class Notes:
         self.effects += [(self._agenda.now, effect) for effect in effects]
         if load is not None:
             self.loads.append(load)
+
+    def stream(self, worker: SimWorker, stretch: Stretch) -> None:
+        for i, end in enumerate(stretch.ends):
+            for one in stretch.tokens:
+                token = SampledToken(one.ids[i])
+                self.effects.append((end, Emit(Token(one.key, one.first_index + i, token))))
 
     def times(self, name: str, kind: type[Token] | type[Finished]) -> list[float]:
         return [
@@ -48,14 +58,14 @@ def job(name: str, num_prompt: int, max_tokens: int = 1) -> Generate:
 def rig(num_blocks: int = 2000) -> tuple[Agenda, Notes, SimWorker]:
     agenda = Agenda()
     notes = Notes(agenda)
-    return agenda, notes, SimWorker(agenda, slow_spec(num_blocks=num_blocks), "w", notes, seed=0)
+    return agenda, notes, SimWorker(agenda, slow_spec(num_blocks=num_blocks), "w", notes, seed=0, party=PARTY)
 
 
 def test_what_comes_while_a_step_runs_waits_for_its_end() -> None:
     agenda, notes, worker = rig()
     answered: list[float] = []
-    agenda.at(0.0, "a", lambda: worker.submit(job("a", 100), lambda *_: answered.append(agenda.now)))
-    agenda.at(0.05, "b", lambda: worker.submit(job("b", 50), lambda *_: answered.append(agenda.now)))
+    agenda.at(0.0, "a", lambda: worker.submit(job("a", 100), lambda *_: answered.append(agenda.now)), by=PARTY)
+    agenda.at(0.05, "b", lambda: worker.submit(job("b", 50), lambda *_: answered.append(agenda.now)), by=PARTY)
     agenda.run()
     first = LAPTOP.base_s + LAPTOP.chunk_s(0, 100)
     assert answered == [0.0, pytest.approx(first)]
@@ -67,7 +77,7 @@ def test_what_comes_while_a_step_runs_waits_for_its_end() -> None:
 def test_a_refusal_is_answered_and_leaves_nothing() -> None:
     agenda, _, worker = rig(num_blocks=4)
     answers: list[TandemError | None] = []
-    agenda.at(0.0, "a", lambda: worker.submit(job("a", 500), lambda refusal, _: answers.append(refusal)))
+    agenda.at(0.0, "a", lambda: worker.submit(job("a", 500), lambda refusal, _: answers.append(refusal)), by=PARTY)
     agenda.run()
     (refusal,) = answers
     assert refusal is not None and refusal.kind is ErrorKind.CONTEXT_LENGTH
@@ -76,8 +86,8 @@ def test_a_refusal_is_answered_and_leaves_nothing() -> None:
 
 def test_a_cancel_between_two_steps_ends_the_stream_there() -> None:
     agenda, notes, worker = rig()
-    agenda.at(0.0, "a", lambda: worker.submit(job("a", 100, max_tokens=500), lambda *_: None))
-    agenda.at(0.3, "cancel", lambda: worker.post(lambda engine, now: engine.cancel(job("a", 100).key, now)))
+    agenda.at(0.0, "a", lambda: worker.submit(job("a", 100, max_tokens=500), lambda *_: None), by=PARTY)
+    agenda.at(0.3, "cancel", lambda: worker.post(lambda engine, now: engine.cancel(job("a", 100).key, now)), by=PARTY)
     agenda.run()
     # The step that runs at 0.3 s still ends; the cancel waits for it and comes before the next is planned.
     assert agenda.now < 0.3 + LAPTOP.base_s + 2 * LAPTOP.decode_seq_s + 0.05
@@ -88,7 +98,7 @@ def test_a_cancel_between_two_steps_ends_the_stream_there() -> None:
 
 def test_a_load_is_told_when_it_has_changed() -> None:
     agenda, notes, worker = rig()
-    agenda.at(0.0, "a", lambda: worker.submit(job("a", 100, max_tokens=8), lambda *_: None))
+    agenda.at(0.0, "a", lambda: worker.submit(job("a", 100, max_tokens=8), lambda *_: None), by=PARTY)
     agenda.run()
     assert all(a != b for a, b in pairwise(notes.loads))
     assert max(load.num_running for load in notes.loads) == 1

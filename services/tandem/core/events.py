@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -35,6 +36,16 @@ class Token:
     key: JobKey
     index: int
     token: SampledToken
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Consecutive output tokens of a choice from the `first_index`-th on, as bare ids, drawn one step after another;
+    none of them is the last."""
+
+    key: JobKey
+    first_index: int
+    ids: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)

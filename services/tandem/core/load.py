@@ -26,6 +26,19 @@ class Load:
     num_accepted_tokens: int = 0
     num_steps_over_target: int = 0
 
+    def may_take_more_than(self, before: Load) -> bool:
+        """Whether there may be room for what had none before."""
+        return (
+            self.num_running < before.num_running
+            or self.num_waiting < before.num_waiting
+            or self.num_queued_tokens < before.num_queued_tokens
+            or self.num_free_blocks > before.num_free_blocks
+            or self.num_leased_blocks < before.num_leased_blocks
+            or self.num_promised_blocks < before.num_promised_blocks
+            or self.num_blocks > before.num_blocks
+            or self.draining < before.draining
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Books:

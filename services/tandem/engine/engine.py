@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Failed, Finished, KVFact, Pulled, Token
+from tandem.core.events import Cancelled, Failed, Finished, KVFact, Pulled, Token, Tokens
 from tandem.core.ids import JobKey, WorkerRef
 from tandem.core.load import Books, Load
 from tandem.core.request import Job, Prefill, Resume
@@ -23,6 +23,7 @@ from tandem.sched.outcome import Progress
 from tandem.sched.pacer import Pacer
 from tandem.sched.plan import StepPlan, StepResult
 from tandem.sched.policy import SchedulerLimits
+from tandem.sched.run import DecodeRun
 from tandem.sched.scheduler import Scheduler
 from tandem.sched.speculate import Speculation
 
@@ -80,12 +81,15 @@ class Engine:
             raise TandemError(ErrorKind.DRAINING, "this worker takes no new work", retry_after_s=1.0)
         if isinstance(job, Resume) and self._pulls.find(_handoff_key(job)) is not None:
             raise TandemError(ErrorKind.INVALID_REQUEST, f"another job pulls {_handoff_key(job)} already")
+        self._jobs.forget(now)
         self._scheduler.add(job, now)
         effects = self._promise(job, now) if isinstance(job, Prefill) else []
         if fenced is not None:
             effects += self.cancel(fenced, now)
         self._jobs.add(job)
         if isinstance(job, Resume):
+            if not len(self._pulls):
+                self._next_renewal = max(self._next_renewal, now + self._handoff.lease_s / 3)
             self._pulls.open(_handoff_key(job), job.key, job.source, now)
             effects.append(Follow(job.source, _handoff_key(job)))
         return effects
@@ -127,6 +131,14 @@ class Engine:
                 effects += self._giver.offer(progress.job, progress, now)
             effects += self._settle(progress, now)
         return effects
+
+    def run(self, limit: int) -> DecodeRun | None:
+        """What `begin` would plan next, as far as that is the same decodes over and over; changes nothing."""
+        return self._scheduler.run(limit)
+
+    def finish_run(self, run: DecodeRun, drawn: Sequence[Sequence[int]]) -> list[Tokens]:
+        """Take in a run's first steps: as many tokens of each of its sequences, in its order. No sequence ends."""
+        return self._scheduler.commit_run(run, drawn)
 
     # ---- the giver's side of hand-offs
 
@@ -195,6 +207,11 @@ class Engine:
         self._jobs.forget(now)
         return effects
 
+    def next_deadline(self) -> float:
+        """Before it `tick` has nothing to do, if nothing comes. In the past: it is to look each time."""
+        due = min(self._giver.next_lapse(), self._pulls.next_deadline())
+        return min(due, self._next_renewal) if len(self._pulls) else due
+
     # ---- books
 
     @property
@@ -224,20 +241,7 @@ class Engine:
         return self._pool.take_facts()
 
     def load(self) -> Load:
-        occupancy = self._scheduler.occupancy()
-        return Load(
-            num_running=occupancy.num_running,
-            num_waiting=occupancy.num_waiting,
-            num_queued_tokens=occupancy.num_queued_tokens,
-            num_blocks=self._pool.num_blocks,
-            num_free_blocks=self._pool.num_free,
-            num_leased_blocks=self._pool.num_leased,
-            num_promised_blocks=occupancy.num_promised_blocks,
-            draining=self.draining,
-            num_drafted_tokens=0 if (guessed := self._scheduler.speculation) is None else guessed.num_drafted,
-            num_accepted_tokens=0 if guessed is None else guessed.num_accepted,
-            num_steps_over_target=self._scheduler.pacer.num_steps_over_target,
-        )
+        return _load(self._scheduler, self._pool, self.draining)
 
     def books(self) -> Books:
         return Books(
@@ -333,6 +337,23 @@ class Engine:
             self._scheduler.cancel(job.key)
             raise
         return effects if older is None else [*effects, *self.cancel(older, now)]
+
+
+def _load(scheduler: Scheduler, pool: BlockPool, draining: bool) -> Load:
+    occupancy, guessed = scheduler.occupancy(), scheduler.speculation
+    return Load(
+        num_running=occupancy.num_running,
+        num_waiting=occupancy.num_waiting,
+        num_queued_tokens=occupancy.num_queued_tokens,
+        num_blocks=pool.num_blocks,
+        num_free_blocks=pool.num_free,
+        num_leased_blocks=pool.num_leased,
+        num_promised_blocks=occupancy.num_promised_blocks,
+        draining=draining,
+        num_drafted_tokens=0 if guessed is None else guessed.num_drafted,
+        num_accepted_tokens=0 if guessed is None else guessed.num_accepted,
+        num_steps_over_target=scheduler.pacer.num_steps_over_target,
+    )
 
 
 def _pulled(arrived: Arrived, num_cached: int, block_bytes: int) -> Pulled:

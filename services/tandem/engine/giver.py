@@ -77,6 +77,10 @@ class Giver:
         effects = [x for ended in lapsed for x in self._give_back(ended, ErrorKind.KV_LOST, "the lease ran out")]
         return [ended.job for ended in lapsed], effects
 
+    def next_lapse(self) -> float:
+        """When `lapse` will have something to do, if nothing comes before; infinity without a lease."""
+        return self._leases.next_lapse()
+
     def blocks(self) -> Iterator[BlockId]:
         """Every block once per lease that holds it."""
         return self._leases.blocks()

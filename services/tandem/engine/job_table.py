@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import JobKey, RequestId
 from tandem.core.request import Job
+from tandem.kv.recent import Recent
 
 
 class JobTable:
     """At most one live attempt per choice. Attempts that ended or were cancelled are remembered for `memory_s`."""
 
     def __init__(self, *, memory_s: float = 120.0) -> None:
-        self._memory_s = memory_s
         self._live: dict[tuple[RequestId, int], Job] = {}
-        self._ended: dict[JobKey, float] = {}
-        self._fences: dict[tuple[RequestId, int], tuple[int, float]] = {}
+        self._ended: Recent[JobKey, None] = Recent(memory_s)
+        self._fences: Recent[tuple[RequestId, int], int] = Recent(memory_s)
 
     def find(self, key: JobKey) -> Job | None:
         job = self._live.get((key.request, key.choice))
@@ -28,8 +28,8 @@ class JobTable:
 
     def fenced_by(self, key: JobKey) -> JobKey | None:
         """The older live attempt that `key` ends. Raises TandemError when `key` itself is fenced or was cancelled."""
-        fence, _ = self._fences.get((key.request, key.choice), (-1, 0.0))
-        if fence >= key.attempt:
+        fence = self._fences.get((key.request, key.choice))
+        if fence is not None and fence >= key.attempt:
             raise TandemError(ErrorKind.CANCELLED, f"job {key} comes after attempt {fence} was cancelled or has ended")
         other = self._live.get((key.request, key.choice))
         if other is None:
@@ -43,17 +43,19 @@ class JobTable:
 
     def end(self, key: JobKey, now: float) -> None:
         del self._live[key.request, key.choice]
-        self._ended[key] = now + self._memory_s
+        self._ended.put(key, None, now)
         self.forbid(key, now)
 
     def forbid(self, key: JobKey, now: float) -> None:
         """A cancel of a job that is not here: refuse it, and what it fenced, if it comes."""
-        fence, _ = self._fences.get((key.request, key.choice), (key.attempt, 0.0))
-        self._fences[key.request, key.choice] = (max(fence, key.attempt), now + self._memory_s)
+        choice = (key.request, key.choice)
+        fence = self._fences.get(choice)
+        self._fences.put(choice, key.attempt if fence is None else max(fence, key.attempt), now)
 
     def forget(self, now: float) -> None:
-        self._ended = {key: until for key, until in self._ended.items() if until > now}
-        self._fences = {choice: fence for choice, fence in self._fences.items() if fence[1] > now}
+        """Drop what ended too long ago."""
+        self._ended.forget(now)
+        self._fences.forget(now)
 
     def __iter__(self) -> Iterator[Job]:
         return iter(self._live.values())

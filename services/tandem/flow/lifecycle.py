@@ -12,7 +12,7 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Failed, Finished, JobEvent, Pulled, Token
+from tandem.core.events import Cancelled, Failed, Finished, JobEvent, Pulled, Token, Tokens
 from tandem.core.ids import HandoffId, JobKey, WorkerRef
 from tandem.core.request import Generate, Job, Prefill, Request, Resume
 from tandem.flow.commands import CancelJob, Command, Deliver, End, Place, ReleaseLease, Submit
@@ -147,6 +147,16 @@ class RequestLife:
                 return self._end(TandemError(event.kind, event.message))
             case Cancelled():
                 return self._take_cancel(worker)
+
+    def streamed(self, worker: WorkerRef, tokens: Tokens) -> bool:
+        """Tokens of steps that have ended, as `reported` takes one. True: the client gets them all at once. Otherwise
+        nothing has changed, and they are to be reported one by one."""
+        if tokens.key != self.key or worker not in self._open or self._early or self._finished is not None:
+            return False
+        if tokens.first_index != self._next_index:
+            return False
+        self._next_index += len(tokens.ids)
+        return True
 
     def worker_lost(self, worker: WorkerRef, reason: str) -> list[Command]:
         """A worker is gone. A prefill worker that has handed everything over is not missed; before all workers have

@@ -146,8 +146,8 @@ class Dispatcher:
         outcome: Placement | NoPlacement
         excluded = active.excluded(now)
         if active.pinned is None:
-            view, policy = self._fleet.view(), self._config.disaggregation
-            outcome = place(view, active.life.request.model, policy, excluded)
+            model, policy = active.life.request.model, self._config.disaggregation
+            outcome = place(self._fleet.candidates(), model, policy, excluded)
         elif excluded & {active.pinned.prefill, active.pinned.decode}:
             outcome = NoPlacement("a worker of the pair refused a moment ago", may_pass=True)
         else:

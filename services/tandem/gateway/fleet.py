@@ -21,15 +21,15 @@ from tandem.gateway.text_models import TextModels
 from tandem.gateway.worker_link import LinkCalls, WorkerLink
 from tandem.kv.handoff import HandoffKey
 from tandem.routing.placement import Placement
-from tandem.routing.view import ClusterView
+from tandem.routing.roster import Roster
+from tandem.routing.router import Candidates
+from tandem.routing.view import ClusterView, Pair
 
 log = logging.getLogger(__name__)
 DISCOVERY_PERIOD_S = 1.0
 SEARCH_PERIOD_S = 0.1
 """Between two looks for workers while nothing can be served."""
 PROBE_RETRY_S = 5.0
-
-Pair = tuple[WorkerRef, WorkerRef]
 
 
 class Listener(Protocol):
@@ -66,6 +66,7 @@ class Fleet:
         self._links: dict[WorkerId, WorkerLink] = {}
         self._linked: set[Pair] = set()
         self._failed: dict[Pair, float] = {}
+        self._roster = Roster(self._linked, self._failed.keys())
         self._probing: dict[Pair, asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -86,6 +87,10 @@ class Fleet:
     def view(self) -> ClusterView:
         views = tuple(view for link in self._links.values() if (view := link.view()) is not None)
         return ClusterView(views, frozenset(self._linked), frozenset(self._failed))
+
+    def candidates(self) -> Candidates:
+        """What a request may be placed among now."""
+        return self._roster
 
     def models(self) -> Sequence[ServedModel]:
         found: dict[str, ServedModel] = {}
@@ -161,19 +166,30 @@ class Fleet:
             if known is None or ref.incarnation > known.ref.incarnation or (known.is_gone and ref != known.ref):
                 if known is not None:
                     self._drop(known, "the worker restarted")
-                    await known.close()
+                    await self._close(known)
                 self._links[ref.id] = self._open(ref)
         for link in [x for x in self._links.values() if x.ref.id not in listed and x.is_gone]:
             del self._links[link.ref.id]
             self._drop(link, "gone")
-            await link.close()
+            await self._close(link)
+
+    async def _close(self, link: WorkerLink) -> None:
+        """Nothing is placed on it any more, whatever it said last."""
+        await link.close()
+        self._roster.remove(link.ref)
 
     def _open(self, ref: WorkerRef) -> WorkerLink:
         told = self._listener
         assert told is not None
         link = WorkerLink(self._gateway, ref, self._texts, self._clock, self._config)
-        link.start(LinkCalls(told.reported, self._lost, told.positions, told.place_queued))
+        link.start(LinkCalls(told.reported, self._lost, told.positions, told.place_queued, self._seen))
         return link
+
+    def _seen(self, link: WorkerLink) -> None:
+        if link.view() is None:
+            self._roster.remove(link.ref)
+        else:
+            self._roster.put(link.look)
 
     def _lost(self, worker: WorkerRef, reason: str) -> None:
         log.warning("worker %s is lost: %s", worker, reason)
@@ -183,8 +199,10 @@ class Fleet:
 
     def _drop(self, link: WorkerLink, reason: str) -> None:
         """Forget what was known of a worker's pairs, and end what runs on it."""
-        self._linked = {pair for pair in self._linked if link.ref not in pair}
-        self._failed = {pair: at for pair, at in self._failed.items() if link.ref not in pair}
+        self._roster.remove(link.ref)
+        for pair in [pair for pair in (*self._linked, *self._failed) if link.ref in pair]:
+            self._linked.discard(pair)
+            self._failed.pop(pair, None)
         assert self._listener is not None
         self._listener.lost(link.ref, reason)
 

@@ -53,12 +53,14 @@ FLUSH_S = 1.0
 @dataclass(frozen=True, slots=True)
 class LinkCalls:
     """What a link calls, on the event loop. `positions` says which jobs are waited for and from which token on;
-    `changed` is called when the worker may have room that it had not before."""
+    `changed` is called when the worker may have room that it had not before, `seen` whenever
+    `WorkerLink.view` is another."""
 
     reported: Callable[[WorkerRef, Sequence[JobEvent]], None]
     lost: Callable[[WorkerRef, str], None]
     positions: Callable[[WorkerRef], list[tuple[JobKey, int]]]
     changed: Callable[[], None]
+    seen: Callable[[WorkerLink], None]
 
 
 class WorkerLink:
@@ -81,10 +83,12 @@ class WorkerLink:
         self._load = Load()
         self._step_cost: StepCost | None = None
         self._unreported = 0
+        self._seen: Callable[[WorkerLink], None] = _nobody
         self._calls: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
 
     def start(self, calls: LinkCalls) -> None:
+        self._seen = calls.seen
         self._task = asyncio.create_task(self._run(calls), name=f"watch-{self.ref.id}")
 
     async def close(self) -> None:
@@ -105,6 +109,12 @@ class WorkerLink:
         pool = _pool(about.pool)
         return WorkerView(self.ref, pool, about.model, about.fingerprint, self._load, self._unreported, self._step_cost)
 
+    def look(self) -> WorkerView:
+        """`view` of a worker that has one."""
+        view = self.view()
+        assert view is not None, f"{self.ref} is not live"
+        return view
+
     # ---- calls
 
     async def submit(self, job: Job) -> None:
@@ -112,13 +122,16 @@ class WorkerLink:
         request = encode_submission(Submission(self._gateway, self.ref.incarnation, job))
         size = len(job.request.prompt_tokens)
         self._unreported += size
+        self._seen(self)
         try:
             reply = await self._stub.Submit(request, timeout=CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             raise TandemError(ErrorKind.WORKER_LOST, f"worker {self.ref.id}: {_reason(error)}") from error
         finally:
             self._unreported -= size
+            self._seen(self)
         self._load = decode_load(reply.load)
+        self._seen(self)
         if reply.HasField("refusal"):
             raise decode_refusal(reply.refusal)
 
@@ -157,6 +170,7 @@ class WorkerLink:
                 reason = f"silent for {self._config.worker_silence_s:g} s"
             if self.is_live:
                 self.is_live, down_since = False, self._clock.now()
+                self._seen(self)
             if not self.is_gone and self._clock.now() - down_since >= RECONNECT_S:
                 self.is_gone = True
                 calls.lost(self.ref, reason)
@@ -194,12 +208,14 @@ class WorkerLink:
         if not self.is_live:
             self.is_live, self.is_gone = True, False
             log.info("worker %s (%s) is live", self.ref, self._pool_name())
+        before = self._load
         if update.HasField("load"):
             self._load = decode_load(update.load)
         if update.HasField("step_cost"):
             self._step_cost = decode_step_cost(update.step_cost)
+        self._seen(self)
         calls.reported(self.ref, decode_update(update))
-        if update.HasField("load"):
+        if self._load.may_take_more_than(before):
             calls.changed()
 
     def _pool_name(self) -> str:
@@ -215,3 +231,7 @@ def _pool(name: str) -> Pool:
 
 def _reason(error: grpc.aio.AioRpcError) -> str:
     return f"{error.code().name.lower()}: {error.details()}"
+
+
+def _nobody(link: WorkerLink) -> None:
+    """Looks at a link that was not started."""

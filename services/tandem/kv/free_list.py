@@ -1,82 +1,97 @@
 """Blocks that nobody holds, in the order in which they are reused; never knows what a block contains.
 
-An intrusive doubly linked list, so that a cached block is taken out of the middle in O(1) when its prefix is hit.
-The front is reused first. Only `BlockPool` touches the links.
+Three parts, front to back: freed without a hash (last in, first out), never used (by id), freed with a hash (first in,
+first out). Only the last is ever taken from in the middle, when its prefix is hit: what is taken leaves a stale entry,
+dropped when it comes to the front, so that a large pool costs 8 bytes per free block and nothing before its first use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
-from tandem.core.ids import BlockHash, BlockId
+from tandem.core.ids import BlockId
 
-
-class Block:
-    """One physical block. `hash` is set from the moment its content is computed until it is reused."""
-
-    __slots__ = ("hash", "id", "leases", "next", "prev", "reads", "tables")
-
-    def __init__(self, block_id: BlockId) -> None:
-        self.id = block_id
-        self.hash: BlockHash | None = None
-        self.tables = 0
-        self.leases = 0
-        self.reads = 0
-        self.prev: Block | None = None
-        self.next: Block | None = None
-
-    @property
-    def refs(self) -> int:
-        return self.tables + self.leases + self.reads
-
-    def __repr__(self) -> str:
-        name = self.hash.hex()[:8] if self.hash else "-"
-        return f"<block {self.id} {name} tables={self.tables} leases={self.leases} reads={self.reads}>"
+LEAST_STALE = 64
+"""Stale entries are not worth a sweep before there are so many."""
 
 
 class FreeList:
-    """Front: never used or without a hash. Back: freed last."""
+    """All of `ids` are free at first."""
 
-    def __init__(self) -> None:
-        self._front = Block(BlockId(-1))
-        self._back = Block(BlockId(-2))
-        self._front.next = self._back
-        self._back.prev = self._front
-        self._size = 0
+    def __init__(self, ids: Sequence[BlockId]) -> None:
+        self._ids = ids
+        self._front: list[BlockId] = []
+        self._num_used = 0
+        self._back: deque[BlockId] = deque()
+        # Leading entries of `_back` that do not count, by block; the last entry of a block may.
+        self._stale: Counter[BlockId] = Counter()
+        self._num_stale = 0
 
     def __len__(self) -> int:
-        return self._size
+        return len(self._front) + len(self._ids) - self._num_used + self.num_hashed
 
-    def __iter__(self) -> Iterator[Block]:
-        block = self._front.next
-        while block is not None and block is not self._back:
-            yield block
-            block = block.next
+    def __iter__(self) -> Iterator[BlockId]:
+        """In the order of reuse."""
+        yield from reversed(self._front)
+        yield from islice(self._ids, self._num_used, None)
+        yield from self._live()
 
-    def push_front(self, block: Block) -> None:
-        self._link(self._front, block)
+    @property
+    def num_used(self) -> int:
+        """Blocks `[0, num_used)` were taken at least once."""
+        return self._num_used
 
-    def push_back(self, block: Block) -> None:
-        assert self._back.prev is not None
-        self._link(self._back.prev, block)
+    @property
+    def num_hashed(self) -> int:
+        """Those that were freed with a hash."""
+        return len(self._back) - self._num_stale
 
-    def pop_front(self) -> Block:
-        block = self._front.next
-        if block is None or block is self._back:
-            raise IndexError("no free block")
-        self.remove(block)
-        return block
+    def free(self, block: BlockId, is_hashed: bool) -> None:
+        """Put a block back where it is reused next, or last."""
+        if is_hashed:
+            self._back.append(block)
+        else:
+            self._front.append(block)
 
-    def remove(self, block: Block) -> None:
-        assert block.prev is not None and block.next is not None, f"{block!r} is not in the free list"
-        block.prev.next, block.next.prev = block.next, block.prev
-        block.prev = block.next = None
-        self._size -= 1
+    def take(self, number: int) -> list[BlockId]:
+        """The next ones to be reused. Raises IndexError, and takes none, when there are not so many."""
+        if number > len(self):
+            raise IndexError(f"{number} of {len(self)} free blocks")
+        num_front = min(number, len(self._front))
+        taken = self._front[: -num_front - 1 : -1]
+        del self._front[len(self._front) - num_front :]
+        stop = min(len(self._ids), self._num_used + number - num_front)
+        taken += self._ids[self._num_used : stop]
+        self._num_used = stop
+        while len(taken) < number:
+            block = self._back.popleft()
+            if self._num_stale and self._stale[block]:
+                self._drop_stale(block)
+            else:
+                taken.append(block)
+        return taken
 
-    def _link(self, left: Block, block: Block) -> None:
-        assert block.prev is None and block.next is None, f"{block!r} is in the free list already"
-        right = left.next
-        assert right is not None
-        left.next = right.prev = block
-        block.prev, block.next = left, right
-        self._size += 1
+    def remove(self, block: BlockId) -> None:
+        """Take one that was freed with a hash out of the middle."""
+        self._stale[block] += 1
+        self._num_stale += 1
+        if self._num_stale > LEAST_STALE + self.num_hashed:
+            self._back = deque(self._live())
+            self._stale.clear()
+            self._num_stale = 0
+
+    def _live(self) -> Iterator[BlockId]:
+        stale = self._stale.copy()
+        for block in self._back:
+            if stale[block]:
+                stale[block] -= 1
+            else:
+                yield block
+
+    def _drop_stale(self, block: BlockId) -> None:
+        self._num_stale -= 1
+        self._stale[block] -= 1
+        if not self._stale[block]:
+            del self._stale[block]

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Sequence
 
 from tandem.core.ids import BlockHash
+from tandem.core.request import Request
 
 HASH_BYTES = 16
 
@@ -40,6 +41,14 @@ def chain_hashes(parent: BlockHash, tokens: Sequence[int], block_size: int) -> l
         parent = _child(parent, view[start : start + size])
         hashes.append(parent)
     return hashes
+
+
+def prompt_hashes(parent: BlockHash, request: Request, block_size: int) -> tuple[BlockHash, ...]:
+    """`chain_hashes` of the whole prompt, which the request remembers."""
+    names = request.block_names.get((parent, block_size))
+    if names is None:
+        names = request.block_names[parent, block_size] = tuple(chain_hashes(parent, request.prompt_tokens, block_size))
+    return names
 
 
 def _child(parent: BlockHash, words: bytes | memoryview) -> BlockHash:

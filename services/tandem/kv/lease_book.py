@@ -6,6 +6,7 @@ caller's clock.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import SampledToken
 from tandem.core.ids import BlockId, HandoffId, JobKey, WorkerRef
 from tandem.kv.handoff import Announcement, BlockDigest, HandoffKey, LeaseEvent, LeaseState, next_lease
+from tandem.kv.recent import Recent
 
 
 class Lease:
@@ -46,11 +48,10 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class _Over:
-    """No attempt up to `attempt` can be opened or followed until `until`; `kind` says how the last one ended."""
+    """No attempt up to `attempt` can be opened or followed; `kind` says how the last one ended."""
 
     attempt: int
     kind: ErrorKind
-    until: float
 
 
 class LeaseBook:
@@ -58,13 +59,13 @@ class LeaseBook:
 
     def __init__(self, lease_s: float, *, memory_s: float = 60.0) -> None:
         self.lease_s = lease_s
-        self._memory_s = memory_s
         self._leases: dict[HandoffId, Lease] = {}
-        self._over: dict[HandoffId, _Over] = {}
-        self._awaited: dict[HandoffKey, tuple[WorkerRef, float]] = {}
+        self._over: Recent[HandoffId, _Over] = Recent(memory_s)
+        self._awaited: Recent[HandoffKey, WorkerRef] = Recent(memory_s)
 
     def open(self, key: HandoffKey, job: JobKey, now: float) -> Ended | None:
         """Promise a hand-off; returns the older attempt that this one ends. Raises TandemError when it is fenced."""
+        self.forget(now)
         old = self._leases.get(key.handoff)
         if old is not None and old.key.attempt >= key.attempt:
             raise TandemError(ErrorKind.CANCELLED, f"hand-off {key} is fenced by {old.key}")
@@ -72,9 +73,7 @@ class LeaseBook:
             raise TandemError(ErrorKind.CANCELLED, f"hand-off {key} has ended")
         ended = self.release(old.key, now, ErrorKind.CANCELLED) if old is not None else None
         lease = self._leases[key.handoff] = Lease(key, job, now + self.lease_s)
-        waiting = self._awaited.pop(key, None)
-        if waiting is not None:
-            lease.taker = waiting[0]
+        lease.taker = self._awaited.pop(key)
         return ended
 
     def start(self, key: HandoffKey, blocks: tuple[BlockId, ...]) -> None:
@@ -115,7 +114,7 @@ class LeaseBook:
         if lease is None:
             if self.why_over(key) is not None:
                 return None
-            self._awaited[key] = (taker, now + self._memory_s)
+            self._awaited.put(key, taker, now)
             return []
         lease.taker = taker
         lease.until = now + self.lease_s
@@ -132,7 +131,7 @@ class LeaseBook:
     def release(self, key: HandoffKey, now: float, kind: ErrorKind = ErrorKind.KV_LOST) -> Ended | None:
         """End a lease; None when it is not open. Whoever follows it or asks for it later is told `kind`."""
         lease = self.find(key)
-        self._awaited.pop(key, None)
+        self._awaited.pop(key)
         if lease is None:
             self._remember(key, kind, now)
             return None
@@ -140,10 +139,18 @@ class LeaseBook:
 
     def lapse(self, now: float) -> list[Ended]:
         """End all leases whose time is over, and forget what was kept for late takers."""
-        self._over = {handoff: over for handoff, over in self._over.items() if over.until > now}
-        self._awaited = {key: entry for key, entry in self._awaited.items() if entry[1] > now}
+        self.forget(now)
         lapsed = [lease for lease in self._leases.values() if lease.until <= now]
         return [self._end(lease, LeaseEvent.LAPSE, ErrorKind.KV_LOST, now) for lease in lapsed]
+
+    def next_lapse(self) -> float:
+        """When the first lease will be over if nobody renews it; infinity without one."""
+        return min((lease.until for lease in self._leases.values()), default=math.inf)
+
+    def forget(self, now: float) -> None:
+        """Drop what was kept for late takers too long."""
+        self._over.forget(now)
+        self._awaited.forget(now)
 
     def why_over(self, key: HandoffKey) -> ErrorKind | None:
         """How a hand-off ended that is not open; None when it is, or may still come."""
@@ -175,4 +182,4 @@ class LeaseBook:
     def _remember(self, key: HandoffKey, kind: ErrorKind, now: float) -> None:
         over = self._over.get(key.handoff)
         if over is None or over.attempt < key.attempt:
-            self._over[key.handoff] = _Over(key.attempt, kind, now + self._memory_s)
+            self._over.put(key.handoff, _Over(key.attempt, kind), now)

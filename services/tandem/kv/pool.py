@@ -12,17 +12,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from enum import Enum
+from functools import lru_cache
 
 from tandem.core.events import BlockEvicted, BlockStored, KVFact
 from tandem.core.ids import BlockHash, BlockId
-from tandem.kv.free_list import Block, FreeList
+from tandem.kv.free_list import FreeList
 
 
 class Holder(Enum):
-    """Who else than a table may hold blocks; the value is the counter's name."""
+    """Who else than a table may hold blocks."""
 
-    LEASE = "leases"
-    READ = "reads"
+    LEASE = "lease"
+    READ = "read"
 
 
 class BlockTable:
@@ -50,26 +51,32 @@ class BlockTable:
 
 
 class BlockPool:
-    """A fixed number of blocks. Every method either does all it says or changes nothing."""
+    """A fixed number of blocks. Every method either does all it says or changes nothing.
 
-    def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True) -> None:
+    A block costs memory from its first use on. `records_facts`: `take_facts` is called now and then.
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True, records_facts: bool = False
+    ) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"a pool needs blocks and tokens, got {num_blocks} x {block_size}")
         self.block_size = block_size
-        self._caching = enable_prefix_caching
-        self._blocks = [Block(BlockId(i)) for i in range(num_blocks)]
-        self._free = FreeList()
-        for block in self._blocks:
-            self._free.push_back(block)
-        self._copies: dict[BlockHash, list[BlockId]] = {}
-        self._parents: dict[BlockHash, BlockHash | None] = {}
-        self._facts: list[KVFact] = []
-        self._num_leased = 0
-        self._num_reading = 0
-
-    @property
-    def num_blocks(self) -> int:
-        return len(self._blocks)
+        self.num_blocks = num_blocks
+        self.is_caching = enable_prefix_caching
+        self._free = FreeList(_ids(num_blocks))
+        # How many of each kind hold a block; those that none holds are in no dictionary.
+        self._tables: dict[BlockId, int] = {}
+        self._leases: dict[BlockId, int] = {}
+        self._reads: dict[BlockId, int] = {}
+        # By block, of those used at least once: its name from the moment its content is computed until it is reused,
+        # and the name of the block before it.
+        self._names: list[BlockHash | None] = []
+        self._parents: list[BlockHash | None] = []
+        # The copy of a name that was published last, and the others, oldest first.
+        self._newest: dict[BlockHash, BlockId] = {}
+        self._older: dict[BlockHash, list[BlockId]] = {}
+        self._facts: list[KVFact] | None = [] if records_facts else None
 
     @property
     def num_free(self) -> int:
@@ -78,157 +85,191 @@ class BlockPool:
     @property
     def num_leased(self) -> int:
         """Blocks under at least one lease."""
-        return self._num_leased
+        return len(self._leases)
 
     @property
     def num_reading(self) -> int:
         """Blocks under at least one read."""
-        return self._num_reading
+        return len(self._reads)
 
     @property
     def num_cached(self) -> int:
         """Free blocks that a prefix hit can bring back."""
-        return sum(1 for block in self._free if block.hash is not None)
+        return self._free.num_hashed
+
+    def free_blocks(self) -> tuple[BlockId, ...]:
+        """In the order in which they are reused."""
+        return tuple(self._free)
+
+    def copies(self, name: BlockHash) -> tuple[BlockId, ...]:
+        """The blocks that hold it, in the order of their publishing."""
+        return (*self._older.get(name, ()), self._newest[name]) if name in self._newest else ()
+
+    def names(self) -> Iterable[BlockHash]:
+        """All that is findable."""
+        return self._newest.keys()
+
+    def holders(self, block: BlockId) -> tuple[int, int, int]:
+        """How many tables, leases and reads hold it."""
+        return self._tables.get(block, 0), self._leases.get(block, 0), self._reads.get(block, 0)
 
     def count_hits(self, hashes: Sequence[BlockHash]) -> int:
         """How many leading hashes are present."""
         for i, name in enumerate(hashes):
-            if name not in self._copies:
+            if name not in self._newest:
                 return i
         return len(hashes)
 
     def num_free_needed(self, hashes: Sequence[BlockHash], num_blocks: int) -> int:
         """How many free blocks a new table of `num_blocks` would take, its leading hits on `hashes` included."""
         num_hits = self.count_hits(hashes)
-        held = sum(1 for name in hashes[:num_hits] if self._pick(name).refs > 0)
-        return num_blocks - held
+        return num_blocks - sum(1 for name in hashes[:num_hits] if not self._is_free(self._newest[name]))
 
     def share(self, table: BlockTable, hashes: Sequence[BlockHash]) -> int:
-        """Fill an empty table with the leading hits; returns how many there were."""
+        """Fill an empty table with the leading hits, the newest copy of each, whose parents were released latest;
+        returns how many there were."""
         if len(table):
             raise ValueError("only an empty table can share a prefix")
         num_hits = self.count_hits(hashes)
         for name in hashes[:num_hits]:
-            block = self._pick(name)
-            self._hold(block, "tables")
-            table._blocks.append(block.id)
+            block = self._newest[name]
+            if self._is_free(block):
+                self._free.remove(block)
+            self._tables[block] = self._tables.get(block, 0) + 1
+            table._blocks.append(block)
         table._num_published = num_hits
         return num_hits
 
     def grow(self, table: BlockTable, num_blocks: int) -> bool:
         """Extend a table to `num_blocks`. False, and nothing changed, when there is no room."""
         missing = num_blocks - len(table)
+        if missing <= 0:
+            return True
         if missing > len(self._free):
             return False
-        for _ in range(missing):
-            block = self._free.pop_front()
-            self._forget(block)
-            block.tables = 1
-            table._blocks.append(block.id)
+        taken = self._free.take(missing)
+        unused = self._free.num_used - len(self._names)
+        self._names += [None] * unused
+        self._parents += [None] * unused
+        for block in taken:
+            if self._names[block] is not None:
+                self._forget(block)
+        self._tables.update(dict.fromkeys(taken, 1))
+        table._blocks += taken
         return True
 
     def publish(self, table: BlockTable, hashes: Sequence[BlockHash]) -> None:
         """Make the leading blocks findable under `hashes`; call it only when their content is complete and checked."""
-        if not self._caching:
+        if not self.is_caching:
             return
         for i in range(table.num_published, len(hashes)):
-            block, name = self._blocks[table._blocks[i]], hashes[i]
-            assert block.hash is None, f"{block!r} is published already"
-            block.hash = name
-            copies = self._copies.setdefault(name, [])
-            copies.append(block.id)
-            if len(copies) == 1:
-                self._parents[name] = hashes[i - 1] if i else None
-                self._facts.append(BlockStored(name, self._parents[name]))
+            block, name = table._blocks[i], hashes[i]
+            assert self._names[block] is None, f"block {block} is published already"
+            self._names[block] = name
+            self._parents[block] = hashes[i - 1] if i else None
+            older = self._newest.get(name)
+            self._newest[name] = block
+            if older is not None:
+                self._older.setdefault(name, []).append(older)
+            elif self._facts is not None:
+                self._facts.append(BlockStored(name, self._parents[block]))
             table._num_published = i + 1
 
     def release(self, table: BlockTable) -> None:
         """Give all blocks of a table back, last block first, and leave the table empty."""
-        for block_id in reversed(table._blocks):
-            self._let_go(self._blocks[block_id], "tables")
+        self._let_go(table._blocks, self._tables)
         table._blocks.clear()
         table._num_published = 0
 
-    def retain(self, blocks: Iterable[BlockId], holder: Holder) -> None:
+    def retain(self, blocks: Sequence[BlockId], holder: Holder) -> None:
         """Hold blocks that somebody holds already, in the order of their tokens."""
-        for block_id in blocks:
-            block = self._blocks[block_id]
-            assert block.refs > 0, f"{block!r} is free"
-            self._hold(block, holder.value)
+        counts, once = self._counts(holder), dict.fromkeys(blocks, 1)
+        if len(once) == len(blocks) and self._tables.keys() >= once.keys() and counts.keys().isdisjoint(once):
+            counts.update(once)
+            return
+        for block in blocks:
+            assert not self._is_free(block), f"block {block} is free"
+            counts[block] = counts.get(block, 0) + 1
 
     def drop(self, blocks: Sequence[BlockId], holder: Holder) -> None:
         """End a `retain` of exactly these blocks."""
-        for block_id in reversed(blocks):
-            self._let_go(self._blocks[block_id], holder.value)
+        self._let_go(blocks, self._counts(holder))
 
     def take_facts(self) -> list[KVFact]:
-        """What became findable or was lost since the last call, in order."""
+        """What became findable or was lost since the last call, in order; nothing unless facts are recorded."""
+        if self._facts is None:
+            return []
         facts, self._facts = self._facts, []
         return facts
 
     def check(self, tables: Iterable[BlockTable], leased: Iterable[BlockId], read: Iterable[BlockId]) -> None:
         """Re-add the books from all holders, given by their owners. Raises AssertionError naming what is off."""
-        counts = {
-            "tables": Counter(b for table in tables for b in table._blocks),
-            "leases": Counter(leased),
-            "reads": Counter(read),
-        }
-        for block in self._blocks:
-            for holder, counter in counts.items():
-                assert getattr(block, holder) == counter[block.id], f"{block!r}: {holder} should be {counter[block.id]}"
-            linked = block.prev is not None
-            assert linked == (block.refs == 0), f"{block!r}: free list and holders disagree"
-            if block.hash is not None:
-                assert block.id in self._copies[block.hash], f"{block!r} is not a copy of its hash"
-        assert len(self._free) == sum(1 for b in self._blocks if b.refs == 0)
-        assert self._num_leased == sum(1 for b in self._blocks if b.leases)
-        assert self._num_reading == sum(1 for b in self._blocks if b.reads)
-        assert self._copies.keys() == self._parents.keys()
-        for name, copies in self._copies.items():
-            assert copies and all(self._blocks[b].hash == name for b in copies), f"copies of {name.hex()} are off"
-            parent = self._parents[name]
-            assert parent is None or parent in self._copies, f"{name.hex()} is present without its parent"
+        claimed = {"tables": Counter(b for table in tables for b in table._blocks)}
+        claimed |= {"leases": Counter(leased), "reads": Counter(read)}
+        for kind, counted in (("tables", self._tables), ("leases", self._leases), ("reads", self._reads)):
+            for block in counted.keys() | claimed[kind].keys():
+                now, due = counted.get(block, 0), claimed[kind][block]
+                assert now == due, f"block {block}: {kind} are {now}, should be {due}"
+        free = list(self._free)
+        held = self._tables.keys() | self._leases.keys() | self._reads.keys()
+        assert len(free) == len(self._free) == len(set(free)), "a block is free twice"
+        assert held.isdisjoint(free) and len(free) + len(held) == self.num_blocks, "free list and holders disagree"
+        self._check_names()
 
     def __repr__(self) -> str:
         return (
-            f"<pool {self.num_blocks} blocks: {self.num_free} free, {self._num_leased} leased, "
-            f"{self._num_reading} reading, {len(self._copies)} hashes>"
+            f"<pool {self.num_blocks} blocks: {self.num_free} free, {self.num_leased} leased, "
+            f"{self.num_reading} reading, {len(self._newest)} hashes>"
         )
 
-    def _pick(self, name: BlockHash) -> Block:
-        """The copy that a hit uses: the newest, whose parents were released latest."""
-        return self._blocks[self._copies[name][-1]]
+    def _check_names(self) -> None:
+        named = {BlockId(i): name for i, name in enumerate(self._names) if name is not None}
+        for name in self._newest:
+            for block in self.copies(name):
+                assert named.pop(block, None) == name, f"block {block} is no copy of {name.hex()}"
+                parent = self._parents[block]
+                assert parent is None or parent in self._newest, f"{name.hex()} is present without its parent"
+        assert not named, f"blocks {list(named)} have names that cannot be found"
+        assert all(self._older.values()) and self._older.keys() <= self._newest.keys(), "copies of nothing"
 
-    def _hold(self, block: Block, counter: str) -> None:
-        if block.refs == 0:
-            self._free.remove(block)
-        count = getattr(block, counter) + 1
-        setattr(block, counter, count)
-        if count == 1:
-            self._num_leased += counter == "leases"
-            self._num_reading += counter == "reads"
+    def _counts(self, holder: Holder) -> dict[BlockId, int]:
+        return self._leases if holder is Holder.LEASE else self._reads
 
-    def _let_go(self, block: Block, counter: str) -> None:
-        count = getattr(block, counter) - 1
-        assert count >= 0, f"{block!r} has no {counter} to let go"
-        setattr(block, counter, count)
-        if count == 0:
-            self._num_leased -= counter == "leases"
-            self._num_reading -= counter == "reads"
-        if block.refs == 0:
-            if block.hash is None:
-                self._free.push_front(block)
-            else:
-                self._free.push_back(block)
+    def _is_free(self, block: BlockId) -> bool:
+        return block not in self._tables and block not in self._leases and block not in self._reads
 
-    def _forget(self, block: Block) -> None:
-        """Drop the hash of a block that is about to be reused."""
-        name = block.hash
-        if name is None:
+    def _let_go(self, blocks: Sequence[BlockId], counts: dict[BlockId, int]) -> None:
+        """Last block first."""
+        tables, leases, reads = self._tables, self._leases, self._reads
+        for block in reversed(blocks):
+            count = counts[block]
+            if count > 1:
+                counts[block] = count - 1
+                continue
+            del counts[block]
+            if block not in tables and block not in leases and block not in reads:
+                self._free.free(block, self._names[block] is not None)
+
+    def _forget(self, block: BlockId) -> None:
+        """Drop the name of a block that is about to be reused."""
+        name = self._names[block]
+        assert name is not None
+        self._names[block] = self._parents[block] = None
+        older = self._older.get(name)
+        if older is None:
+            del self._newest[name]
+            if self._facts is not None:
+                self._facts.append(BlockEvicted(name))
             return
-        block.hash = None
-        copies = self._copies[name]
-        copies.remove(block.id)
-        if not copies:
-            del self._copies[name], self._parents[name]
-            self._facts.append(BlockEvicted(name))
+        if self._newest[name] == block:
+            self._newest[name] = older.pop()
+        else:
+            older.remove(block)
+        if not older:
+            del self._older[name]
+
+
+@lru_cache(maxsize=8)
+def _ids(num_blocks: int) -> tuple[BlockId, ...]:
+    """Shared by pools of one size: a number is 32 bytes."""
+    return tuple(BlockId(i) for i in range(num_blocks))

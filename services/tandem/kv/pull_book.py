@@ -7,6 +7,7 @@ that it ended, or has proven that the peer as a whole is torn down. Times are se
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -261,6 +262,22 @@ class PullBook:
             outcomes += self.source_lost(source, "its transport was torn down", now)
         return outcomes
 
+    def next_deadline(self) -> float:
+        """Before it `tick` does nothing, if nothing comes; a time that has passed where it is to look at once, and
+        infinity where there is nothing to look at."""
+        due = math.inf
+        for pull in self._pulls.values():
+            if not pull.is_live:
+                continue
+            if self._is_complete(pull) or self._is_short(pull):
+                return -math.inf
+            since = pull.moved_at if pull.lease_until is None else min(pull.moved_at, pull.lease_until)
+            due = min(due, since + self._pull_timeout_s)
+        for read in self._reads.values():
+            if read.abandoned_at is not None and not read.quarantined and read.pull.source not in self._torn:
+                due = min(due, read.abandoned_at + self._drain_timeout_s)
+        return due
+
     # ---- books
 
     @property
@@ -315,19 +332,27 @@ class PullBook:
 
     def _arrive(self, pull: Pull, now: float) -> list[PullOutcome]:
         """Conclude a pull that has all it needs, the source's word included that the lease outlived the last read."""
-        if pull.state is not PullState.READING or pull.first_token is None:
-            return []
-        if len(pull.offered) < pull.num_known:
+        if self._is_short(pull):
             return self.abandon(pull.job, ErrorKind.KV_LOST, "the source offered too few blocks", now)
-        if pull.next_index < pull.num_known or pull.open_reads:
-            return []
-        if pull.lease_until is None or pull.read_at >= pull.lease_until:
+        if pull.first_token is None or not self._is_complete(pull):
             return []
         pull.state = next_pull(pull.state, PullEvent.ARRIVED)
         self._forget(pull)
         num_read = pull.num_known - pull.num_hits
         stats = PullStats(num_read, pull.num_exposed, now - pull.first_at, now - pull.last_at, pull.busy_s)
         return [Arrived(pull.key, pull.job, pull.source, pull.first_token, stats)]
+
+    def _is_short(self, pull: Pull) -> bool:
+        """The source has said its last word, and offered less than there is to read."""
+        is_over = pull.state is PullState.READING and pull.first_token is not None
+        return is_over and len(pull.offered) < pull.num_known
+
+    def _is_complete(self, pull: Pull) -> bool:
+        if pull.state is not PullState.READING or pull.first_token is None:
+            return False
+        if pull.next_index < pull.num_known or pull.open_reads:
+            return False
+        return pull.lease_until is not None and pull.read_at < pull.lease_until
 
     def _end_read(self, pull: Pull, read_id: int, now: float) -> None:
         pull.open_reads.discard(read_id)

@@ -5,91 +5,129 @@ The least loaded worker wins, ties go to the smaller worker id, so that equal vi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Literal
+from collections import Counter
+from collections.abc import Set
+from contextlib import closing
+from typing import Literal, Protocol
 
 from tandem.core.ids import WorkerRef
 from tandem.routing.placement import NoPlacement, Placement
-from tandem.routing.view import ClusterView, WorkerView
+from tandem.routing.view import Pair, Pool, Ranking, WorkerView
 
 Disaggregation = Literal["off", "prefer", "strict"]
 
 
+class Candidates(Protocol):
+    """What a choice is made from: workers that serve a model and take new work, by rising cost, of which
+    mostly little is taken; nothing may change while a ranking is open, and none may be opened twice."""
+
+    @property
+    def linked(self) -> Set[Pair]: ...
+
+    @property
+    def unlinked(self) -> Set[Pair]: ...
+
+    def pools(self, model: str) -> Counter[Pool]:
+        """How many there are with each label."""
+        ...
+
+    def find(self, model: str, ref: WorkerRef) -> WorkerView | None: ...
+
+    def givers(self, model: str) -> Ranking:
+        """Those that prefill."""
+        ...
+
+    def takers(self, model: str) -> Ranking:
+        """Those that decode."""
+        ...
+
+    def wholes(self, model: str) -> Ranking:
+        """All, for both in one place: those that decode first."""
+        ...
+
+
 def place(
-    view: ClusterView, model: str, policy: Disaggregation, excluded: frozenset[WorkerRef] = frozenset()
+    among: Candidates, model: str, policy: Disaggregation, excluded: Set[WorkerRef] = frozenset()
 ) -> Placement | NoPlacement:
     """Pick a pair under `policy`; `excluded` workers refused this request a moment ago."""
-    able = [w for w in view.workers if w.model == model and not w.load.draining]
-    if not able:
+    able = among.pools(model)
+    if not able.total():
         return NoPlacement("no live worker serves the model", may_pass=False)
-    workers = [w for w in able if w.ref not in excluded]
-    local = _local(workers)
-    wants_split = policy == "strict" or (policy == "prefer" and any(w.pool != "mixed" for w in able))
-    if not wants_split:
-        return local or NoPlacement("every worker is full", may_pass=True)
-    split = _split(view, workers, allow_mixed_pairs=policy == "strict")
+    if policy == "off" or (policy == "prefer" and able["mixed"] == able.total()):
+        return _local(among, model, excluded) or NoPlacement("every worker is full", may_pass=True)
+    split = _split(among, model, excluded, allow_mixed_pairs=policy == "strict")
     if isinstance(split, Placement):
         return split
-    if policy == "strict" or split.may_pass or _is_split_possible(view, able):
+    if policy == "strict" or split.may_pass or _is_split_possible(among, model):
         return split
+    local = _local(among, model, excluded)
     if local is None:
         return NoPlacement("every worker is full", may_pass=True)
     return Placement(local.prefill, local.decode, fallback=split.reason.replace(" ", "_"), reasons=local.reasons)
 
 
-def _split(view: ClusterView, workers: list[WorkerView], *, allow_mixed_pairs: bool) -> Placement | NoPlacement:
-    givers, takers = [w for w in workers if w.prefills], [w for w in workers if w.decodes]
-    if not any(w.pool == "prefill" or allow_mixed_pairs for w in givers):
+def _split(
+    among: Candidates, model: str, excluded: Set[WorkerRef], *, allow_mixed_pairs: bool
+) -> Placement | NoPlacement:
+    left = _pools_left(among, model, excluded)
+    if not left["prefill"] and not (allow_mixed_pairs and left["mixed"]):
         return NoPlacement("no prefill worker", may_pass=False)
-    if not takers:
+    if not left["decode"] and not left["mixed"]:
         return NoPlacement("no decode worker", may_pass=False)
     # Giver by giver, because there are as many pairs as the square of the workers, and the first giver mostly does.
-    for prefill in sorted(givers, key=_prefill_cost):
-        ready = [d for d in takers if _may_pair(prefill, d) and (prefill.ref, d.ref) in view.linked]
-        if ready:
-            break
-    else:
-        return _why_no_pair(view, givers, takers)
-    decode = min(ready, key=_decode_cost)
-    reasons = (f"prefill {prefill.ref.id}: {prefill.queued_tokens} tokens queued",
-               f"decode {decode.ref.id}: {decode.load.num_running} running")  # fmt: skip
-    return Placement(prefill.ref, decode.ref, reasons=reasons)
+    with closing(_but(among.givers(model), excluded)) as givers:
+        for prefill in givers:
+            decode = _partner(among, model, prefill, excluded)
+            if decode is not None:
+                reasons = (f"prefill {prefill.ref.id}: {prefill.queued_tokens} tokens queued",
+                           f"decode {decode.ref.id}: {decode.load.num_running} running")  # fmt: skip
+                return Placement(prefill.ref, decode.ref, reasons=reasons)
+    return _why_no_pair(among, model, excluded)
+
+
+def _pools_left(among: Candidates, model: str, excluded: Set[WorkerRef]) -> Counter[Pool]:
+    gone = Counter(view.pool for ref in excluded if (view := among.find(model, ref)) is not None)
+    return among.pools(model) - gone
+
+
+def _partner(among: Candidates, model: str, prefill: WorkerView, excluded: Set[WorkerRef]) -> WorkerView | None:
+    with closing(_but(among.takers(model), excluded)) as takers:
+        for decode in takers:
+            if _may_pair(prefill, decode) and (prefill.ref, decode.ref) in among.linked:
+                return decode
+    return None
 
 
 def _may_pair(prefill: WorkerView, decode: WorkerView) -> bool:
     return prefill.ref != decode.ref and prefill.fingerprint == decode.fingerprint
 
 
-def _why_no_pair(view: ClusterView, givers: list[WorkerView], takers: list[WorkerView]) -> NoPlacement:
+def _why_no_pair(among: Candidates, model: str, excluded: Set[WorkerRef]) -> NoPlacement:
+    givers, takers = list(_but(among.givers(model), excluded)), list(_but(among.takers(model), excluded))
     pairs = [(p.ref, d.ref) for p in givers for d in takers if _may_pair(p, d)]
     if not pairs:
         return NoPlacement("no worker of the same model build", may_pass=False)
-    return NoPlacement("no link between the workers", may_pass=any(pair not in view.unlinked for pair in pairs))
+    return NoPlacement("no link between the workers", may_pass=any(pair not in among.unlinked for pair in pairs))
 
 
-def _is_split_possible(view: ClusterView, able: list[WorkerView]) -> bool:
+def _is_split_possible(among: Candidates, model: str) -> bool:
     """A linked pair lives but is excluded for the moment: then the request waits instead of falling back. Without a
     prefill worker no pair is ever chosen under "prefer", however many are linked."""
-    refs = {w.ref for w in able}
-    return any(w.pool == "prefill" for w in able) and any(p in refs and d in refs for p, d in view.linked)
+    if not among.pools(model)["prefill"]:
+        return False
+    return any(among.find(model, p) is not None and among.find(model, d) is not None for p, d in among.linked)
 
 
-def _local(workers: list[WorkerView]) -> Placement | None:
-    """One worker for all of it. Pools are labels: a prefill worker decodes too when there is no other."""
-    chosen = _least([w for w in workers if w.decodes]) or _least(workers)
-    if chosen is None:
-        return None
-    return Placement(chosen.ref, chosen.ref, reasons=(f"{chosen.ref.id}: {chosen.load.num_running} running",))
+def _local(among: Candidates, model: str, excluded: Set[WorkerRef]) -> Placement | None:
+    """One worker for all of it."""
+    with closing(_but(among.wholes(model), excluded)) as workers:
+        for chosen in workers:
+            return Placement(chosen.ref, chosen.ref, reasons=(f"{chosen.ref.id}: {chosen.load.num_running} running",))
+    return None
 
 
-def _least(workers: Iterable[WorkerView]) -> WorkerView | None:
-    return min(workers, key=lambda w: (w.queued_tokens, _decode_cost(w)), default=None)
-
-
-def _prefill_cost(worker: WorkerView) -> tuple[int, str]:
-    return (worker.queued_tokens, worker.ref.id)
-
-
-def _decode_cost(worker: WorkerView) -> tuple[int, int, str]:
-    load = worker.load
-    return (load.num_running + load.num_waiting, load.num_promised_blocks - load.num_free_blocks, worker.ref.id)
+def _but(workers: Ranking, excluded: Set[WorkerRef]) -> Ranking:
+    with closing(workers):
+        for worker in workers:
+            if worker.ref not in excluded:
+                yield worker

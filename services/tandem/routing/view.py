@@ -1,7 +1,9 @@
-"""What a router may know of the cluster, frozen at one moment; never asks a worker."""
+"""What a router may know of the cluster, frozen at one moment, and how it ranks workers; never asks a worker."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Generator, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +12,9 @@ from tandem.core.load import Load
 from tandem.core.step_cost import StepCost
 
 Pool = Literal["prefill", "decode", "mixed"]
+Pair = tuple[WorkerRef, WorkerRef]
+Ranking = Generator["WorkerView", None, None]
+Cost = tuple[int | str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +43,47 @@ class WorkerView:
         return self.load.num_queued_tokens + self.num_unreported_tokens
 
 
+def prefill_cost(worker: WorkerView) -> Cost:
+    return (worker.queued_tokens, worker.ref.id)
+
+
+def decode_cost(worker: WorkerView) -> Cost:
+    load = worker.load
+    return (load.num_running + load.num_waiting, load.num_promised_blocks - load.num_free_blocks, worker.ref.id)
+
+
+def whole_cost(worker: WorkerView) -> Cost:
+    """Of all of a request in one place. Pools are labels: a prefill worker decodes too when there is no other."""
+    return (not worker.decodes, worker.queued_tokens, *decode_cost(worker))
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """`linked` holds the (prefill, decode) pairs between which a block has moved; `unlinked` those where it was tried
-    and failed. A pair in neither is being tried."""
+    """A router's `Candidates` as a snapshot: ranks by sorting, which says what `Roster` means. `linked` holds the
+    (prefill, decode) pairs between which a block has moved; `unlinked` those where it was tried and failed. A pair in
+    neither is being tried."""
 
     workers: tuple[WorkerView, ...] = ()
-    linked: frozenset[tuple[WorkerRef, WorkerRef]] = frozenset()
-    unlinked: frozenset[tuple[WorkerRef, WorkerRef]] = frozenset()
+    linked: Set[Pair] = frozenset()
+    unlinked: Set[Pair] = frozenset()
+
+    def pools(self, model: str) -> Counter[Pool]:
+        return Counter(worker.pool for worker in self._able(model))
+
+    def find(self, model: str, ref: WorkerRef) -> WorkerView | None:
+        return next((worker for worker in self._able(model) if worker.ref == ref), None)
+
+    def givers(self, model: str) -> Ranking:
+        return self._ranked(model, prefill_cost, lambda worker: worker.prefills)
+
+    def takers(self, model: str) -> Ranking:
+        return self._ranked(model, decode_cost, lambda worker: worker.decodes)
+
+    def wholes(self, model: str) -> Ranking:
+        return self._ranked(model, whole_cost, lambda worker: True)
+
+    def _able(self, model: str) -> list[WorkerView]:
+        return [worker for worker in self.workers if worker.model == model and not worker.load.draining]
+
+    def _ranked(self, model: str, cost: Callable[[WorkerView], Cost], fits: Callable[[WorkerView], bool]) -> Ranking:
+        yield from sorted(filter(fits, self._able(model)), key=cost)

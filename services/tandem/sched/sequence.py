@@ -5,9 +5,9 @@ from __future__ import annotations
 from enum import Enum
 
 from tandem.core.events import FinishReason
-from tandem.core.ids import BlockHash, JobKey, SeqId
+from tandem.core.ids import BlockHash, SeqId
 from tandem.core.request import Generate, Job, Prefill, Resume
-from tandem.kv.hashing import chain_hashes
+from tandem.kv.hashing import chain_hashes, prompt_hashes
 from tandem.kv.pool import BlockTable
 from tandem.sched.drafter import Drafter
 from tandem.sched.plan import Sampling
@@ -31,6 +31,7 @@ class Sequence:
     def __init__(self, seq_id: SeqId, job: Job, root: BlockHash, arrival: int, arrived_at: float = 0.0) -> None:
         self.id = seq_id
         self.job = job
+        self.key = job.key
         self.order = (job.request.priority, arrival)
         self.arrived_at = arrived_at
         self.tokens: list[int] = [*job.request.prompt_tokens, *job.output_tokens]
@@ -53,10 +54,6 @@ class Sequence:
         self.drafter: Drafter | None = None
         self._root = root
         self._hashes: list[BlockHash] = []
-
-    @property
-    def key(self) -> JobKey:
-        return self.job.key
 
     @property
     def is_pull(self) -> bool:
@@ -102,6 +99,8 @@ class Sequence:
 
     def hashes(self, num_blocks: int, block_size: int) -> list[BlockHash]:
         """Names of the first `num_blocks` full blocks of the known tokens."""
+        if num_blocks and not self._hashes:
+            self._hashes += prompt_hashes(self._root, self.job.request, block_size)
         num_hashed = len(self._hashes)
         if num_hashed < num_blocks:
             parent = self._hashes[-1] if self._hashes else self._root

@@ -1,73 +1,95 @@
-"""What happens when, in virtual time: a heap of events in one total order, and a digest of those that ran; never reads
-a clock."""
+"""What happens when, in virtual time: a heap of events in one total order; never reads a clock.
+
+Events at one time happen by kind, then by who asked for them, then in the order in which they were asked for. So the
+order is one of the simulated world: it does not depend on how early somebody asked, which is what lets a worker look
+ahead over many steps.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import heapq
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from tandem.sim.log import Log
 
 Action = Callable[[], None]
 
 
 @dataclass(eq=False, slots=True)
+class Party:
+    """Who asks for events and where they happen; of lower `rank` first at one time."""
+
+    rank: int
+    log: Log
+
+
+@dataclass(eq=False, slots=True)
 class Event:
-    """`label` says what happens, and is what the digest covers. Without an action it is cancelled or over."""
+    """Without an action it is cancelled or over. `label` is what the log of `to` keeps of it, if it is not empty."""
 
     label: str
     action: Action | None
+    to: Party
 
 
 class Agenda:
-    """Runs one event after another: the earliest, and of those at one time the one that was asked for first. What an
-    event asks for at its own time runs after all that had been asked for at that time."""
+    """Runs one event after another. What an event asks for at its own time runs after it."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.num_run = 0
-        self._heap: list[tuple[float, int, Event]] = []
+        self._heap: list[tuple[float, bool, int, int, Event]] = []
         self._num_asked = 0
-        self._log = hashlib.blake2b(digest_size=16)
+        self._reached = -1
 
-    def at(self, time: float, label: str, action: Action) -> Event:
-        """Ask for an event. Raises ValueError when its time has passed or is no time."""
+    def at(
+        self, time: float, label: str, action: Action, *, by: Party, to: Party | None = None, is_end: bool = False
+    ) -> Event:
+        """Ask for an event at `to`, or at oneself. The ends of what takes time come before all else at their time.
+        Raises ValueError when the time has passed or is no time."""
         if not time >= self.now:
             raise ValueError(f"{label} at {time}, but it is {self.now} already")
-        event = Event(label, action)
-        heapq.heappush(self._heap, (time, self._num_asked, event))
+        event = Event(label, action, by if to is None else to)
+        heapq.heappush(self._heap, (time, not is_end, by.rank, self._num_asked, event))
         self._num_asked += 1
         return event
 
-    def after(self, seconds: float, label: str, action: Action) -> Event:
-        return self.at(self.now + seconds, label, action)
+    def after(self, seconds: float, label: str, action: Action, *, by: Party, to: Party | None = None) -> Event:
+        return self.at(self.now + seconds, label, action, by=by, to=to)
 
     def cancel(self, event: Event) -> None:
-        """It will not happen, and leaves no trace in the digest; nothing when it has happened."""
+        """It will not happen, and leaves no trace in a log; nothing when it has happened."""
         event.action = None
+
+    def has_passed(self, time: float, by: Party) -> bool:
+        """Whether an event that `by` had asked for at `time` would have happened by now. Of several that one asks for
+        at one time, the first is meant."""
+        return time < self.now or (time == self.now and by.rank <= self._reached)
 
     def run(self, until: float = float("inf")) -> None:
         """Run every event up to and including `until`, or until none is left."""
-        while self._heap and self._heap[0][0] <= until:
-            time, _, event = heapq.heappop(self._heap)
-            if event.action is None:
+        heap = self._heap
+        while heap and heap[0][0] <= until:
+            time, is_later, rank, _, event = heapq.heappop(heap)
+            action = event.action
+            if action is None:
                 continue
-            action, event.action = event.action, None
-            self.now = time
+            event.action = None
+            if time > self.now:
+                self._reached = -1
+                self.now = time
+            if is_later and rank > self._reached:
+                self._reached = rank
             self.num_run += 1
-            self._log.update(struct.pack("<d", time) + event.label.encode() + b"\n")
+            if event.label:
+                event.to.log.note(time, event.label)
             action()
 
     @property
     def num_asked(self) -> int:
         """Events that are still to happen."""
-        return sum(1 for _, _, event in self._heap if event.action is not None)
-
-    @property
-    def digest(self) -> str:
-        """Of the time and label of every event that ran, in order. Equal runs have equal ones."""
-        return self._log.hexdigest()
+        return sum(1 for *_, event in self._heap if event.action is not None)
 
     def __repr__(self) -> str:
         return f"<agenda {self.now:.6f} s, {self.num_run} run, {self.num_asked} to come>"

@@ -10,9 +10,10 @@ from functools import partial
 from tandem.core.config import GatewayConfig
 from tandem.core.events import Finished
 from tandem.core.ids import RequestId
-from tandem.sim.agenda import Agenda
+from tandem.sim.agenda import Agenda, Party
 from tandem.sim.delivery import Delivery
 from tandem.sim.gateway import SimGateway
+from tandem.sim.log import Log, combined
 from tandem.sim.network import Network
 from tandem.sim.trace import Trace
 from tandem.sim.transport import Fabric
@@ -35,18 +36,21 @@ class ClusterSpec:
 
 
 class SimCluster:
-    """Built once, run once. `now` and `digest` are the agenda's: equal specs and workloads give equal digests."""
+    """Built once, run once. Equal specs and workloads give equal digests, however many steps workers take at once."""
 
     def __init__(self, spec: ClusterSpec) -> None:
         self._agenda = Agenda()
+        self._clients = Party(0, Log())
         self._fabric = Fabric(self._agenda, spec.read_latency_s)
         self._network = Network(self._agenda, self._fabric, spec.latency_s)
         kinds = [kind for kind, number in spec.workers for _ in range(number)]
         self.workers = [
-            SimWorker(self._agenda, kind, f"{kind.pool}-{i}", self._network, spec.seed) for i, kind in enumerate(kinds)
+            SimWorker(self._agenda, kind, f"{kind.pool}-{i}", self._network, spec.seed, Party(2 + i, Log()))
+            for i, kind in enumerate(kinds)
         ]
         delivery = Delivery(spec.delivery_s, spec.seed)
-        self._gateway = SimGateway(self._agenda, self._network, self.workers, spec.gateway, delivery)
+        party = Party(1, Log())
+        self._gateway = SimGateway(self._agenda, self._network, self.workers, spec.gateway, delivery, party)
         self._network.attach(self.workers, self._gateway)
 
     @property
@@ -55,7 +59,9 @@ class SimCluster:
 
     @property
     def digest(self) -> str:
-        return self._agenda.digest
+        """Of what each party did and met, in its own order."""
+        parties = (self._clients, self._gateway.party, *(worker.party for worker in self.workers))
+        return combined(party.log for party in parties)
 
     @property
     def num_events(self) -> int:
@@ -106,10 +112,12 @@ class SimCluster:
                 await_due(ask, send_one)
 
         def await_due(ask: Ask, action: Callable[[Ask], None]) -> None:
-            self._agenda.at(ask.due_s, f"ask {ask.request.id}", partial(action, ask))
+            label = f"ask {ask.request.id}"
+            self._agenda.at(ask.due_s, label, partial(action, ask), by=self._clients, to=self._gateway.party)
 
         for time, request in closed_at:
-            self._agenda.at(time, f"close {request}", partial(self._gateway.close, request))
+            action = partial(self._gateway.close, request)
+            self._agenda.at(time, f"close {request}", action, by=self._clients, to=self._gateway.party)
         await_one()
         self._agenda.run()
 

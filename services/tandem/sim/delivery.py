@@ -21,6 +21,12 @@ class Delivery:
         self._seconds = tuple(seconds_s)
         self._seed = seed
 
+    def times(self, request: RequestId, first_index: int, sent: Sequence[float]) -> Sequence[float]:
+        """When consecutive tokens are there that were sent at these times."""
+        if len(self._seconds) == 1:
+            return sent if self._seconds[0] == 0 else [time + self._seconds[0] for time in sent]
+        return [time + self.seconds(request, index) for index, time in enumerate(sent, first_index)]
+
     def seconds(self, request: RequestId, index: int) -> float:
         """Of one token, a function of its request and index."""
         if len(self._seconds) == 1:

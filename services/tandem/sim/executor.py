@@ -3,19 +3,27 @@ a model or waits."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
+from functools import lru_cache
 
 from tandem.core.events import SampledToken
 from tandem.core.step_cost import StepFeatures
 from tandem.kv.handoff import BlockDigest
 from tandem.kv.layout import KVLayout
-from tandem.sched.plan import Slice, SliceResult, StepPlan, StepResult
+from tandem.sched.plan import Sampling, Slice, SliceResult, StepPlan, StepResult
+from tandem.sched.run import DecodeRun
 from tandem.sched.step_cost import features
 from tandem.sim.residuals import NONE, Residuals
 from tandem.workload import chance
 
+PAGE_TOKENS = 128
+NUM_PAGES = 1 << 15
+"""Pages of answers that are kept, some 400 bytes each: a request is drawn in two or three of them."""
+
 StepTime = Callable[[StepFeatures], float]
-"""Seconds of a step; `StepCost.predict` and `Roofline.seconds` are such."""
+"""Seconds of a step; `StepCost.predict` and `Roofline.seconds` are such. A function of what it is given, as steps may
+be looked at ahead, unless the worker takes every step by itself (`WorkerSpec.max_run` is 1)."""
 
 
 class SimExecutor:
@@ -44,13 +52,22 @@ class SimExecutor:
 
     def seconds(self, plan: StepPlan) -> float:
         """How long `execute` would take."""
-        step = features(plan.slices)
+        return self.step_seconds(plan.number, features(plan.slices))
+
+    def step_seconds(self, number: int, step: StepFeatures) -> float:
+        """How long the plan of this number takes."""
         factors = self._residuals.of(step)
-        index = chance.integer(0, len(factors) - 1, self._seed, "step", self._worker, plan.number)
+        if len(factors) == 1:
+            return self._step_time(step) * factors[0]
+        index = chance.integer(0, len(factors) - 1, self._seed, "step", self._worker, number)
         return self._step_time(step) * factors[index]
 
     def execute(self, plan: StepPlan) -> StepResult:
         return StepResult(plan.number, tuple(_result(piece) for piece in plan.slices))
+
+    def draw(self, run: DecodeRun, num_steps: int) -> list[array[int]]:
+        """The tokens of a run's first steps, for each of its sequences."""
+        return [_stream(draw, num_steps) for draw in run.draws]
 
 
 def _result(piece: Slice) -> SliceResult:
@@ -66,9 +83,24 @@ def _drawn(piece: Slice) -> tuple[SampledToken, ...]:
     guesses = piece.tokens[piece.num_certain :]
     out: list[SampledToken] = []
     for guess in (*guesses, None):
-        params, choice, index = piece.sampling.params, piece.sampling.choice, piece.sampling.index + len(out)
-        (token,) = chance.tokens(1, params.seed, "output", choice, index)
+        page, place = divmod(piece.sampling.index + len(out), PAGE_TOKENS)
+        token = _page(piece.sampling.params.seed, piece.sampling.choice, page)[place]
         out.append(SampledToken(token))
         if token != guess:
             break
     return tuple(out)
+
+
+def _stream(draw: Sampling, count: int) -> array[int]:
+    """The tokens of `count` draws, of which this is the first."""
+    out: array[int] = array("H")
+    page, place = divmod(draw.index, PAGE_TOKENS)
+    while len(out) < count:
+        out += _page(draw.params.seed, draw.choice, page)[place : place + count - len(out)]
+        page, place = page + 1, 0
+    return out
+
+
+@lru_cache(maxsize=NUM_PAGES)
+def _page(seed: int, choice: int, page: int) -> array[int]:
+    return array("H", chance.tokens(PAGE_TOKENS, seed, "output", choice, page))

@@ -5,12 +5,16 @@ It does what `gateway.dispatch` does on an event loop, with the same deadlines.
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import JobEvent
+from tandem.core.events import Cancelled, Failed, Finished, JobEvent, SampledToken, Token
 from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerRef
 from tandem.core.load import Load
 from tandem.core.request import Job
@@ -18,11 +22,13 @@ from tandem.flow.commands import CancelJob, Command, Deliver, End, Place, Releas
 from tandem.flow.lifecycle import Phase, RequestLife
 from tandem.kv.handoff import HandoffKey
 from tandem.routing.placement import Placement
+from tandem.routing.roster import Roster
 from tandem.routing.router import place
-from tandem.routing.view import ClusterView, WorkerView
-from tandem.sim.agenda import Agenda
+from tandem.routing.view import WorkerView
+from tandem.sim.agenda import Agenda, Party
 from tandem.sim.delivery import Delivery
 from tandem.sim.network import Network
+from tandem.sim.stretch import Stretch
 from tandem.sim.trace import Trace
 from tandem.sim.worker import FINGERPRINT, SimWorker
 from tandem.workload.ask import MODEL, Ask
@@ -49,15 +55,19 @@ class _Active:
 
 @dataclass(slots=True)
 class _Link:
-    """What the gateway knows of a worker. `num_unreported` prompt tokens are in submits without an answer."""
+    """What the gateway knows of a worker. `num_unreported` prompt tokens are in submits without an answer; `coming`
+    are steps that the worker has taken, some of which it has not heard of yet."""
 
     worker: SimWorker
     load: Load
     num_unreported: int = 0
+    coming: deque[Stretch] = field(default_factory=deque)
 
-    def view(self) -> WorkerView:
-        worker = self.worker
-        return WorkerView(worker.ref, worker.spec.pool, MODEL, FINGERPRINT, self.load, self.num_unreported)
+    def view(self, num_free: int) -> WorkerView:
+        worker, load = self.worker, self.load
+        if num_free != load.num_free_blocks:
+            load = replace(load, num_free_blocks=num_free)
+        return WorkerView(worker.ref, worker.spec.pool, MODEL, FINGERPRINT, load, self.num_unreported)
 
 
 class SimGateway:
@@ -70,13 +80,17 @@ class SimGateway:
         workers: Sequence[SimWorker],
         config: GatewayConfig,
         delivery: Delivery,
+        party: Party,
     ) -> None:
+        self.party = party
         self._agenda = agenda
         self._network = network
         self._delivery = delivery
         self._config = config
         self._links = {worker.ref: _Link(worker, worker.engine.load()) for worker in workers}
-        self._linked = _pairs(workers, config)
+        self._roster = Roster(_pairs(workers, config), frozenset())
+        for link in self._links.values():
+            self._changed(link)
         self._active: dict[RequestId, _Active] = {}
         self._queued: dict[RequestId, _Active] = {}
         self._num_opened = 0
@@ -111,24 +125,93 @@ class SimGateway:
         self._place_queued()
         if not self._is_ticking:
             self._is_ticking = True
-            self._agenda.after(TICK_S, "gateway looks", self._tick)
+            self._agenda.after(TICK_S, "", self._tick, by=self.party)
 
     def close(self, request: RequestId) -> None:
         """The client is gone; nothing when its request has ended."""
         active = self._active.get(request)
         if active is not None:
+            self._catch_up(active)
             self._carry_out(active, active.life.cancelled())
 
+    def streamed(self, worker: WorkerRef, stretch: Stretch) -> None:
+        self._links[worker].coming.append(stretch)
+
     def heard(self, worker: WorkerRef, events: Sequence[JobEvent], load: Load | None) -> None:
+        link = self._links[worker]
+        self._take_in(link)
+        has_room = load is not None and load.may_take_more_than(link.load)
         if load is not None:
-            self._links[worker].load = load
+            link.load = load
+            self._changed(link)
         for event in events:
             active = self._active.get(event.key.request)
             if active is not None:
+                if _may_end(event):
+                    self._catch_up(active, but=worker)
                 active.moved_at = self._agenda.now
                 self._carry_out(active, active.life.reported(worker, event))
-        if load is not None:
+        if has_room:
             self._place_queued()
+
+    # ---- what has come in the meantime
+
+    def _catch_up(self, active: _Active, but: WorkerRef | None = None) -> None:
+        """What a request's workers have said of steps that they took ahead, as far as it has come; all of `but`'s has
+        been heard."""
+        for link in [self._links[worker] for worker in active.life.workers() if worker != but]:
+            link.worker.settle()
+            self._take_in(link)
+
+    def _take_in(self, link: _Link) -> None:
+        while link.coming and (num_come := self._num_come(link, link.coming[0])):
+            stretch = link.coming.popleft()
+            if num_come < len(stretch.ends):
+                stretch, rest = stretch.split(num_come)
+                link.coming.appendleft(rest)
+            self._hear_stretch(link, stretch)
+
+    def _num_come(self, link: _Link, stretch: Stretch) -> int:
+        """How many of its steps the gateway has heard of."""
+        agenda, delay_s, party = self._agenda, self._network.latency_s, link.worker.party
+        if agenda.now > stretch.ends[-1] + delay_s:
+            return len(stretch.ends)
+        return bisect_left(stretch.ends, True, key=lambda end: not agenda.has_passed(end + delay_s, party))
+
+    def _hear_stretch(self, link: _Link, stretch: Stretch) -> None:
+        worker, delay_s = link.worker.ref, self._network.latency_s
+        link.load = stretch.load
+        if stretch.num_free[-1] != link.load.num_free_blocks:
+            link.load = replace(link.load, num_free_blocks=stretch.num_free[-1])
+        times = array("d", [end + delay_s for end in stretch.ends])
+        for tokens in stretch.tokens:
+            active = self._active.get(tokens.key.request)
+            if active is None:
+                continue
+            active.moved_at = times[-1]
+            if active.life.streamed(worker, tokens):
+                reached = self._delivery.times(tokens.key.request, tokens.first_index, times)
+                active.trace.deliver_all(tokens.ids, reached)
+                continue
+            for i, token in enumerate(tokens.ids):
+                event = Token(tokens.key, tokens.first_index + i, SampledToken(token))
+                self._carry_out(active, active.life.reported(worker, event), times[i])
+
+    def _changed(self, link: _Link) -> None:
+        """Whatever was heard or sent, and not only that blocks were taken, as each step does."""
+        self._roster.put(partial(self._view, link))
+
+    def _view(self, link: _Link) -> WorkerView:
+        """As of now, without taking anything in: while a worker only decodes, blocks become fewer."""
+        num_free = link.worker.num_free_seen(self._network.latency_s)
+        if num_free is None:
+            num_free = link.load.num_free_blocks
+            for stretch in reversed(link.coming):
+                num_come = self._num_come(link, stretch)
+                if num_come:
+                    num_free = stretch.num_free[num_come - 1]
+                    break
+        return link.view(num_free)
 
     # ---- inside
 
@@ -140,20 +223,20 @@ class SimGateway:
     def _place(self, active: _Active) -> None:
         now = self._agenda.now
         active.excluded_until = {w: until for w, until in active.excluded_until.items() if until > now}
-        view = ClusterView(tuple(link.view() for link in self._links.values()), self._linked)
-        outcome = place(view, MODEL, self._config.disaggregation, frozenset(active.excluded_until))
+        outcome = place(self._roster, MODEL, self._config.disaggregation, active.excluded_until.keys())
         if isinstance(outcome, Placement):
             active.trace.path = outcome.path
             self._carry_out(active, active.life.placed(outcome))
         else:
             active.waiting_for = outcome.reason
 
-    def _carry_out(self, active: _Active, commands: Sequence[Command]) -> None:
+    def _carry_out(self, active: _Active, commands: Sequence[Command], at: float | None = None) -> None:
+        """`at`: when what caused them came, if not now."""
+        now = self._agenda.now
         for command in commands:
             match command:
                 case Place(excluded):
-                    until = self._agenda.now + REFUSAL_BACKOFF_S
-                    active.excluded_until.update(dict.fromkeys(excluded, until))
+                    active.excluded_until.update(dict.fromkeys(excluded, now + REFUSAL_BACKOFF_S))
                 case Submit(worker, job):
                     self._submit(active, self._links[worker], job)
                 case CancelJob(worker, key):
@@ -162,42 +245,53 @@ class SimGateway:
                     self._release(worker, lease)
                 case Deliver(token):
                     delay = self._delivery.seconds(active.life.request.id, token.index)
-                    active.trace.deliver(token.token.id, self._agenda.now + delay)
+                    active.trace.deliver(token.token.id, (now if at is None else at) + delay)
                 case End(outcome):
-                    del self._active[active.life.request.id]
-                    active.trace.end(outcome, self._agenda.now)
-                    active.ended(active.trace)
+                    self._end(active, outcome)
         if active.life.phase is Phase.QUEUED:
             self._queued[active.life.request.id] = active
         else:
             self._queued.pop(active.life.request.id, None)
 
+    def _end(self, active: _Active, outcome: Finished | TandemError) -> None:
+        now, trace = self._agenda.now, active.trace
+        del self._active[trace.id]
+        trace.end(outcome, now)
+        kind = "finished" if isinstance(outcome, Finished) else outcome.kind.value
+        self.party.log.note(now, f"end {trace.id} {kind} {trace.path}")
+        self.party.log.note_bytes(trace.token_times.tobytes())
+        active.ended(trace)
+
     def _cancel(self, worker: WorkerRef, key: JobKey) -> None:
-        self._network.post(worker, f"cancel {key}", lambda engine, now: engine.cancel(key, now))
+        self._network.post(worker, f"cancel {key}", lambda engine, now: engine.cancel(key, now), self.party)
 
     def _release(self, worker: WorkerRef, key: HandoffKey) -> None:
-        self._network.post(worker, f"release {key}", lambda engine, now: engine.release(key, now))
+        self._network.post(worker, f"release {key}", lambda engine, now: engine.release(key, now), self.party)
 
     def _submit(self, active: _Active, link: _Link, job: Job) -> None:
         """A call whose answer brings the worker's load along."""
-        size, worker = len(job.request.prompt_tokens), link.worker.ref
+        size, worker = len(job.request.prompt_tokens), link.worker
         link.num_unreported += size
+        self._changed(link)
 
         def answered(refusal: TandemError | None, load: Load) -> None:
             link.num_unreported -= size
+            self._take_in(link)
             link.load = load
+            self._changed(link)
             if refusal is not None:
-                self._carry_out(active, active.life.refused(worker, job.key, refusal))
+                self._carry_out(active, active.life.refused(worker.ref, job.key, refusal))
             else:
                 active.moved_at = self._agenda.now
-                self._carry_out(active, active.life.accepted(worker, job.key))
+                self._carry_out(active, active.life.accepted(worker.ref, job.key))
+
+        def answer(refusal: TandemError | None, load: Load) -> None:
+            self._network.send(f"answer {job.key}", lambda: answered(refusal, load), worker.party, self.party)
 
         def arrive() -> None:
-            link.worker.submit(
-                job, lambda refusal, load: self._network.send(_label(job), lambda: answered(refusal, load))
-            )
+            worker.submit(job, answer)
 
-        self._network.send(f"submit {type(job).__name__} {job.key} > {worker.id}", arrive)
+        self._network.send(f"submit {type(job).__name__} {job.key}", arrive, self.party, worker.party)
 
     def _tick(self) -> None:
         self._place_queued()
@@ -207,7 +301,7 @@ class SimGateway:
                 self._carry_out(active, active.life.failed(error))
         self._is_ticking = bool(self._active)
         if self._is_ticking:
-            self._agenda.after(TICK_S, "gateway looks", self._tick)
+            self._agenda.after(TICK_S, "", self._tick, by=self.party)
 
     def _overdue(self, active: _Active) -> TandemError | None:
         """A request that is sent back to the queue does not begin its wait anew."""
@@ -217,13 +311,16 @@ class SimGateway:
                 return None
             reason = f"no place within {config.queue_timeout_s:g} s: {active.waiting_for}"
             return TandemError(ErrorKind.NO_WORKER, reason, retry_after_s=1.0)
+        if now - active.moved_at >= config.progress_timeout_s:
+            self._catch_up(active)
         if now - active.moved_at < config.progress_timeout_s:
             return None
         return TandemError(ErrorKind.DEADLINE, f"no progress within {config.progress_timeout_s:g} s")
 
 
-def _label(job: Job) -> str:
-    return f"answer {job.key}"
+def _may_end(event: JobEvent) -> bool:
+    """Whether it may end a request for which another worker has steps ahead."""
+    return isinstance(event, Failed | Cancelled) or (isinstance(event, Finished) and event.reason is not None)
 
 
 def _pairs(workers: Sequence[SimWorker], config: GatewayConfig) -> frozenset[tuple[WorkerRef, WorkerRef]]:

@@ -13,13 +13,20 @@ from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Re
 from tandem.engine.engine import Engine
 from tandem.kv.handoff import HandoffKey
 from tandem.kv.pull_book import StartRead, Teardown
-from tandem.sim.agenda import Action, Agenda
+from tandem.sim.agenda import Action, Agenda, Party
+from tandem.sim.stretch import Stretch
 from tandem.sim.transport import Fabric
 from tandem.sim.worker import Command, SimWorker
 
 
 class Listener(Protocol):
-    """Who hears what workers report, and learns how full they are."""
+    """Who hears what workers report, and learns how full they are. `streamed` is told at once what arrives later: the
+    ends of steps plus the latency say when."""
+
+    @property
+    def party(self) -> Party: ...
+
+    def streamed(self, worker: WorkerRef, stretch: Stretch) -> None: ...
 
     def heard(self, worker: WorkerRef, events: Sequence[JobEvent], load: Load | None) -> None: ...
 
@@ -39,51 +46,63 @@ class Network:
         self._workers = {worker.ref: worker for worker in workers}
         self._listener = listener
         for worker in self._workers.values():
-            self._fabric.add(worker.ref, worker.spec.bandwidth)
+            self._fabric.add(worker.ref, worker.spec.bandwidth, worker.party)
 
-    def send(self, label: str, action: Action) -> None:
+    @property
+    def latency_s(self) -> float:
+        return self._latency_s
+
+    def send(self, label: str, action: Action, by: Party, to: Party) -> None:
         """Do something at the other end."""
-        self._agenda.after(self._latency_s, label, action)
+        self._agenda.after(self._latency_s, label, action, by=by, to=to)
 
-    def post(self, worker: WorkerRef, label: str, command: Command) -> None:
+    def post(self, worker: WorkerRef, label: str, command: Command, by: Party) -> None:
         """Run a command at a worker, between two of its steps."""
-        self.send(f"{label} > {worker.id}", lambda: self._workers[worker].post(command))
+        taker = self._workers[worker]
+        self.send(label, lambda: taker.post(command), by, taker.party)
 
     def dispatch(self, worker: SimWorker, effects: Sequence[Effect], load: Load | None) -> None:
         """Events go to the gateway in one message, with the load if it has changed."""
         events = tuple(effect.event for effect in effects if isinstance(effect, Emit))
         listener = self._listener
         assert listener is not None, "nobody listens"
-        self.send(f"{worker.ref.id} reports {len(events)} {load}", lambda: listener.heard(worker.ref, events, load))
+        self.send("", lambda: listener.heard(worker.ref, events, load), worker.party, listener.party)
         for effect in effects:
             self._carry(worker, effect)
+
+    def stream(self, worker: SimWorker, stretch: Stretch) -> None:
+        """What the steps of a run have yielded."""
+        assert self._listener is not None, "nobody listens"
+        self._listener.streamed(worker.ref, stretch)
 
     # ---- inside
 
     def _carry(self, worker: SimWorker, effect: Effect) -> None:
+        by = worker.party
         match effect:
             case Emit():
                 pass
             case Announce(taker, message):
                 label = f"announce {message.key} {message.num_computed}"
-                self.post(taker, label, lambda engine, now: engine.announced(message, now))
+                self.post(taker, label, lambda engine, now: engine.announced(message, now), by)
             case EndHandoff(taker, key, kind, text):
-                self.post(taker, f"end {key}", lambda engine, now: engine.handoff_ended(key, kind, text, now))
+                self.post(taker, f"end {key}", lambda engine, now: engine.handoff_ended(key, kind, text, now), by)
             case Follow(source, key):
-                self._ask(worker.ref, source, (key,), f"follow {key}", lambda e, now: e.follow(key, worker.ref, now))
+                self._ask(worker, source, (key,), f"follow {key}", lambda e, now: e.follow(key, worker.ref, now))
             case Renew(source, keys):
-                self._ask(worker.ref, source, keys, "renew", lambda e, now: e.renew(keys, worker.ref, now))
+                self._ask(worker, source, keys, "renew", lambda e, now: e.renew(keys, worker.ref, now))
             case Unfollow(source, key):
-                self.post(source, f"release {key}", lambda engine, now: engine.release(key, now))
+                self.post(source, f"release {key}", lambda engine, now: engine.release(key, now), by)
             case StartRead():
                 self._read(worker, effect)
             case Teardown(source):
                 self._tear_down(worker, source)
 
-    def _ask(self, taker: WorkerRef, source: WorkerRef, keys: tuple[HandoffKey, ...], label: str, ask: Command) -> None:
+    def _ask(self, taker: SimWorker, source: WorkerRef, keys: tuple[HandoffKey, ...], label: str, ask: Command) -> None:
         """A message whose answer says that the lease goes on, counted from when it was sent."""
         sent_at = self._agenda.now
-        lease_s = self._workers[source].spec.config.handoff.lease_s
+        giver = self._workers[source]
+        lease_s = giver.spec.config.handoff.lease_s
 
         def renewed(engine: Engine, now: float) -> Sequence[Effect]:
             engine.renewed(keys, sent_at, lease_s)
@@ -91,10 +110,10 @@ class Network:
 
         def hear(engine: Engine, now: float) -> Sequence[Effect]:
             effects = ask(engine, now)
-            self.post(taker, f"{label} heard", renewed)
+            self.post(taker.ref, f"{label} heard", renewed, giver.party)
             return effects
 
-        self.post(source, label, hear)
+        self.post(source, label, hear, taker.party)
 
     def _read(self, worker: SimWorker, read: StartRead) -> None:
         num_bytes = len(read.local) * worker.spec.layout.block_bytes
@@ -107,4 +126,5 @@ class Network:
     def _tear_down(self, worker: SimWorker, source: WorkerRef) -> None:
         """The transport forgets the peer with all its reads, which proves that none touches a block any more."""
         self._fabric.cut(source, worker.ref)
-        self.post(worker.ref, "torn down", lambda e, now: e.peer_lost(source, "torn down", proven=True, now=now))
+        text = "torn down"
+        self.post(worker.ref, text, lambda e, now: e.peer_lost(source, text, proven=True, now=now), worker.party)

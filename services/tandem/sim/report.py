@@ -142,5 +142,5 @@ def _pool(name: Pool, workers: Sequence[SimWorker], wall_s: float) -> PoolReport
         prefill_rate=_share(num_prefill, wall_s),
         decode_rate=_share(num_decode, wall_s),
         worker_rate=_share(num_prefill + num_decode, len(workers) * wall_s),
-        num_preempted=sum(w.num_preempted for w in workers),
+        num_preempted=sum(w.engine.num_preempted for w in workers),
     )

@@ -9,7 +9,9 @@ it, and, with one sequence per prompt, the head's product for it.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from tandem.core.step_cost import StepCost, StepFeatures
 from tandem.kv.layout import KVLayout
@@ -67,12 +69,11 @@ class Roofline:
 
     def seconds(self, step: StepFeatures) -> float:
         """The larger of reading and multiplying, product by product."""
-        cost = self.cost()
-        products = cost.prefill_token_s * step.num_prefill_tokens + cost.decode_seq_s * step.num_decode_seqs
-        sums = self._sum_s * (step.num_prefill_tokens + step.num_decode_seqs)
-        reading = cost.base_s - self._extra_s
-        attention = cost.decode_context_s * step.decode_context + cost.prefill_pair_s * step.num_prefill_pairs
-        return self._extra_s + max(reading, products - sums) + sums + attention
+        return self.timer()(step)
+
+    def timer(self) -> Callable[[StepFeatures], float]:
+        """`seconds`, with all that no step changes worked out."""
+        return partial(_seconds, self.cost(), self._sum_s, self._extra_s)
 
     def cost(self) -> StepCost:
         """The five coefficients whose sum is never below `seconds`, at most twice it, and close where either reading
@@ -111,3 +112,10 @@ class Roofline:
         """Seconds of every step, whatever it computes."""
         sums = 2 * self.shape.layers if self.degree > 1 else 0
         return self.efficiency.overhead_s + sums * self.efficiency.sum_s
+
+
+def _seconds(cost: StepCost, sum_s: float, extra_s: float, step: StepFeatures) -> float:
+    products = cost.prefill_token_s * step.num_prefill_tokens + cost.decode_seq_s * step.num_decode_seqs
+    sums = sum_s * (step.num_prefill_tokens + step.num_decode_seqs)
+    attention = cost.decode_context_s * step.decode_context + cost.prefill_pair_s * step.num_prefill_pairs
+    return extra_s + max(cost.base_s - extra_s, products - sums) + sums + attention

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import accumulate, islice, pairwise
 
 from tandem.core.errors import TandemError
 from tandem.core.events import Finished, FinishReason
@@ -37,6 +38,13 @@ class Trace:
         self.token_times.append(max(at, self.token_times[-1]) if self.token_times else at)
         if self.tokens is not None:
             self.tokens.append(token)
+
+    def deliver_all(self, tokens: Sequence[int], times: Sequence[float]) -> None:
+        """Several, as `deliver` takes one."""
+        last = self.token_times[-1] if self.token_times else times[0]
+        self.token_times.extend(islice(accumulate(times, max, initial=last), 1, None))
+        if self.tokens is not None:
+            self.tokens.extend(iter(tokens))
 
     def end(self, outcome: Finished | TandemError, now: float) -> None:
         """The one end. Raises RuntimeError at a second one."""

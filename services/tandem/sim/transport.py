@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tandem.core.ids import WorkerRef
-from tandem.sim.agenda import Action, Agenda, Event
+from tandem.sim.agenda import Action, Agenda, Event, Party
 
 
 @dataclass(eq=False, slots=True)
@@ -30,6 +30,7 @@ class _Link:
     """Dictionaries, because they keep an order. Bytes are of reads that have ended."""
 
     bandwidth: float
+    party: Party
     num_bytes_out: int = 0
     num_bytes_in: int = 0
     out: dict[_Read, None] = field(default_factory=dict)
@@ -46,14 +47,14 @@ class Fabric:
         self._reads: dict[_Read, None] = {}
         self.num_bytes = 0
 
-    def add(self, worker: WorkerRef, bandwidth: float) -> None:
+    def add(self, worker: WorkerRef, bandwidth: float, party: Party) -> None:
         """A worker whose link carries so many bytes per second, each way."""
         if bandwidth <= 0:
             raise ValueError(f"{worker} has a link of {bandwidth} bytes per second")
-        self._links[worker] = _Link(bandwidth)
+        self._links[worker] = _Link(bandwidth, party)
 
     def read(self, source: WorkerRef, taker: WorkerRef, num_bytes: int, on_done: Action) -> None:
-        """Call `on_done` when the bytes have arrived."""
+        """Call `on_done` when the bytes have arrived, which is the taker's event."""
 
         def done() -> None:
             self.num_bytes += num_bytes
@@ -64,7 +65,8 @@ class Fabric:
         read = _Read(source, taker, num_bytes, done)
         self._reads[read] = None
         label = f"read {source.id} > {taker.id} {num_bytes}"
-        read.next = self._agenda.after(self._latency_s, label, lambda: self._begin(read))
+        party = self._links[taker].party
+        read.next = self._agenda.after(self._latency_s, label, lambda: self._begin(read), by=party)
 
     def cut(self, source: WorkerRef, taker: WorkerRef) -> None:
         """Forget all reads between the two; their `on_done` is never called."""
@@ -114,4 +116,4 @@ class Fabric:
             read.num_left = max(0.0, read.num_left - read.rate * (now - read.since))
             read.rate, read.since = rate, now
             label = f"read {read.source.id} > {read.taker.id} ends"
-            read.next = self._agenda.after(read.num_left / rate, label, partial(self._end, read))
+            read.next = self._agenda.after(read.num_left / rate, label, partial(self._end, read), by=taker.party)

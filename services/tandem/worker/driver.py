@@ -242,8 +242,6 @@ class EngineDriver:
             call.settle()
 
     def _dispatch(self, effects: Sequence[Effect]) -> None:
-        # Nobody indexes prefixes by these facts yet; taken and dropped, so that they do not pile up.
-        self._engine.take_facts()
         engine = self._engine
         snapshot = Snapshot(engine.load(), engine.num_live, engine.is_moving, engine.pacer.model.published)
         if effects or snapshot != self._snapshot:

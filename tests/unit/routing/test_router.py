@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,8 +12,10 @@ from hypothesis import strategies as st
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.load import Load
 from tandem.routing.placement import NoPlacement, Placement
-from tandem.routing.router import place
+from tandem.routing.roster import Roster
+from tandem.routing.router import Disaggregation, place
 from tandem.routing.view import ClusterView, Pool, WorkerView
+from tests.property.effort import effort
 
 
 def ref(name: str) -> WorkerRef:
@@ -107,3 +112,68 @@ def test_of_all_linked_pairs_the_one_of_least_cost_is_chosen(data: st.DataObject
     assert isinstance(outcome, Placement)
     best = min(fit, key=lambda x: (x[0].queued_tokens, x[0].ref.id, x[1].load.num_running, x[1].ref.id))
     assert (outcome.prefill, outcome.decode) == (best[0].ref, best[1].ref)
+
+
+class Board:
+    """Workers whose views change, and a roster of them that is told as its contract demands."""
+
+    def __init__(self, views: list[WorkerView], linked: frozenset[tuple[WorkerRef, WorkerRef]]) -> None:
+        self.views = {one.ref: one for one in views}
+        self.linked = linked
+        self.roster = Roster(linked, frozenset())
+        for one in views:
+            self.roster.put(partial(self.views.__getitem__, one.ref))
+
+    def becomes(self, name: str, **load: int) -> None:
+        one = self.views[ref(name)]
+        old = one.load
+        self.views[ref(name)] = replace(one, load=replace(old, **load))
+        is_costlier = all(load[key] >= getattr(old, key) for key in ("num_running", "num_queued_tokens"))
+        # One that became fuller needs no word.
+        if not is_costlier or load["draining"] != old.draining or load["num_free_blocks"] > old.num_free_blocks:
+            self.roster.put(partial(self.views.__getitem__, ref(name)))
+
+    def leave(self, name: str) -> None:
+        if self.views.pop(ref(name), None) is not None:
+            self.roster.remove(ref(name))
+
+    def agree(self, policy: Disaggregation, excluded: frozenset[WorkerRef]) -> Placement | NoPlacement:
+        slow = place(ClusterView(tuple(self.views.values()), self.linked), "m", policy, excluded)
+        fast = place(self.roster, "m", policy, excluded)
+        assert fast == slow
+        return fast
+
+
+@effort(200)
+@given(st.data())
+def test_a_roster_gives_the_choices_of_a_snapshot(data: st.DataObject) -> None:
+    pools = data.draw(st.lists(st.sampled_from(["prefill", "decode", "mixed"]), min_size=1, max_size=6))
+    names = [f"w{i}" for i in range(len(pools))]
+    views = [worker(name, pool) for name, pool in zip(names, pools, strict=True)]
+    every = [(p.ref, d.ref) for p in views for d in views if p.prefills and d.decodes and p is not d]
+    linked = frozenset(pair for pair in every if data.draw(st.integers(0, 3)))
+    board, small = Board(views, linked), st.integers(0, 3)
+    for _ in range(data.draw(st.integers(1, 25))):
+        name = data.draw(st.sampled_from(names))
+        if data.draw(st.integers(0, 12)) == 0:
+            board.leave(name)
+        elif ref(name) in board.views:
+            board.becomes(
+                name,
+                num_running=data.draw(small),
+                num_queued_tokens=data.draw(small),
+                num_free_blocks=data.draw(small),
+                draining=data.draw(st.integers(0, 5)) == 0,
+            )
+        excluded = frozenset(ref(n) for n in names if data.draw(st.integers(0, 4)) == 0)
+        board.agree(data.draw(st.sampled_from(["off", "prefer", "strict"])), excluded)
+
+
+def test_a_heap_of_changes_does_not_grow() -> None:
+    board = Board([M1, M2], frozenset())
+    for i in range(1000):
+        board.becomes("m1", num_running=1 + i % 2, num_queued_tokens=0, num_free_blocks=0, draining=False)
+        board.agree("off", frozenset())
+    assert all(
+        len(heap._entries) < 20 for heap in (board.roster._markets["m"].wholes, board.roster._markets["m"].givers)
+    )

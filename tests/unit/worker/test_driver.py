@@ -157,12 +157,6 @@ def test_an_idle_engine_checks_its_books(rig: Rig, monkeypatch: pytest.MonkeyPat
     assert checked.wait(10)
 
 
-def test_facts_do_not_pile_up(rig: Rig) -> None:
-    rig.driver.start()
-    rig.submit(40)
-    assert rig.driver.call(lambda engine, now: (engine.take_facts(), [])).result(10) == []
-
-
 class SetClock:
     def __init__(self) -> None:
         self.time = 0.0

@@ -1,0 +1,49 @@
+"""Steps of one worker that were looked at ahead, and those of them that have ended; never takes one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tandem.core.events import Tokens
+from tandem.core.load import Load
+from tandem.sched.run import DecodeRun
+
+
+@dataclass(eq=False, slots=True)
+class Ahead:
+    """A run's steps as they will end if nothing comes: when each does, how long it takes, and how many blocks are free
+    after it."""
+
+    run: DecodeRun
+    ends: list[float]
+    seconds: list[float]
+    num_free: list[int]
+
+    def cut(self, num_steps: int) -> None:
+        """No more than so many."""
+        for values in (self.ends, self.seconds, self.num_free):
+            del values[num_steps:]
+
+    def rest(self, run: DecodeRun, num_done: int) -> Ahead:
+        """What is left after the first ones; `run` goes on from there."""
+        return Ahead(run, self.ends[num_done:], self.seconds[num_done:], self.num_free[num_done:])
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """What a worker says of steps that have ended at `ends`: a token of each sequence in each, and its load after
+    each, which differs in the number of free blocks only."""
+
+    ends: Sequence[float]
+    tokens: Sequence[Tokens]
+    load: Load
+    num_free: Sequence[int]
+
+    def split(self, num_steps: int) -> tuple[Stretch, Stretch]:
+        """The first steps, and all others."""
+        return self._part(0, num_steps), self._part(num_steps, len(self.ends))
+
+    def _part(self, first: int, stop: int) -> Stretch:
+        tokens = [Tokens(t.key, t.first_index + first, t.ids[first:stop]) for t in self.tokens]
+        return Stretch(self.ends[first:stop], tokens, self.load, self.num_free[first:stop])

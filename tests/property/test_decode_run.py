@@ -1,0 +1,207 @@
+"""Runs of decodes against the same steps one by one, on random schedulers: what they leave is the same; never a
+simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.core.errors import TandemError
+from tandem.core.events import SampledToken
+from tandem.core.ids import JobKey, RequestId, SeqId
+from tandem.core.request import Generate, Request, SamplingParams
+from tandem.kv.pool import BlockPool
+from tandem.sched.plan import SliceResult, StepPlan, StepResult
+from tandem.sched.policy import SchedulerLimits
+from tandem.sched.run import DecodeRun
+from tandem.sched.scheduler import Scheduler
+from tandem.sched.step_cost import features
+from tests.property.effort import effort
+
+BLOCK_SIZE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A job that is added before the step of this number, and cancelled so many steps later where that is not 0."""
+
+    at: int
+    num_prompt: int
+    shared: int
+    max_tokens: int
+    may_stop: bool
+    priority: int
+    cancel_after: int
+
+
+@dataclass
+class Worker:
+    """Drives one scheduler; what it reports is in `told`, with the number of the plan."""
+
+    scheduler: Scheduler
+    jobs: dict[SeqId, JobKey] = field(default_factory=dict)
+    told: list[tuple[object, ...]] = field(default_factory=list)
+    run_lengths: list[int] = field(default_factory=list)
+
+    def step(self) -> bool:
+        plan = self.scheduler.plan(0.0).step
+        if plan is None:
+            return False
+        self.told.append(("step", plan.number, features(plan.slices)))
+        for progress in self.scheduler.commit(result_of(plan)):
+            for i, token in enumerate(progress.tokens):
+                self.told.append((plan.number, progress.key, progress.first_index + i, token.id))
+            if progress.finish is not None:
+                self.told.append((plan.number, progress.key, progress.finish))
+        return True
+
+    def take(self, run: DecodeRun, num_steps: int) -> None:
+        drawn = [[token(seq, draw.index + i) for i in range(num_steps)]
+                 for seq, draw in zip(run.seqs, run.draws, strict=True)]  # fmt: skip
+        tokens = self.scheduler.commit_run(run, drawn)
+        for i in range(num_steps):
+            self.told.append(("step", run.number + i, run.features(i)))
+            self.told += [(run.number + i, one.key, one.first_index + i, one.ids[i]) for one in tokens]
+        self.run_lengths.append(num_steps)
+
+    def state(self) -> tuple[object, ...]:
+        """All that later decisions follow from."""
+        scheduler, pool = self.scheduler, self.scheduler.pool
+        seqs = [
+            (seq.key, seq.status, seq.tokens, seq.num_computed, seq.num_in_flight, seq.num_pending, seq.table.ids(),
+             seq.table.num_published, seq.hashes(seq.num_computed // BLOCK_SIZE, BLOCK_SIZE), seq.num_cached)
+            for seq in scheduler._by_id.values()
+        ]  # fmt: skip
+        names = {name: pool.copies(name) for name in pool.names()}
+        return seqs, pool.free_blocks(), names, list(names), scheduler.occupancy(), scheduler._num_plans
+
+
+def token(seq: SeqId, index: int) -> int:
+    """Few different ones, so that answers share blocks and stop."""
+    return (seq * 7 + index // 3) % 4
+
+
+def result_of(plan: StepPlan) -> StepResult:
+    slices = []
+    for piece in plan.slices:
+        drawn = () if piece.sampling is None else (SampledToken(token(piece.seq, piece.sampling.index)),)
+        slices.append(SliceResult(piece.seq, drawn))
+    return StepResult(plan.number, tuple(slices))
+
+
+def job_of(number: int, wish: Wish) -> Generate:
+    prompt = (1,) * min(wish.shared, wish.num_prompt) + (2 + number,) * max(0, wish.num_prompt - wish.shared)
+    stop = frozenset({3} if wish.may_stop else ())
+    sampling = SamplingParams(max_tokens=wish.max_tokens, stop_token_ids=stop)
+    request = Request(id=RequestId(f"r{number}"), model="m", prompt_tokens=prompt, sampling=sampling,
+                      priority=wish.priority)  # fmt: skip
+    return Generate(request=request, attempt=1)
+
+
+def wishes() -> st.SearchStrategy[list[Wish]]:
+    one = st.builds(
+        Wish,
+        at=st.integers(0, 40),
+        num_prompt=st.integers(1, 14),
+        shared=st.integers(0, 14),
+        max_tokens=st.integers(1, 30),
+        may_stop=st.sampled_from([False, False, False, True]),
+        priority=st.sampled_from([0, 0, 1]),
+        cancel_after=st.sampled_from([0, 0, 3, 11]),
+    )
+    return st.lists(one, min_size=1, max_size=6)
+
+
+def worked(
+    wanted: Sequence[Wish], limits: SchedulerLimits, num_blocks: int, caching: bool, longest: int
+) -> tuple[Worker, list[object]]:
+    """Runs of at most `longest` steps, cut where a job comes or goes; the state at each cut."""
+    pool = BlockPool(num_blocks, BLOCK_SIZE, enable_prefix_caching=caching, records_facts=True)
+    worker = Worker(Scheduler(pool, limits, "model"))
+    acts = [(wish.at, 0, i) for i, wish in enumerate(wanted)]
+    acts += [(wish.at + wish.cancel_after, 1, i) for i, wish in enumerate(wanted) if wish.cancel_after]
+    states: list[object] = []
+    now, has_work = 0, True
+    acts.sort()
+    while acts or has_work:
+        while acts and (acts[0][0] <= now or not has_work):
+            _, is_cancel, number = acts.pop(0)
+            job = job_of(number, wanted[number])
+            if is_cancel:
+                worker.scheduler.cancel(job.key)
+            else:
+                try:
+                    worker.scheduler.add(job)
+                except TandemError:
+                    continue
+            has_work = True
+            states.append((now, worker.state(), pool.take_facts()))
+        room = min([longest, *[at - now for at, _, _ in acts[:1]]])
+        run = worker.scheduler.run(room) if longest > 1 and room > 0 else None
+        if run is not None:
+            worker.take(run, run.num_steps)
+            now += run.num_steps
+        else:
+            has_work = worker.step()
+            now += has_work
+        worker.scheduler.check()
+        pool.check(worker.scheduler.tables(), (), ())
+    states.append((now, worker.state(), pool.take_facts()))
+    return worker, states
+
+
+@effort(300)
+@given(
+    wanted=wishes(),
+    num_blocks=st.sampled_from([8, 12, 20, 60]),
+    caching=st.sampled_from([True, True, False]),
+    max_num_seqs=st.sampled_from([2, 8]),
+    budget=st.sampled_from([8, 32]),
+    chunked=st.booleans(),
+    longest=st.sampled_from([2, 5, 64]),
+)
+def test_a_run_leaves_what_its_steps_leave(
+    wanted: list[Wish], num_blocks: int, caching: bool, max_num_seqs: int, budget: int, chunked: bool, longest: int
+) -> None:
+    limits = SchedulerLimits(
+        max_num_batched_tokens=budget, max_num_seqs=max_num_seqs, max_model_len=64, enable_chunked_prefill=chunked
+    )
+    single, states = worked(wanted, limits, num_blocks, caching, longest=1)
+    many, same = worked(wanted, limits, num_blocks, caching, longest)
+    assert same == states
+    assert many.told == single.told
+
+
+def test_runs_are_taken_and_end_before_a_sequence_does() -> None:
+    limits = SchedulerLimits(max_num_batched_tokens=32, max_num_seqs=8, max_model_len=64)
+    wanted = [Wish(0, 6, 0, 20, False, 0, 0), Wish(0, 6, 0, 9, False, 0, 0)]
+    worker, _ = worked(wanted, limits, 60, caching=True, longest=64)
+    assert worker.run_lengths == [7, 10], "8 decodes of the shorter one and then 11 of the other, but each one's last"
+
+
+def test_a_run_ends_where_blocks_do() -> None:
+    limits = SchedulerLimits(max_num_batched_tokens=32, max_num_seqs=8, max_model_len=64)
+    worker = Worker(Scheduler(BlockPool(5, BLOCK_SIZE), limits, "model"))
+    for number in range(2):
+        worker.scheduler.add(job_of(number, Wish(0, 4, 0, 12, False, 0, 0)))
+    assert worker.step()
+    run = worker.scheduler.run(64)
+    assert run is not None and run.num_steps == 4, "each has taken its second block, and one is left for two"
+    with pytest.raises(ValueError, match="tokens were drawn"):
+        worker.take(run, 5)
+
+
+def test_a_forecast_is_void_once_something_was_done() -> None:
+    limits = SchedulerLimits(max_num_batched_tokens=32, max_num_seqs=8, max_model_len=64)
+    worker = Worker(Scheduler(BlockPool(20, BLOCK_SIZE), limits, "model"))
+    worker.scheduler.add(job_of(0, Wish(0, 4, 0, 12, False, 0, 0)))
+    assert worker.scheduler.run(64) is None, "a prompt is no decode"
+    assert worker.step()
+    run = worker.scheduler.run(64)
+    assert run is not None and worker.step()
+    with pytest.raises(ValueError, match="the next is 2"):
+        worker.take(run, 1)
