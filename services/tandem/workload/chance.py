@@ -15,8 +15,8 @@ LOWEST_TOKEN = 1_000
 """Below are special tokens and single bytes, whose text is often no valid UTF-8."""
 HIGHEST_TOKEN = 32_000
 """Every served model has at least as many."""
-_TOKEN_OF_WORD = tuple(range(LOWEST_TOKEN, HIGHEST_TOKEN))
-_TOKEN_OF_WORD = tuple(_TOKEN_OF_WORD[word * len(_TOKEN_OF_WORD) >> 16] for word in range(1 << 16))
+_TOKENS = tuple(range(LOWEST_TOKEN, HIGHEST_TOKEN))
+_TOKEN_OF_WORD = tuple(_TOKENS[word * len(_TOKENS) >> 16] for word in range(1 << 16))
 """For each 16-bit word a token. All prompts share these objects, so that a token costs a prompt 8 bytes, not 36."""
 
 

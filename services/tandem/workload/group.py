@@ -61,6 +61,8 @@ class Group:
     arrivals: Arrivals | None = None
 
     def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("a group must have a name")
         if not 0 < self.share <= 1:
             raise ValueError(f"share must be in (0, 1], got {self.share}")
         if not 0 <= self.think_s < float("inf"):

@@ -39,7 +39,7 @@ class _Loader(yaml.SafeLoader):
     """Plain values only, and no key twice: of two, YAML would silently take the second."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [str(key.value) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        keys = [str(key.value) for key, _ in node.value]
         if len(set(keys)) < len(keys):
             raise yaml.constructor.ConstructorError("a key stands twice in a mapping", node.start_mark)
         return super().construct_mapping(node, deep)

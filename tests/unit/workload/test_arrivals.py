@@ -49,6 +49,11 @@ def test_in_bursts_requests_come_at_two_rates(outside: float, rate: float) -> No
     assert fmean(busy) == pytest.approx(24, rel=0.1) and fmean(quiet) == pytest.approx(24 * outside, abs=0.2)
 
 
+def test_a_run_begins_in_a_burst_as_often_as_there_is_one() -> None:
+    at_once = sum(first(Bursts(10.0, 40.0), 1, rate=100.0, seed=seed)[0] < 0.1 for seed in range(400))
+    assert at_once / 400 == pytest.approx(0.2, abs=0.06)
+
+
 def test_batches_come_at_once() -> None:
     due = first(Batches(7), 70, rate=5.0)
     assert set(Counter(due).values()) == {7} and len(set(due)) == 10

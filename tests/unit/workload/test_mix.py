@@ -130,6 +130,13 @@ def test_a_group_with_arrivals_of_its_own_comes_beside_the_others() -> None:
     assert len(alone) / due[-1] == pytest.approx(6.0, rel=0.1)
 
 
+def test_shares_of_those_that_come_together_are_exact_among_themselves() -> None:
+    own = Group("own", 0.5, (1, 1), (1, 1), arrivals=Constant())
+    mix = Mix((replace(ONE, share=0.3), replace(ONE, name="two", share=0.2), own))
+    together = [ask.group for ask in first(mix, 100) if ask.group != "own"][:EXACT_AMONG]
+    assert Counter(together) == {"one": 12, "two": 8}
+
+
 def test_at_rate_0_all_come_at_once_with_all_shares() -> None:
     mix = Mix((replace(ONE, share=0.5), replace(ONE, name="own", share=0.5, arrivals=Batches(4))))
     asked = first(mix, 2 * EXACT_AMONG, rate=0.0)
@@ -222,12 +229,13 @@ def test_a_conversation_is_a_function_of_its_seed_and_the_answers_alone() -> Non
 
 
 def test_thinking_takes_its_mean_time_and_turns_their_range() -> None:
-    talkative = replace(AGENT, turns=(1, 5))
+    talkative = replace(AGENT, turns=(1, 5), output=(1, 50))
     said = [turns(opening, 1.0) for opening in first(Mix((talkative,)), 400)]
     assert Counter(map(len, said)).keys() == {1, 2, 3, 4, 5}
     waits = [b.due_s - a.due_s - 1.0 for one in said for a, b in pairwise(one)]
     assert fmean(waits) == pytest.approx(2.0, rel=0.15)
     assert all(one[0].request.id.endswith(".1") for one in said), "of one turn, but a conversation all the same"
+    assert len({ask.request.sampling.max_tokens for ask in max(said, key=len)}) > 1, "each turn has its own length"
 
 
 # ---- figures that can't be
@@ -239,6 +247,7 @@ def test_groups_and_mixes_refuse_what_cannot_be() -> None:
     with pytest.raises(ValueError, match="different names"):
         Mix((replace(ONE, share=0.5), replace(ONE, share=0.5)))
     for changes, told in [
+        ({"name": ""}, "must have a name"),
         ({"share": 0.0}, "share must be"),
         ({"think_s": -1.0}, "think_s must not"),
         ({"prompt": (9, 3)}, r"inverted, got \[9, 3\]"),

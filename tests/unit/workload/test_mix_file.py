@@ -68,6 +68,11 @@ def test_the_mix_that_the_readme_shows_is_one(tmp_path: Path) -> None:
     assert [group.name for group in read(tmp_path, example).groups] == ["agent", "rag"]
 
 
+def test_a_group_may_be_another_with_changes(tmp_path: Path) -> None:
+    text = "groups: {a: &a {share: 0.5, prompt: 1, output: 1}, b: {<<: *a, prompt: 2}}"
+    assert [group.prompt for group in read(tmp_path, text).groups] == [(1, 1), (2, 2)]
+
+
 def test_what_is_left_out_is_usual(tmp_path: Path) -> None:
     mix = read(tmp_path, "groups: {a: {share: 1, prompt: 1, output: 1}}")
     assert mix == Mix((Group("a", 1.0, (1, 1), (1, 1)),), Poisson(), None)
@@ -133,6 +138,8 @@ def test_what_is_left_out_is_usual(tmp_path: Path) -> None:
         ("rate: -1\ngroups: {a: {share: 1, prompt: 1, output: 1}}", "some.yaml: rate: must not be negative, got -1"),
         ("rate: [1\n", "some.yaml: cannot be read"),
         ("groups: {a: {share: 1, prompt: 1, output: 1}, a: {share: 1, prompt: 1, output: 1}}", "a key stands twice"),
+        ("rate: 2024-13-45", "some.yaml: cannot be read: month must be"),
+        ("rate: " + "[" * 5000, "some.yaml: cannot be read"),
         ("groups: !!python/object/apply:os.getcwd []", "some.yaml: cannot be read"),
     ],
 )  # fmt: skip

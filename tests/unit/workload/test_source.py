@@ -44,8 +44,9 @@ def test_the_mixes_of_the_issue_have_their_shapes() -> None:
     assert sorted(tenants.values()) == [0, 1, 2] and "" not in tenants
 
 
-def test_a_path_to_a_mix_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "my.yaml"
+@pytest.mark.parametrize("name", ["my.yaml", "my.yml"])
+def test_a_path_to_a_mix_is_read(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
     path.write_text(MIX)
     asked = list(islice(open_workload(str(path), seed=1, count=None, rate=None), 50))
     assert [len(ask.request.prompt_tokens) for ask in asked] == [10] * 50

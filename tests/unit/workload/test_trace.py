@@ -87,6 +87,20 @@ def test_azure(tmp_path: Path) -> None:
     assert len({ask.request.prompt_tokens[:16] for ask in asks}) == 3
 
 
+def test_a_time_without_a_zone_is_utc_and_a_mark_of_byte_order_is_nothing(tmp_path: Path) -> None:
+    text = "\ufeff" + AZURE + "\n2023-11-17 01:00:02+01:00,9,5"
+    assert [ask.due_s for ask in replayed(tmp_path, text)][-1] == 2.02004
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "name"),
+    [(1023, "under 1K"), (1024, "1K to 8K"), (8192, "8K to 32K"), (32767, "8K to 32K"), (32768, "over 32K")],
+)
+def test_requests_without_a_group_are_classed_by_length(tmp_path: Path, num_tokens: int, name: str) -> None:
+    text = AZURE.splitlines()[0] + f"\n2024-05-10 00:00:00,{num_tokens},5"
+    assert [ask.group for ask in replayed(tmp_path, text)] == [name]
+
+
 def test_azure_of_2024_names_its_zone(tmp_path: Path) -> None:
     text = AZURE.splitlines()[0] + "\n2024-05-10 00:00:00.009930+00:00,9,5\n2024-05-10 02:00:01+02:00,8,4\n"
     assert [ask.due_s for ask in replayed(tmp_path, text)] == [0.0, 0.99007]
@@ -190,6 +204,7 @@ OWN = RECORDED.splitlines()[0] + "\n" + '{"due_s": 1, "num_prompt_tokens": 9, "n
         (LINE + "\n" + LINE.replace("timestamp", "time"), ":2: 'time' is not known, only timestamp, input_length"),
         (LINE.replace("[1, 2]", "[1]"), ":1: hash_ids: 600 tokens are 2 blocks of 512, but 1 are named"),
         (LINE.replace("[1, 2]", "[1, -2]"), ":1: hash_ids[1]: must be a whole number in [0, "),
+        (LINE.replace("[1, 2]", "[true, 2]"), ":1: hash_ids[0]: must be a whole number in [0, "),
         (LINE.replace("[1, 2]", "7"), ":1: hash_ids: must be a list, got 7"),
         (LINE.replace("600", "0"), ":1: input_length: must be a whole number in [1, "),
         (LINE.replace("600", "1e3"), ":1: input_length: must be a whole number in [1, "),
