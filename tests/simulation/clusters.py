@@ -48,10 +48,16 @@ def handing_over(**changes: object) -> Config:
     return Config(handoff=HandoffConfig(**changes))  # type: ignore[arg-type]
 
 
+def cluster_spec(*workers: tuple[WorkerSpec, int]) -> ClusterSpec:
+    return ClusterSpec(workers=workers, gateway=GatewayConfig())
+
+
 def cluster(
     *workers: tuple[WorkerSpec, int], gateway: GatewayConfig | None = None, seed: int = 0, latency_s: float = 2e-4
 ) -> SimCluster:
-    return SimCluster(ClusterSpec(workers=workers, gateway=gateway or GatewayConfig(), seed=seed, latency_s=latency_s))
+    return SimCluster(
+        replace(cluster_spec(*workers), gateway=gateway or GatewayConfig(), seed=seed, latency_s=latency_s)
+    )
 
 
 def mix(seed: int, count: int, rate: float) -> list[Ask]:

@@ -69,7 +69,7 @@ def seen(trace: Trace) -> tuple[object, ...]:
 
 
 @pytest.mark.slow
-@effort(30)
+@effort(40)
 @given(
     spec=specs(),
     labels=pools(),

@@ -167,6 +167,18 @@ def test_a_saturated_worker_decodes_as_fast_as_its_model_allows() -> None:
     assert (worker.num_prefill_tokens, worker.num_decode_tokens) == (64 * 16, 64 * 399)
 
 
+def test_steps_that_are_alike_are_one_event_and_the_run_is_the_same() -> None:
+    def told(max_run: int) -> tuple[str, list[list[float]], int]:
+        kinds = (slow_spec("prefill", max_run=max_run), 1), (slow_spec("decode", max_run=max_run), 2)
+        one = cluster(*kinds)
+        traces = run(one, poisson([Group("one", 1.0, (100, 300), (100, 200))], seed=2, count=12, rate=0.5))
+        return one.digest, [list(trace.token_times) for trace in traces], one.num_events
+
+    single, many = told(max_run=1), told(max_run=64)
+    assert many[:2] == single[:2]
+    assert many[2] < 0.3 * single[2]
+
+
 def test_a_cluster_says_what_is_still_open() -> None:
     one = cluster((slow_spec(), 1))
     one._gateway.open(mix(seed=1, count=1, rate=0.0)[0], lambda trace: None)

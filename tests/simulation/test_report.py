@@ -1,59 +1,150 @@
-"""Reports add up; never a time of this machine."""
+"""A run adds up, whatever watches it; never a time of this machine."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from tandem.core.config import GatewayConfig
-from tandem.sim.report import report, spread
+from tandem.sim.cluster import SimCluster
+from tandem.sim.report import report
+from tandem.sim.run import simulate
+from tandem.sim.series import MAX_POINTS, Series
+from tandem.sim.slo import Slo
+from tandem.sim.tally import Tally
+from tandem.sim.trace import Trace
 from tandem.workload.mix import Group, poisson
-from tests.simulation.clusters import cluster, mix, run, slow_spec, traces_of
+from tests.simulation.clusters import cluster, cluster_spec, mix, run, slow_spec, traces_of
+
+TARGETS = Slo(ttft_s=2.0, itl_s=0.08)
 
 
-def test_percentiles_lie_between_the_nearest_ranks() -> None:
-    values = spread([4.0, 1.0, 3.0, 2.0])
-    assert values is not None
-    assert (values.count, values.p50, values.max) == (4, 2.5, 4.0)
-    assert values.p95 == pytest.approx(3.85) and values.p999 == pytest.approx(3.997)
-    assert spread([]) is None
+def tallied(traces: list[Trace], slo: Slo = TARGETS) -> Tally:
+    tally = Tally(slo)
+    for trace in traces:
+        tally.add(trace)
+    return tally
+
+
+def split() -> SimCluster:
+    return cluster((replace(slow_spec("prefill"), price_per_hour=2.0), 1), (slow_spec("decode"), 2))
 
 
 def test_a_report_adds_up() -> None:
-    one = cluster((replace(slow_spec("prefill"), price_per_hour=2.0), 1), (slow_spec("decode"), 2))
-    asks = mix(seed=2, count=60, rate=0.8)
+    one, asks = split(), mix(seed=2, count=60, rate=0.8)
     traces = run(one, asks)
-    told = report(one, traces)
+    told = report(one, tallied(traces))
     num_output = sum(ask.request.sampling.max_tokens for ask in asks)
     num_prompt = sum(len(ask.request.prompt_tokens) for ask in asks)
     assert told.errors == {} and told.request_rate * told.wall_s == pytest.approx(60)
     assert told.output_rate * told.wall_s == pytest.approx(num_output)
+    assert told.prompt_rate * told.wall_s == pytest.approx(num_prompt) and told.cached_share == 0
     assert told.kv_rate * told.wall_s == pytest.approx(one.num_read_bytes)
-    assert told.cost_per_million == pytest.approx(2.0 * told.wall_s / 3600 / num_output * 1e6)
+    # All KV leaves the one prefill worker, so that its link is the busiest, at 1 GB/s.
+    assert told.busiest_link_share * told.wall_s == pytest.approx(one.num_read_bytes / 1e9)
+    assert told.cost_per_million_output == pytest.approx(2.0 * told.wall_s / 3600 / num_output * 1e6)
+    assert told.cost_per_million_prompt == pytest.approx(2.0 * told.wall_s / 3600 / num_prompt * 1e6)
+    assert told.digest == one.digest and told.num_events == one.num_events
     whole, *parts = told.groups
     assert whole.name == "all" and [part.name for part in parts] == ["long", "medium", "short"]
     assert sum(part.num_requests for part in parts) == whole.num_requests == whole.num_complete == 60
     assert whole.itl is not None and whole.itl.count == num_output - 60
     long, _, short = (part.ttft for part in parts)
     assert long is not None and short is not None and short.p50 < long.p50
+
+
+def test_pools_add_up() -> None:
+    one, asks = split(), mix(seed=2, count=60, rate=0.8)
+    told = report(one, tallied(run(one, asks)))
+    num_prompt = sum(len(ask.request.prompt_tokens) for ask in asks)
+    num_decoded = sum(ask.request.sampling.max_tokens for ask in asks) - 60
     decode, prefill = told.pools
     assert (decode.pool, decode.num_workers, prefill.pool, prefill.num_workers) == ("decode", 2, "prefill", 1)
     assert prefill.prefill_rate * told.wall_s == pytest.approx(num_prompt) and prefill.decode_rate == 0
     # The second token is the first that a decode worker computes; it never sees a prompt.
-    assert decode.decode_rate * told.wall_s == pytest.approx(num_output - 60) and decode.prefill_rate == 0
+    assert decode.decode_rate * told.wall_s == pytest.approx(num_decoded) and decode.prefill_rate == 0
+    assert decode.worker_rate == pytest.approx(decode.decode_rate / 2)
+    assert decode.mean_batch == pytest.approx(num_decoded / sum(w.num_steps for w in one.workers[1:]))
     assert 0 < decode.utilisation < 1 and 0.5 < prefill.utilisation < 1
+    assert prefill.num_preempted == decode.num_preempted == 0
+
+
+def test_goodput_is_what_meets_both_targets_request_by_request() -> None:
+    one = split()
+    traces = run(one, mix(seed=2, count=60, rate=0.8))
+    good = 0
+    for trace in traces:
+        late = [gap for gap in trace.gaps_s if gap > 0.03]
+        good += trace.ttft_s <= 1.0 and len(late) <= 0.05 * len(trace.gaps_s)
+    told = report(one, tallied(traces, Slo(ttft_s=1.0, itl_s=0.03)))
+    assert 0 < good < 60, "the targets should divide the requests"
+    assert told.groups[0].num_good == good and told.good_share == good / 60
+    assert told.good_rate * told.wall_s == pytest.approx(good)
+
+
+def test_prompt_tokens_from_a_prefix_cache_are_told() -> None:
+    one = cluster((slow_spec(), 1))
+    (first,) = poisson([Group("g", 1.0, (64, 64), (5, 5))], seed=7, count=1, rate=0.0)
+    again = replace(first, request=replace(first.request, id="r1"), due_s=60.0)  # type: ignore[arg-type]
+    told = report(one, tallied(run(one, [first, again])))
+    # Of 64 tokens the last block is computed again, because a hit never covers a whole prompt.
+    assert told.cached_share == pytest.approx(48 / 128)
+
+
+def test_preemptions_are_counted() -> None:
+    tight = replace(slow_spec(), num_blocks=24)
+    one = cluster((tight, 1))
+    traces = run(one, poisson([Group("g", 1.0, (60, 60), (100, 100))], seed=7, count=4, rate=0.0))
+    assert report(one, tallied(traces)).pools[0].num_preempted > 0
 
 
 def test_failures_are_counted_and_kept_out_of_the_latencies() -> None:
     one = cluster((slow_spec("decode"), 1), gateway=GatewayConfig(disaggregation="strict", queue_timeout_s=2.0))
     traces = traces_of(one, poisson([Group("g", 1.0, (9, 9), (5, 5))], seed=7, count=3, rate=0.0))
-    told = report(one, traces)
+    told = report(one, tallied(traces))
     assert told.errors == {"no_worker": 3}
-    assert told.groups[0].ttft is None and told.groups[0].num_complete == 0
-    assert told.cost_per_million is None and told.output_rate == 0
+    assert told.groups[0].ttft is None and told.groups[0].num_complete == told.groups[0].num_good == 0
+    assert told.cost_per_million_output is None and told.output_rate == 0
 
 
-def test_a_run_that_has_not_ended_has_no_report() -> None:
-    with pytest.raises(ValueError, match="all ended"):
-        report(cluster((slow_spec(), 1)), [])
+def test_a_run_without_requests_has_no_report() -> None:
+    with pytest.raises(ValueError, match="have ended"):
+        report(cluster((slow_spec(), 1)), Tally(TARGETS))
+    with pytest.raises(ValueError, match="have ended"):
+        simulate(cluster_spec((slow_spec(), 1)), [], TARGETS)
+
+
+def test_what_watches_a_run_does_not_change_it() -> None:
+    spec = cluster_spec((slow_spec("prefill"), 1), (slow_spec("decode"), 1))
+    asks = mix(seed=3, count=30, rate=1.0)
+    plain, _ = simulate(spec, asks, Slo())
+    series = Series()
+    seen: list[float] = []
+    watched, _ = simulate(spec, asks, TARGETS, series=series, look=lambda cluster, _: seen.append(cluster.now))
+    assert plain.digest == watched.digest
+    assert len(seen) == 30 and series.queued
+
+
+def test_a_series_adds_up_and_stays_small() -> None:
+    series, one = Series(width_s=0.01), split()
+    asks = mix(seed=2, count=60, rate=0.8)
+
+    def ended(trace: Trace) -> None:
+        series.add(trace)
+        series.look(one)
+
+    one.run(asks, ended)
+    windows = series.windows()
+    width_s = min(b.begin_s - a.begin_s for a, b in pairwise(windows))
+    assert len(windows) <= MAX_POINTS and width_s > 0.01, "windows should have been joined"
+    num_output = sum(ask.request.sampling.max_tokens for ask in asks)
+    assert sum(window.output_rate for window in windows) * width_s == pytest.approx(num_output)
+    pools = series.pools()
+    assert set(pools) == {"prefill", "decode"}
+    busy_s = sum(
+        sample.utilisation * (sample.time_s - before) * 2
+        for before, sample in zip([0.0, *(s.time_s for s in pools["decode"])], pools["decode"], strict=False)
+    )
+    assert busy_s == pytest.approx(sum(worker.busy_s for worker in one.workers[1:]), rel=0.05)

@@ -44,7 +44,7 @@ def test_weights_and_kv_have_the_known_sizes() -> None:
     assert LLAMA_8B.layout(1).token_bytes == 131_072
     totals = {LLAMA_8B: 8.03e9, LLAMA_70B: 70.6e9, QWEN_8B: 8.19e9, QWEN_32B: 32.8e9, SMOLLM_135M: 134.5e6}
     for shape, num_weights in totals.items():
-        assert shape.weight_bytes / 2 == pytest.approx(num_weights, rel=5e-3), shape.name
+        assert shape.weight_bytes() / 2 == pytest.approx(num_weights, rel=5e-3), shape.name
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=lambda s: s.name)
@@ -74,7 +74,7 @@ def test_what_is_slower_makes_the_step_slower() -> None:
 
 def test_what_fits_and_what_does_not() -> None:
     # 0.9 x 141 GB without 16.06 GB of weights, in blocks of 2 MiB.
-    assert FLOOR.num_blocks(16) == int((0.9 * 141e9 - LLAMA_8B.weight_bytes) // (16 * 131_072))
+    assert FLOOR.num_blocks(16) == int((0.9 * 141e9 - LLAMA_8B.weight_bytes()) // (16 * 131_072))
     with pytest.raises(ValueError, match="does not fit"):
         Roofline(LLAMA_70B, L40S, degree=2).num_blocks(16)
     assert Roofline(LLAMA_70B, H200, degree=2).num_blocks(16) > 10_000

@@ -6,23 +6,34 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import yaml
 
+from tandem.cli import sim_flags
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.settings import Resolved, Setting, flags_of, from_environment, resolve, settings
+from tandem.core.settings import DEFAULT_LAYER, Resolved, Setting, flags_of, from_environment, resolve, settings
 
 
 class _Program(NamedTuple):
-    """`target` is `module:function`, called with the resolved settings and the parsed arguments."""
+    """`target` is `module:function`, called with the resolved settings and the parsed arguments. It has flags for the
+    settings of `sections`, () for all, and those that `add_flags` adds; `defaults` replace the settings' own."""
 
     doc: str
     target: str
     extra: str
+    sections: tuple[str, ...] = ()
+    defaults: Mapping[str, str] = MappingProxyType({})
+    add_flags: Callable[[argparse.ArgumentParser], None] = lambda _: None
+
+
+def _add_chat_flags(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--url", help="where the gateway listens (default: --host and --port)")
+    command.add_argument("--max-tokens", type=int, default=512, help="longest answer (default: 512)")
 
 
 # Imported on use: the gateway must start without torch, and `tandem config` without anything.
@@ -30,7 +41,23 @@ _PROGRAMS = {
     "serve": _Program("start workers and a gateway on this machine", "tandem.cli.serve:run", "gateway,worker"),
     "gateway": _Program("run one gateway; workers are found in Redis", "tandem.cli.programs:run_gateway", "gateway"),
     "worker": _Program("run one worker", "tandem.cli.programs:run_worker", "worker"),
-    "chat": _Program("talk to a running gateway", "tandem.cli.chat:run", "gateway"),
+    "chat": _Program("talk to a running gateway", "tandem.cli.chat:run", "gateway", add_flags=_add_chat_flags),
+    "simulate": _Program(
+        "run a workload on a cluster that one does not have",
+        "tandem.cli.simulate:run",
+        "sim",
+        sim_flags.SECTIONS,
+        sim_flags.DEFAULTS,
+        sim_flags.add_simulate_flags,
+    ),
+    "plan": _Program(
+        "find the cheapest cluster that keeps a promise",
+        "tandem.cli.plan:run",
+        "sim",
+        sim_flags.SECTIONS,
+        sim_flags.DEFAULTS,
+        sim_flags.add_plan_flags,
+    ),
     "config": _Program("print the resolved settings and where each came from", "tandem.cli.show:run", ""),
 }
 
@@ -56,17 +83,17 @@ def _parser() -> argparse.ArgumentParser:
     for name, program in _PROGRAMS.items():
         command = commands.add_parser(name, help=program.doc, description=program.doc)
         command.add_argument("--config", metavar="FILE", help="YAML file with settings; flags and environment win")
-        if name == "chat":
-            command.add_argument("--url", help="where the gateway listens (default: --host and --port)")
-            command.add_argument("--max-tokens", type=int, default=512, help="longest answer (default: 512)")
+        program.add_flags(command)
         for setting in settings():
-            _add_flag(command, setting, flags[setting.key])
+            if not program.sections or setting.section in program.sections:
+                default = program.defaults.get(setting.key, setting.default)
+                _add_flag(command, setting, default, flags[setting.key])
     return parser
 
 
-def _add_flag(command: argparse.ArgumentParser, setting: Setting, names: tuple[str, ...]) -> None:
+def _add_flag(command: argparse.ArgumentParser, setting: Setting, default: object, names: tuple[str, ...]) -> None:
     """Values stay text here; `resolve` reads and checks them like those of every other layer."""
-    text = f"{setting.doc} (default: {setting.default})".replace("%", "%%")
+    text = f"{setting.doc} (default: {default})".replace("%", "%%")
     if setting.type is bool:
         command.add_argument(*names, dest=setting.key, action=argparse.BooleanOptionalAction, default=None, help=text)
         return
@@ -74,7 +101,7 @@ def _add_flag(command: argparse.ArgumentParser, setting: Setting, names: tuple[s
 
 
 def _layers(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
-    layers: list[tuple[str, dict[str, Any]]] = []
+    layers: list[tuple[str, dict[str, Any]]] = [(DEFAULT_LAYER, dict(_PROGRAMS[args.command].defaults))]
     if args.config:
         layers.append((args.config, _read_yaml(Path(args.config))))
     layers.append(("environment", dict(from_environment(os.environ))))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerRef
+from tandem.core.ids import BlockHash, HandoffId, JobKey, RequestId, WorkerRef
 
 MAX_TOP_LOGPROBS = 20
 MAX_COUNT = 2**31 - 1
@@ -48,7 +48,10 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a client asked, as token ids. `priority`: lower runs first. `cache_salt` separates prefix caches."""
+    """What a client asked, as token ids. `priority`: lower runs first. `cache_salt` separates prefix caches.
+
+    `block_names` remembers, by root and block size, what the prompt's blocks are called: a function of the rest that
+    is dear to work out, so that a process with several workers hashes a prompt once."""
 
     id: RequestId
     model: str
@@ -56,6 +59,9 @@ class Request:
     sampling: SamplingParams
     priority: int = 0
     cache_salt: str = ""
+    block_names: dict[tuple[BlockHash, int], tuple[BlockHash, ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         _require(bool(self.id), "id", "must not be empty", self.id)

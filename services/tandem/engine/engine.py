@@ -5,7 +5,6 @@ Whatever comes in (jobs, messages of peers, results, time) is a method; whatever
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -134,8 +133,7 @@ class Engine:
         return effects
 
     def run(self, limit: int) -> DecodeRun | None:
-        """What `begin` would plan next, as far as it is the same decodes again and again and nothing comes; None
-        where it is not. It changes nothing."""
+        """What `begin` would plan next, as far as that is the same decodes over and over; changes nothing."""
         return self._scheduler.run(limit)
 
     def finish_run(self, run: DecodeRun, drawn: Sequence[Sequence[int]]) -> list[Tokens]:
@@ -210,10 +208,7 @@ class Engine:
         return effects
 
     def next_deadline(self) -> float:
-        """Before it `tick` has nothing to do, unless something comes first; infinity where it never has. It may lie
-        in the past: then `tick` has to look again each time."""
-        if not self.is_moving:
-            return math.inf
+        """Before it `tick` has nothing to do, if nothing comes. In the past: it is to look each time."""
         due = min(self._giver.next_lapse(), self._pulls.next_deadline())
         return min(due, self._next_renewal) if len(self._pulls) else due
 
@@ -246,20 +241,7 @@ class Engine:
         return self._pool.take_facts()
 
     def load(self) -> Load:
-        occupancy = self._scheduler.occupancy()
-        return Load(
-            num_running=occupancy.num_running,
-            num_waiting=occupancy.num_waiting,
-            num_queued_tokens=occupancy.num_queued_tokens,
-            num_blocks=self._pool.num_blocks,
-            num_free_blocks=self._pool.num_free,
-            num_leased_blocks=self._pool.num_leased,
-            num_promised_blocks=occupancy.num_promised_blocks,
-            draining=self.draining,
-            num_drafted_tokens=0 if (guessed := self._scheduler.speculation) is None else guessed.num_drafted,
-            num_accepted_tokens=0 if guessed is None else guessed.num_accepted,
-            num_steps_over_target=self._scheduler.pacer.num_steps_over_target,
-        )
+        return _load(self._scheduler, self._pool, self.draining)
 
     def books(self) -> Books:
         return Books(
@@ -355,6 +337,23 @@ class Engine:
             self._scheduler.cancel(job.key)
             raise
         return effects if older is None else [*effects, *self.cancel(older, now)]
+
+
+def _load(scheduler: Scheduler, pool: BlockPool, draining: bool) -> Load:
+    occupancy, guessed = scheduler.occupancy(), scheduler.speculation
+    return Load(
+        num_running=occupancy.num_running,
+        num_waiting=occupancy.num_waiting,
+        num_queued_tokens=occupancy.num_queued_tokens,
+        num_blocks=pool.num_blocks,
+        num_free_blocks=pool.num_free,
+        num_leased_blocks=pool.num_leased,
+        num_promised_blocks=occupancy.num_promised_blocks,
+        draining=draining,
+        num_drafted_tokens=0 if guessed is None else guessed.num_drafted,
+        num_accepted_tokens=0 if guessed is None else guessed.num_accepted,
+        num_steps_over_target=scheduler.pacer.num_steps_over_target,
+    )
 
 
 def _pulled(arrived: Arrived, num_cached: int, block_bytes: int) -> Pulled:

@@ -53,7 +53,8 @@ FLUSH_S = 1.0
 @dataclass(frozen=True, slots=True)
 class LinkCalls:
     """What a link calls, on the event loop. `positions` says which jobs are waited for and from which token on;
-    `changed` is called when the worker may have room that it had not before, `seen` whenever `WorkerLink.view` is another."""
+    `changed` is called when the worker may have room that it had not before, `seen` whenever
+    `WorkerLink.view` is another."""
 
     reported: Callable[[WorkerRef, Sequence[JobEvent]], None]
     lost: Callable[[WorkerRef, str], None]

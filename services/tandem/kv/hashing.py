@@ -9,13 +9,11 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence
-from functools import lru_cache
 
 from tandem.core.ids import BlockHash
+from tandem.core.request import Request
 
 HASH_BYTES = 16
-NUM_PROMPTS = 64
-"""A prompt that one process prefills, resumes or takes up again is hashed once, and its names are the same objects."""
 
 
 def root_hash(model_fingerprint: str, block_size: int, salt: str) -> BlockHash:
@@ -45,10 +43,12 @@ def chain_hashes(parent: BlockHash, tokens: Sequence[int], block_size: int) -> l
     return hashes
 
 
-@lru_cache(maxsize=NUM_PROMPTS)
-def prompt_hashes(parent: BlockHash, prompt: tuple[int, ...], block_size: int) -> tuple[BlockHash, ...]:
-    """`chain_hashes` of a whole prompt, remembered for the few latest."""
-    return tuple(chain_hashes(parent, prompt, block_size))
+def prompt_hashes(parent: BlockHash, request: Request, block_size: int) -> tuple[BlockHash, ...]:
+    """`chain_hashes` of the whole prompt, which the request remembers."""
+    names = request.block_names.get((parent, block_size))
+    if names is None:
+        names = request.block_names[parent, block_size] = tuple(chain_hashes(parent, request.prompt_tokens, block_size))
+    return names
 
 
 def _child(parent: BlockHash, words: bytes | memoryview) -> BlockHash:

@@ -181,9 +181,12 @@ class BlockPool:
         table._blocks.clear()
         table._num_published = 0
 
-    def retain(self, blocks: Iterable[BlockId], holder: Holder) -> None:
+    def retain(self, blocks: Sequence[BlockId], holder: Holder) -> None:
         """Hold blocks that somebody holds already, in the order of their tokens."""
-        counts = self._counts(holder)
+        counts, once = self._counts(holder), dict.fromkeys(blocks, 1)
+        if len(once) == len(blocks) and self._tables.keys() >= once.keys() and counts.keys().isdisjoint(once):
+            counts.update(once)
+            return
         for block in blocks:
             assert not self._is_free(block), f"block {block} is free"
             counts[block] = counts.get(block, 0) + 1

@@ -334,7 +334,7 @@ class PullBook:
         """Conclude a pull that has all it needs, the source's word included that the lease outlived the last read."""
         if self._is_short(pull):
             return self.abandon(pull.job, ErrorKind.KV_LOST, "the source offered too few blocks", now)
-        if not self._is_complete(pull):
+        if pull.first_token is None or not self._is_complete(pull):
             return []
         pull.state = next_pull(pull.state, PullEvent.ARRIVED)
         self._forget(pull)

@@ -85,7 +85,5 @@ class ClusterView:
     def _able(self, model: str) -> list[WorkerView]:
         return [worker for worker in self.workers if worker.model == model and not worker.load.draining]
 
-    def _ranked(
-        self, model: str, cost: Callable[[WorkerView], Cost], fits: Callable[[WorkerView], bool]
-    ) -> Ranking:
+    def _ranked(self, model: str, cost: Callable[[WorkerView], Cost], fits: Callable[[WorkerView], bool]) -> Ranking:
         yield from sorted(filter(fits, self._able(model)), key=cost)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.request import Job, Prefill
+from tandem.core.request import Job, Prefill, Resume
 from tandem.sched.policy import SchedulerLimits
 
 
@@ -40,6 +40,15 @@ def pull_need(job: Job, block_size: int) -> int:
     """Blocks that a pull takes: the known tokens' and one more, so that decoding can begin."""
     limit = len(job.request.prompt_tokens) + job.request.sampling.max_tokens
     return min(blocks_for(job.num_known_tokens, block_size) + 1, blocks_for(limit, block_size))
+
+
+def check_job(job: Job, held: Commitments, limits: SchedulerLimits, block_size: int) -> None:
+    """Raises TandemError unless a worker that is held to so much already may take the job on."""
+    check_fits(job, limits, held.num_blocks, block_size)
+    if isinstance(job, Prefill):
+        check_prefill(prefill_need(job, block_size), held)
+    elif isinstance(job, Resume):
+        check_promise(pull_need(job, block_size), held, limits)
 
 
 def check_fits(job: Job, limits: SchedulerLimits, num_blocks: int, block_size: int) -> None:

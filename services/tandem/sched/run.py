@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from tandem.core.events import Tokens
 from tandem.core.ids import SeqId
 from tandem.core.request import Prefill
 from tandem.core.step_cost import StepFeatures
@@ -38,11 +39,54 @@ class DecodeRun:
         return StepFeatures(num_decode_seqs=len(self.seqs), decode_context=self.context + index * len(self.seqs))
 
 
-def num_alike(seqs: Iterable[Seq], waiting: Iterable[Seq], limits: SchedulerLimits, has_seats: bool) -> int:
-    """How many of the next plans would be alike if there were blocks enough; 0 when the next one is not only decodes.
-    None of them draws the last token of a sequence, nor one that might be."""
-    if has_seats and any(seq.may_start for seq in waiting):
-        return 0
+def forecast(
+    number: int, limit: int, seqs: Sequence[Seq], pool: BlockPool, limits: SchedulerLimits
+) -> DecodeRun | None:
+    """The plans from `number` on, at most `limit`, while no other sequence may start: as many as there are blocks for.
+    None where the next one is not only decodes, draws somebody's last token, or one that might be."""
+    num_steps = min(limit, _num_alike(seqs, limits))
+    if num_steps < 1:
+        return None
+    grown = sorted(step for step, _ in _growths(seqs, num_steps, pool.block_size))
+    if len(grown) > pool.num_free:
+        num_steps = grown[pool.num_free]
+        del grown[pool.num_free :]
+    draws = []
+    for seq in seqs:
+        sampling = seq.sampling_at(len(seq.tokens))
+        assert sampling is not None, f"{seq!r} is not drawing"
+        draws.append(sampling)
+    context = sum(len(seq.tokens) for seq in seqs)
+    run = DecodeRun(number, num_steps, tuple(seq.id for seq in seqs), tuple(draws), context, tuple(grown))
+    return run if num_steps > 0 else None
+
+
+def advance(run: DecodeRun, seqs: Sequence[Seq], drawn: Sequence[Sequence[int]], pool: BlockPool) -> list[Tokens]:
+    """Take in as many plans as tokens were drawn of each of the run's sequences. Blocks are taken, and full ones
+    published, in the order of the plans: a plan takes before its commit publishes."""
+    num_steps = len(drawn[0])
+    if not 0 < num_steps <= run.num_steps or any(len(ids) != num_steps for ids in drawn):
+        raise ValueError(f"a run of {run.num_steps} steps, but {[len(ids) for ids in drawn]} tokens were drawn")
+    told = [Tokens(seq.key, seq.num_output, ids) for seq, ids in zip(seqs, drawn, strict=True)]
+    acts = [(step, False, place) for step, place in _growths(seqs, num_steps, pool.block_size)]
+    for place, seq in enumerate(seqs):
+        if pool.is_caching:
+            first = -(seq.num_computed + 1) % pool.block_size
+            acts += [(step, True, place) for step in range(first, num_steps, pool.block_size)]
+        seq.tokens += drawn[place]
+        seq.num_computed += num_steps
+    for _, is_publish, place in sorted(acts):
+        seq = seqs[place]
+        if is_publish:
+            pool.publish(seq.table, seq.hashes(seq.table.num_published + 1, pool.block_size))
+        else:
+            grown = pool.grow(seq.table, len(seq.table) + 1)
+            assert grown, "room was counted"
+    return told
+
+
+def _num_alike(seqs: Iterable[Seq], limits: SchedulerLimits) -> int:
+    """How many of the next plans would be alike if there were blocks enough; 0 when the next one is not."""
     num_steps = num_seqs = 0
     for seq in seqs:
         sampling = seq.job.request.sampling
@@ -56,45 +100,10 @@ def num_alike(seqs: Iterable[Seq], waiting: Iterable[Seq], limits: SchedulerLimi
     return num_steps if num_seqs <= limits.max_num_batched_tokens else 0
 
 
-def run_of(number: int, num_steps: int, seqs: Sequence[Seq], pool: BlockPool) -> DecodeRun:
-    """As many of these steps as there are blocks for."""
-    grown = sorted(step for step, _ in growths(seqs, num_steps, pool.block_size))
-    if len(grown) > pool.num_free:
-        num_steps = grown[pool.num_free]
-        del grown[pool.num_free :]
-    draws = []
-    for seq in seqs:
-        sampling = seq.sampling_at(len(seq.tokens))
-        assert sampling is not None, f"{seq!r} is not drawing"
-        draws.append(sampling)
-    context = sum(len(seq.tokens) for seq in seqs)
-    return DecodeRun(number, num_steps, tuple(seq.id for seq in seqs), tuple(draws), context, tuple(grown))
-
-
-def growths(seqs: Sequence[Seq], num_steps: int, block_size: int) -> list[tuple[int, int]]:
+def _growths(seqs: Sequence[Seq], num_steps: int, block_size: int) -> list[tuple[int, int]]:
     """(plan, place among `seqs`) for each block that `num_steps` plans take; plans are counted from 0."""
     out: list[tuple[int, int]] = []
     for place, seq in enumerate(seqs):
         first = len(seq.table) * block_size - seq.num_computed
         out += [(step, place) for step in range(first, num_steps, block_size)]
     return out
-
-
-def advance(seqs: Sequence[Seq], drawn: Sequence[Sequence[int]], pool: BlockPool) -> None:
-    """Take in as many plans as tokens were drawn of each sequence. Blocks are taken, and full ones published, in the
-    order of the plans: a plan takes before its commit publishes."""
-    num_steps = len(drawn[0])
-    acts = [(step, 0, place) for step, place in growths(seqs, num_steps, pool.block_size)]
-    for place, seq in enumerate(seqs):
-        if pool.is_caching:
-            first = -(seq.num_computed + 1) % pool.block_size
-            acts += [(step, 1, place) for step in range(first, num_steps, pool.block_size)]
-        seq.tokens += drawn[place]
-        seq.num_computed += num_steps
-    for _, is_publish, place in sorted(acts):
-        seq = seqs[place]
-        if is_publish:
-            pool.publish(seq.table, seq.hashes(seq.table.num_published + 1, pool.block_size))
-        else:
-            grown = pool.grow(seq.table, len(seq.table) + 1)
-            assert grown, "room was counted"

@@ -8,24 +8,21 @@ that the plan has not reached. Several plans may be open; they are committed in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Many
 from itertools import islice
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import SampledToken, Tokens
 from tandem.core.ids import BlockHash, JobKey, SeqId
-from tandem.core.request import Job, Prefill, Resume
+from tandem.core.request import Job, Prefill
 from tandem.kv.handoff import BlockDigest
 from tandem.kv.hashing import root_hash
 from tandem.kv.pool import BlockPool, BlockTable, Holder
 from tandem.sched.acceptance import (
     Commitments,
     blocks_for,
-    check_fits,
-    check_prefill,
-    check_promise,
-    prefill_need,
+    check_job,
     pull_need,
 )
 from tandem.sched.draft import Draft
@@ -35,9 +32,9 @@ from tandem.sched.plan import Slice, SliceResult, StepPlan, StepResult
 from tandem.sched.policy import SchedulerLimits, may_offer
 from tandem.sched.queue import OrderedQueue
 from tandem.sched.ration import ration, startable
-from tandem.sched.run import DecodeRun, advance, num_alike, run_of
+from tandem.sched.run import DecodeRun, advance, forecast
 from tandem.sched.sequence import Sequence, Status
-from tandem.sched.speculate import Speculation
+from tandem.sched.speculate import Speculation, num_spare
 
 
 class Scheduler:
@@ -65,7 +62,9 @@ class Scheduler:
 
     def add(self, job: Job, now: float = 0.0) -> None:
         """Accept a job. Raises TandemError, and keeps nothing of it, when it can never run or has no room."""
-        self._check(job)
+        if job.key in self._by_key:
+            raise TandemError(ErrorKind.INVALID_REQUEST, f"job {job.key} is here already")
+        check_job(job, self._commitments(), self.limits, self.pool.block_size)
         root = root_hash(self._fingerprint, self.pool.block_size, job.request.cache_salt)
         seq = Sequence(SeqId(self._num_arrived), job, root, self._num_arrived, now)
         self._num_arrived += 1
@@ -110,7 +109,7 @@ class Scheduler:
             self._admit(draft)
         draft.add_started(started)
         if self.speculation is not None:
-            self.speculation.extend(draft, self.pool, self._running, self._num_spare())
+            self.speculation.extend(draft, self.pool, self._running, num_spare(self.pool, self._running, self._waiting))
         step = None
         if draft.slices:
             step = StepPlan(self._num_plans, tuple(draft.slices.values()))
@@ -121,8 +120,7 @@ class Scheduler:
 
     def commit(self, result: StepResult) -> list[Progress]:
         """Take in the oldest open plan's result. Tokens after a sequence's end are dropped."""
-        number = next(iter(self._open), None)
-        if result.number != number:
+        if result.number != (number := next(iter(self._open), None)):
             raise ValueError(f"result of plan {result.number}, but the oldest open plan is {number}")
         plan = self._open.pop(result.number)
         progress: list[Progress] = []
@@ -137,28 +135,21 @@ class Scheduler:
         return progress
 
     def run(self, limit: int) -> DecodeRun | None:
-        """The next plans, at most `limit`, where all are the same decodes as long as nothing comes; None where the
-        next one is not. It is a forecast, which changes nothing and holds until something else is done here."""
+        """The next plans, at most `limit`, as far as they are the same decodes over and over; None where the next is
+        not. A forecast: it changes nothing, and is void once anything else is done here."""
         if self._open or self.speculation is not None:
             return None
-        seqs = tuple(self._running)
-        has_seats = len(seqs) + len(self._pulling) < self.limits.max_num_seqs
-        num_steps = min(limit, num_alike(seqs, self._waiting, self.limits, has_seats))
-        run = run_of(self._num_plans, num_steps, seqs, self.pool) if num_steps > 0 else None
-        return run if run is not None and run.num_steps > 0 else None
+        has_seats = len(self._running) + len(self._pulling) < self.limits.max_num_seqs
+        if has_seats and any(seq.may_start for seq in self._waiting):
+            return None
+        return forecast(self._num_plans, limit, tuple(self._running), self.pool, self.limits)
 
     def commit_run(self, run: DecodeRun, drawn: Many[Many[int]]) -> list[Tokens]:
-        """Plan and commit a run's first steps, as many as tokens were drawn of each of its sequences. It leaves what
-        as many calls of `plan` and `commit` leave, but for what the pacer learns."""
+        """Plan and commit as many of a run's steps as tokens were drawn of each sequence; the pacer learns nothing."""
         if self._open or run.number != self._num_plans:
             raise ValueError(f"a run from plan {run.number} on, but the next is {self._num_plans}")
-        num_steps = len(drawn[0])
-        if not 0 < num_steps <= run.num_steps or any(len(ids) != num_steps for ids in drawn):
-            raise ValueError(f"a run of {run.num_steps} steps, but {[len(ids) for ids in drawn]} tokens were drawn")
-        seqs = [self._by_id[seq] for seq in run.seqs]
-        told = [Tokens(seq.key, seq.num_output, ids) for seq, ids in zip(seqs, drawn, strict=True)]
-        advance(seqs, drawn, self.pool)
-        self._num_plans += num_steps
+        told = advance(run, [self._by_id[seq] for seq in run.seqs], drawn, self.pool)
+        self._num_plans += len(drawn[0])
         return told
 
     # ---- books
@@ -186,8 +177,7 @@ class Scheduler:
     def check(self) -> None:
         """Re-add what sequences, queues and open plans say of each other. Raises AssertionError naming what is off."""
         queued = [*self._waiting, *self._running, *self._pulling.values(), *self._closing.values()]
-        assert sorted(s.id for s in queued) == sorted(self._by_id), "a sequence is in no queue or in two"
-        assert {s.key for s in queued if s.status is not Status.CLOSING} == set(self._by_key), "keys and queues differ"
+        _check_queues(queued, self._by_id, self._by_key)
         for seq in queued:
             _check_sequence(seq, [s for p in self._open.values() for s in p.slices if s.seq == seq.id], self.pool)
             assert (seq.status is Status.WAITING) == (seq in self._waiting), f"{seq!r}: status"
@@ -220,7 +210,7 @@ class Scheduler:
             elif isinstance(seq.job, Prefill) and not self._may_offer(seq):
                 may_prefill = False
             elif not self._start(seq, draft):
-                if not self._waits_for_leases(seq):
+                if self._num_blocks(len(seq.tokens)) <= self.pool.num_blocks - self.pool.num_leased:
                     return
                 may_compute = False
 
@@ -271,11 +261,7 @@ class Scheduler:
 
     def _startable(self) -> Iterator[Sequence]:
         num_seats = self.limits.max_num_seqs - len(self._running) - len(self._pulling)
-        largest = max(self._promises(), default=0)
-        return islice(startable(self._waiting, self.pool, largest), max(0, num_seats))
-
-    def _waits_for_leases(self, seq: Sequence) -> bool:
-        return self._num_blocks(len(seq.tokens)) > self.pool.num_blocks - self.pool.num_leased
+        return islice(startable(self._waiting, self.pool, max(self._promises(), default=0)), max(0, num_seats))
 
     # ---- commit
 
@@ -334,15 +320,6 @@ class Scheduler:
 
     # ---- sizes
 
-    def _check(self, job: Job) -> None:
-        check_fits(job, self.limits, self.pool.num_blocks, self.pool.block_size)
-        if job.key in self._by_key:
-            raise TandemError(ErrorKind.INVALID_REQUEST, f"job {job.key} is here already")
-        if isinstance(job, Prefill):
-            check_prefill(prefill_need(job, self.pool.block_size), self._commitments())
-        elif isinstance(job, Resume):
-            check_promise(pull_need(job, self.pool.block_size), self._commitments(), self.limits)
-
     def _commitments(self) -> Commitments:
         return Commitments(
             num_blocks=self.pool.num_blocks,
@@ -356,13 +333,13 @@ class Scheduler:
         """Blocks of each pull that was promised and has none yet."""
         return tuple(pull_need(s.job, self.pool.block_size) for s in self._waiting if s.is_pull)
 
-    def _num_spare(self) -> int:
-        """Free blocks that neither running sequences grow into next nor waiting ones begin with."""
-        needed = len(self._running) + sum(self._num_blocks(len(seq.tokens)) + 1 for seq in self._waiting)
-        return self.pool.num_free - needed
-
     def _num_blocks(self, num_tokens: int) -> int:
         return blocks_for(num_tokens, self.pool.block_size)
+
+
+def _check_queues(queued: Many[Sequence], by_id: Collection[SeqId], by_key: Collection[JobKey]) -> None:
+    assert sorted(s.id for s in queued) == sorted(by_id), "a sequence is in no queue or in two"
+    assert {s.key for s in queued if s.status is not Status.CLOSING} == set(by_key), "keys and queues differ"
 
 
 def _check_sequence(seq: Sequence, named: list[Slice], pool: BlockPool) -> None:

@@ -100,7 +100,7 @@ class Sequence:
     def hashes(self, num_blocks: int, block_size: int) -> list[BlockHash]:
         """Names of the first `num_blocks` full blocks of the known tokens."""
         if num_blocks and not self._hashes:
-            self._hashes += prompt_hashes(self._root, self.job.request.prompt_tokens, block_size)
+            self._hashes += prompt_hashes(self._root, self.job.request, block_size)
         num_hashed = len(self._hashes)
         if num_hashed < num_blocks:
             parent = self._hashes[-1] if self._hashes else self._root

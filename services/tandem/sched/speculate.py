@@ -7,7 +7,7 @@ instead, which is exact in distribution only.) So it is optional work, and comes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from tandem.core.request import Prefill
@@ -66,6 +66,12 @@ class Speculation:
 
     def __repr__(self) -> str:
         return f"<speculation {self.num_accepted} of {self.num_drafted} guesses right>"
+
+
+def num_spare(pool: BlockPool, running: Collection[Sequence], waiting: Iterable[Sequence]) -> int:
+    """Free blocks that neither running sequences grow into next nor waiting ones begin with."""
+    beginning = sum(blocks_for(len(seq.tokens), pool.block_size) + 1 for seq in waiting)
+    return pool.num_free - len(running) - beginning
 
 
 def _may_draft(seq: Sequence, draft: Draft) -> bool:

@@ -72,6 +72,16 @@ class SimCluster:
         """KV that moved between workers."""
         return self._fabric.num_bytes
 
+    @property
+    def busiest_link_s(self) -> float:
+        """The least time in which the busiest worker's link could have carried what it did, one way."""
+        return self._fabric.busiest_s
+
+    @property
+    def num_queued(self) -> int:
+        """Requests that wait at the gateway for a place."""
+        return self._gateway.num_queued
+
     def run(
         self,
         asks: Iterable[Ask],

@@ -22,8 +22,8 @@ from tandem.flow.commands import CancelJob, Command, Deliver, End, Place, Releas
 from tandem.flow.lifecycle import Phase, RequestLife
 from tandem.kv.handoff import HandoffKey
 from tandem.routing.placement import Placement
-from tandem.routing.router import place
 from tandem.routing.roster import Roster
+from tandem.routing.router import place
 from tandem.routing.view import WorkerView
 from tandem.sim.agenda import Agenda, Party
 from tandem.sim.delivery import Delivery
@@ -95,6 +95,11 @@ class SimGateway:
         self._queued: dict[RequestId, _Active] = {}
         self._num_opened = 0
         self._is_ticking = False
+
+    @property
+    def num_queued(self) -> int:
+        """Requests that wait for a place."""
+        return len(self._queued)
 
     def check(self) -> None:
         """Nothing is open. Raises AssertionError naming what is."""

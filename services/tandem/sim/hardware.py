@@ -1,6 +1,8 @@
-"""What accelerators can do at best, each figure with where it comes from; never says what a program reaches of it.
+"""What accelerators can do at best and what they cost to rent, each figure with where it comes from; never says what a
+program reaches of it.
 
-The figures were written down from memory of the sources that they name and are still to be compared with them.
+Each was looked up in a copy of the table that its provenance names, in November 2026; the makers' own pages were not at
+hand. Figures "with sparsity" are halved.
 """
 
 from __future__ import annotations
@@ -10,73 +12,91 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """One accelerator. Bytes and bytes per second; `flops`: dense bf16, without sparsity, per second.
+    """One accelerator. Bytes and bytes per second; `flops` and `fp8_flops`: dense, per second; no fp8: 0.
 
     `peer_bandwidth` is to others in its machine and `network_bandwidth` to other machines, one way each.
-    `price_per_hour` is a setting in whatever currency; 0: not set. `provenance`: where the figures come from.
+    `price_per_hour` in whatever currency; 0: not set. Provenances: where the figures and the price come from.
     """
 
     name: str
     memory_bandwidth: float
     flops: float
+    fp8_flops: float
     memory_bytes: float
     peer_bandwidth: float
     network_bandwidth: float
     provenance: str
     price_per_hour: float = 0.0
+    price_provenance: str = "as given"
 
 
 GBIT_400, GBIT_200 = 50e9, 25e9
+_LISTED = "list price of one cloud (Nebius) in US dollars, on demand, from SkyPilot's catalogue v8 of 2026"
 
 H100 = Hardware(
     name="h100",
     memory_bandwidth=3.35e12,
     flops=989e12,
+    fp8_flops=1979e12,
     memory_bytes=80e9,
     peer_bandwidth=450e9,
     network_bandwidth=GBIT_400,
-    provenance="NVIDIA data sheet H100 SXM (bf16 1,979 with sparsity, NVLink 900 GB/s both ways); one 400 Gb/s port "
-    "per GPU, as in DGX H100",
+    provenance="H100 SXM data sheet (3.35 TB/s; fp8 3,958 and bf16 1,979 with sparsity; NVLink 900 GB/s both ways); "
+    "one 400 Gb/s port per GPU, as in DGX H100",
+    price_per_hour=2.95,
+    price_provenance=_LISTED,
 )
 H200 = Hardware(
     name="h200",
     memory_bandwidth=4.8e12,
     flops=989e12,
+    fp8_flops=1979e12,
     memory_bytes=141e9,
     peer_bandwidth=450e9,
     network_bandwidth=GBIT_400,
-    provenance="NVIDIA data sheet H200 SXM (bf16 1,979 with sparsity, NVLink 900 GB/s both ways); one 400 Gb/s port "
-    "per GPU, as in DGX H200",
+    provenance="H200 SXM data sheet (141 GB, 4.8 TB/s; fp8 3,958 and bf16 1,979 with sparsity; NVLink 900 GB/s both "
+    "ways); one 400 Gb/s port per GPU, as in DGX H200",
+    price_per_hour=3.50,
+    price_provenance=_LISTED,
 )
 B200 = Hardware(
     name="b200",
     memory_bandwidth=8.0e12,
     flops=2.25e15,
+    fp8_flops=4.5e15,
     memory_bytes=180e9,
     peer_bandwidth=900e9,
     network_bandwidth=GBIT_400,
-    provenance="NVIDIA data sheet DGX B200, an eighth of it (64 TB/s, bf16 36 PFLOP/s with sparsity, 1,440 GB, NVLink "
-    "14.4 TB/s both ways); one 400 Gb/s port per GPU",
+    provenance="DGX B200 data sheet, an eighth of it (1,440 GB, 64 TB/s, fp8 72 PFLOP/s with sparsity, bf16 half of "
+    "that, NVLink 14.4 TB/s both ways); one 400 Gb/s port per GPU",
+    price_per_hour=5.50,
+    price_provenance=_LISTED,
 )
 A100 = Hardware(
     name="a100",
     memory_bandwidth=2.039e12,
     flops=312e12,
+    fp8_flops=0.0,
     memory_bytes=80e9,
     peer_bandwidth=300e9,
     network_bandwidth=GBIT_200,
-    provenance="NVIDIA data sheet A100 80 GB SXM (bf16 312, NVLink 600 GB/s both ways); one 200 Gb/s port per GPU, as "
-    "in DGX A100",
+    provenance="A100 80 GB SXM data sheet r4 (2,039 GB/s, bf16 312, NVLink 600 GB/s both ways); one 200 Gb/s port per "
+    "GPU, as in DGX A100",
+    price_per_hour=1.30,
+    price_provenance="middle of 1.10 to 1.50 US dollars, specialised clouds on demand, Mercatus, May 2026",
 )
 L40S = Hardware(
     name="l40s",
     memory_bandwidth=864e9,
-    flops=362e12,
+    flops=362.05e12,
+    fp8_flops=733e12,
     memory_bytes=48e9,
     peer_bandwidth=32e9,
     network_bandwidth=GBIT_200,
-    provenance="NVIDIA data sheet L40S (bf16 362.05; no NVLink: PCIe 4.0 x16, 64 GB/s both ways); one 200 Gb/s port "
-    "per GPU is an assumption",
+    provenance="L40S data sheet (48 GB, 864 GB/s, bf16 362.05, fp8 733; no NVLink: PCIe 4.0 x16, 64 GB/s both ways); "
+    "one 200 Gb/s port per GPU is an assumption",
+    price_per_hour=1.55,
+    price_provenance=_LISTED,
 )
 
 HARDWARE = {one.name: one for one in (H100, H200, B200, A100, L40S)}

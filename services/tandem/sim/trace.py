@@ -15,13 +15,17 @@ class Trace:
     """Times are virtual seconds. `path`: as `Placement.path`. It does not keep the request, whose prompt is most of
     what a simulation holds, and token ids only where a next turn needs them."""
 
-    __slots__ = ("due_s", "ended_at", "group", "id", "max_tokens", "outcome", "path", "tenant", "token_times", "tokens")
+    __slots__ = (
+        "due_s", "ended_at", "group", "id", "max_tokens", "num_prompt", "outcome", "path", "tenant", "token_times",
+        "tokens",
+    )  # fmt: skip
 
     def __init__(self, ask: Ask) -> None:
         self.id = ask.request.id
         self.group = ask.group
         self.tenant = ask.tenant
         self.due_s = ask.due_s
+        self.num_prompt = len(ask.request.prompt_tokens)
         self.max_tokens = ask.request.sampling.max_tokens
         self.token_times = array("d")
         self.tokens: array[int] | None = None if ask.follow is None else array("L")

@@ -27,10 +27,12 @@ class _Read:
 
 @dataclass(eq=False, slots=True)
 class _Link:
-    """Dictionaries, because they keep an order."""
+    """Dictionaries, because they keep an order. Bytes are of reads that have ended."""
 
     bandwidth: float
     party: Party
+    num_bytes_out: int = 0
+    num_bytes_in: int = 0
     out: dict[_Read, None] = field(default_factory=dict)
     into: dict[_Read, None] = field(default_factory=dict)
 
@@ -56,6 +58,8 @@ class Fabric:
 
         def done() -> None:
             self.num_bytes += num_bytes
+            self._links[source].num_bytes_out += num_bytes
+            self._links[taker].num_bytes_in += num_bytes
             on_done()
 
         read = _Read(source, taker, num_bytes, done)
@@ -70,6 +74,13 @@ class Fabric:
             if read.next is not None:
                 self._agenda.cancel(read.next)
             self._remove(read)
+
+    @property
+    def busiest_s(self) -> float:
+        """The least time in which the busiest link could have carried what it did, one way."""
+        return max(
+            (max(link.num_bytes_out, link.num_bytes_in) / link.bandwidth for link in self._links.values()), default=0.0
+        )
 
     @property
     def num_reads(self) -> int:

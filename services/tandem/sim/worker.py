@@ -67,7 +67,7 @@ class WorkerSpec:
         """As large and as fast as the roofline says, with KV going to other machines."""
         return cls(
             pool=pool,
-            layout=roofline.shape.layout(config.engine.block_size),
+            layout=roofline.layout(config.engine.block_size),
             num_blocks=roofline.num_blocks(config.engine.block_size),
             step_time=roofline.timer(),
             bandwidth=roofline.degree * roofline.hardware.network_bandwidth * roofline.efficiency.link,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Failed, Finished, FinishReason, Pulled, SampledToken, Token
+from tandem.core.events import Cancelled, Failed, Finished, FinishReason, Pulled, SampledToken, Token, Tokens
 from tandem.core.ids import HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Generate, Prefill, Request, Resume, SamplingParams
 from tandem.flow.commands import CancelJob, Command, Deliver, End, Place, ReleaseLease, Submit
@@ -14,6 +14,7 @@ from tandem.routing.placement import Placement
 
 P = WorkerRef(WorkerId("p"), Incarnation(1), "p:1")
 D = WorkerRef(WorkerId("d"), Incarnation(1), "d:1")
+OTHER = WorkerRef(WorkerId("other"), Incarnation(1), "other:1")
 REQUEST = Request(id=RequestId("r"), model="m", prompt_tokens=(1, 2), sampling=SamplingParams(max_tokens=3))
 
 
@@ -73,6 +74,16 @@ def test_tokens_ahead_of_their_turn_wait() -> None:
     life = remote()
     assert life.reported(D, token(1)) == []
     assert shape(life.reported(P, token(0))) == ["token 0", "token 1"]
+
+
+def test_consecutive_tokens_count_at_once_where_they_are_next() -> None:
+    life = remote()
+    several = Tokens(key(), 1, (8, 9))
+    assert not life.streamed(D, several), "the first one is missing"
+    assert shape(life.reported(P, token(0))) == shape([Deliver(token(0))])
+    assert not life.streamed(D, Tokens(key(2), 1, (8, 9))) and not life.streamed(OTHER, several)
+    assert life.streamed(D, several) and life.num_delivered == 3
+    assert not life.streamed(D, several), "once is enough"
 
 
 def test_a_finish_waits_for_the_tokens_it_counts() -> None:

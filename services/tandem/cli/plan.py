@@ -1,0 +1,180 @@
+"""`tandem plan`: finds the cheapest cluster that keeps a promise and says why; never buys or starts one."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib import import_module
+from typing import Any
+
+from tandem.cli import sim_setup
+from tandem.cli.bar import Bar
+from tandem.core.clock import SystemClock
+from tandem.core.settings import Resolved
+from tandem.sim import plan_table, table
+from tandem.sim.break_even import AXES, Point, along
+from tandem.sim.demand import demand
+from tandem.sim.machine import Machine
+from tandem.sim.plan import Found, Plan, Planner
+from tandem.sim.recipe import Recipe, recipes
+from tandem.sim.slo import Slo, parse_slo
+from tandem.sim.trial import Promise, Verdict
+
+CONFIRMATION_SEED, CONFIRMATION_TIMES = 1, 2
+"""Added to the seed, and how many times as many requests."""
+
+
+def run(resolved: Resolved, args: argparse.Namespace) -> int:
+    """0 when something holds, 1 when nothing does. Raises TandemError for what cannot be planned."""
+    promise, confirmation = _promises(args)
+    machines, resolved = sim_setup.machines(resolved, args)
+    axes, path = _axes(args.break_even), sim_setup.writable("--json", args.json)
+    chart = sim_setup.writable("--chart", args.chart)
+    if chart is not None:
+        import_module("tandem.sim.chart").require_drawable(chart)
+    asked = _recipes(resolved, args, machines, promise.slo)
+    clock = SystemClock()
+    began = clock.now()
+    with Bar(clock, None) as bar:
+        planner = _planner(promise, confirmation, args.max_gpus, resolved, bar)
+        plan = planner.find(asked)
+        curves = _curves(axes, promise, plan, args.max_gpus, bar)
+    _print(args, plan, promise, machines, curves)
+    print(f"\n{len(plan.tried)} clusters simulated in {clock.now() - began:.0f} s")  # noqa: T201
+    if path is not None:
+        sim_setup.write_json(path, _document(args, plan, promise, machines, curves))
+    if chart is not None:
+        import_module("tandem.sim.plan_chart").draw_plan(chart, args.workload, plan, curves)
+    return 0 if plan.winner is not None else 1
+
+
+def _promises(args: argparse.Namespace) -> tuple[Promise, Promise]:
+    """What is searched with, and what confirms it. A trace has one seed and is confirmed by a longer part of itself."""
+    slo, count = parse_slo(args.slo), sim_setup.count_of(args)
+    if slo == Slo():
+        raise sim_setup.refuse("--slo says what must hold: ttft=500ms,itl=40ms, or one of them")
+    if not 0 < args.percentile < 100:
+        raise sim_setup.refuse(f"--percentile {args.percentile:g} must lie between 0 and 100")
+    if args.max_gpus < 1:
+        raise sim_setup.refuse(f"--max-gpus {args.max_gpus} must be at least 1")
+    more = None if count is None else count * CONFIRMATION_TIMES
+    first = list(sim_setup.asks(args, count, args.seed))
+    if not first:
+        raise sim_setup.refuse(f"--workload {args.workload} has no request")
+    second = list(sim_setup.asks(args, more, args.seed + CONFIRMATION_SEED))
+    return (
+        Promise(first, slo, args.percentile, args.seed),
+        Promise(second, slo, args.percentile, args.seed + CONFIRMATION_SEED),
+    )
+
+
+def _recipes(resolved: Resolved, args: argparse.Namespace, machines: Sequence[Machine], slo: Slo) -> list[Recipe]:
+    degrees, budgets = _numbers("--tp", args.tp), _numbers("--budgets", args.budgets)
+    link = sim_setup.link_bandwidth(args)
+    if len(machines) > 1 and not all(machine.price_per_hour for machine in machines):
+        raise sim_setup.refuse("--hardware names several: each needs a price to be compared")
+    return [r for m in machines for r in recipes(m, degrees, budgets, resolved.config, slo, link)]
+
+
+def _planner(promise: Promise, confirmation: Promise, max_gpus: int, resolved: Resolved, bar: Bar) -> Planner:
+    engine = resolved.config.engine
+    needs = demand(promise.asks, engine.block_size, has_cache=engine.enable_prefix_caching)
+    planner = Planner(
+        promise, confirmation, needs, max_gpus, lambda text: bar.update(len(planner.plan.tried), lambda: text)
+    )
+    return planner
+
+
+def _curves(axes: Sequence[str], promise: Promise, plan: Plan, max_gpus: int, bar: Bar) -> dict[str, list[Point]]:
+    if len(plan.best) < 2:
+        return {}
+    num_tried = len(plan.tried)
+    return {
+        axis: along(axis, promise, plan.best, max_gpus, lambda text: bar.update(num_tried, lambda: text))
+        for axis in axes
+    }
+
+
+def _print(
+    args: argparse.Namespace,
+    plan: Plan,
+    promise: Promise,
+    machines: Sequence[Machine],
+    curves: dict[str, list[Point]],
+) -> None:
+    rate = f" at {args.rate:g} requests/s" if args.rate is not None else ""
+    print(f"{args.shape}, {len(promise.asks):,} requests of {args.workload}{rate}, seed {args.seed}\n")  # noqa: T201
+    print(plan_table.told(plan, promise))  # noqa: T201
+    if curves:
+        print(f"\n{plan_table.break_evens(curves)}")  # noqa: T201
+    for machine in machines:
+        print(f"\n{table.facts(machine.about)}")  # noqa: T201
+
+
+def _axes(text: str) -> tuple[str, ...]:
+    found = tuple(filter(None, text.split(",")))
+    for axis in found:
+        if axis not in AXES:
+            raise sim_setup.refuse(f"--break-even {axis}: known are {', '.join(AXES)}")
+    return found
+
+
+def _numbers(flag: str, text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() and int(part) > 0 for part in parts):
+        raise sim_setup.refuse(f"{flag} {text} must be numbers from 1 on, with commas between them")
+    return sorted({int(part) for part in parts})
+
+
+def _document(
+    args: argparse.Namespace,
+    plan: Plan,
+    promise: Promise,
+    machines: Sequence[Machine],
+    curves: dict[str, list[Point]],
+) -> dict[str, Any]:
+    """What `--json` writes."""
+    winner, runner_up = plan.winner, plan.runner_up
+    return {
+        "workload": {name: getattr(args, name) for name in ("workload", "seed", "count", "rate", "speedup")},
+        "slo": asdict(promise.slo),
+        "percentile": promise.percentile,
+        "winner": None if winner is None else _found(winner),
+        "runner_up": None if runner_up is None else _found(runner_up),
+        "tried": [
+            {"recipe": str(r), "numbers": n, "cost": r.cost(n), **_verdict(verdict)} for r, n, verdict in plan.tried
+        ],
+        "never": [{"recipe": str(never.recipe), "reason": never.reason} for never in plan.never],
+        "break_even": {
+            axis: [{"factor": p.factor, **p.costs, "cheaper": p.cheaper} for p in points]
+            for axis, points in curves.items()
+        },
+        "machines": {machine.name: dict(machine.about) for machine in machines},
+    }
+
+
+def _found(found: Found) -> dict[str, Any]:
+    return {
+        "kind": found.recipe.kind,
+        "recipe": str(found.recipe),
+        "pools": [asdict(pool) for pool in found.deployment.pools],
+        "budget": found.recipe.budget,
+        "itl_ms": found.recipe.itl_ms,
+        "num_gpus": found.deployment.num_gpus,
+        "cost_per_hour": found.cost,
+        "is_confirmed": found.is_confirmed,
+        "num_added": found.num_added,
+        "first": _verdict(found.first),
+        "second": _verdict(found.second),
+    }
+
+
+def _verdict(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "holds": verdict.holds,
+        "margin": verdict.margin,
+        "ttft_s": verdict.ttft_s,
+        "itl_s": verdict.itl_s,
+        "misses": [asdict(miss) for miss in verdict.misses],
+    }

@@ -1,0 +1,104 @@
+"""`tandem simulate`: runs a workload on a cluster in virtual time and prints what came of it; never starts one."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from tandem.cli import sim_setup
+from tandem.cli.bar import Bar
+from tandem.cli.sim_flags import SECTIONS
+from tandem.core.clock import SystemClock
+from tandem.core.settings import Resolved
+from tandem.sim import table
+from tandem.sim.cluster import SimCluster
+from tandem.sim.deployment import Deployment, parse_pools
+from tandem.sim.report import Report
+from tandem.sim.run import simulate
+from tandem.sim.series import Series
+from tandem.sim.slo import Slo, parse_slo
+from tandem.sim.tally import Tally
+
+
+def run(resolved: Resolved, args: argparse.Namespace) -> int:
+    """0, also where requests were not served: the report says so. Raises TandemError for what cannot be simulated."""
+    machines, resolved = sim_setup.machines(resolved, args)
+    if len(machines) > 1:
+        raise sim_setup.refuse(f"--hardware {args.hardware}: a cluster to simulate has one kind")
+    deployment = Deployment(
+        machine=machines[0],
+        pools=parse_pools(args.pools, args.tp),
+        config=resolved.config,
+        link_bandwidth=sim_setup.link_bandwidth(args),
+        kv_bytes=sim_setup.kv_bytes(resolved),
+    )
+    slo, path, chart = parse_slo(args.slo), sim_setup.writable("--json", args.json), _chart(args)
+    series = Series() if path or chart else None
+    count = sim_setup.count_of(args)
+    report, tally, wall_s = _run(deployment, args, slo, series, count)
+    heading = f"{args.workload}, seed {args.seed}: {deployment}"
+    rate = f"{report.num_requests / wall_s:,.0f} requests per second" if wall_s else "at once"
+    facts = [*deployment.machine.about, ("simulated", f"in {wall_s:.1f} s, {rate}")]
+    print(f"{heading}\n\n{table.told(report, slo)}\n{table.facts(facts)}")  # noqa: T201 - the command's output
+    if path is not None:
+        sim_setup.write_json(path, _document(args, deployment, slo, report, series))
+    if chart is not None and series is not None:
+        import_module("tandem.sim.chart").draw_run(chart, heading, tally, series)
+    return 0
+
+
+def _run(
+    deployment: Deployment, args: argparse.Namespace, slo: Slo, series: Series | None, count: int | None
+) -> tuple[Report, Tally, float]:
+    clock = SystemClock()
+    began = clock.now()
+    num_ended = 0
+
+    def look(cluster: SimCluster, _tally: Tally) -> None:
+        nonlocal num_ended
+        num_ended += 1
+        bar.update(num_ended, lambda: f"{cluster.now:,.1f} s virtual, {num_ended / (clock.now() - began):,.0f}/s")
+
+    with Bar(clock, count) as bar:
+        try:
+            asks = sim_setup.asks(args, count, args.seed)
+            report, tally = simulate(deployment.cluster(args.seed), asks, slo, series=series, look=look)
+        except ValueError as error:
+            raise sim_setup.refuse(str(error)) from error
+    return report, tally, clock.now() - began
+
+
+def _chart(args: argparse.Namespace) -> Path | None:
+    """Imports matplotlib before a long run, so that its absence is told at once."""
+    path = sim_setup.writable("--chart", args.chart)
+    if path is not None:
+        import_module("tandem.sim.chart").require_drawable(path)
+    return path
+
+
+def _document(
+    args: argparse.Namespace, deployment: Deployment, slo: Slo, report: Report, series: Series | None
+) -> dict[str, Any]:
+    """What `--json` writes: seconds, bytes and tokens, as the dataclasses say."""
+    assert series is not None, "a document has a series"
+    return {
+        "workload": {name: getattr(args, name) for name in ("workload", "seed", "count", "rate", "speedup")},
+        "deployment": {
+            "machine": deployment.machine.name,
+            "pools": [asdict(pool) for pool in deployment.pools],
+            "num_gpus": deployment.num_gpus,
+            "price_per_hour": deployment.price_per_hour,
+            "about": dict(deployment.machine.about),
+        },
+        "settings": {section: asdict(getattr(deployment.config, section)) for section in SECTIONS},
+        "slo": asdict(slo),
+        "report": asdict(report),
+        "series": {
+            "windows": [asdict(window) for window in series.windows()],
+            "pools": {pool: [asdict(sample) for sample in samples] for pool, samples in series.pools().items()},
+            "queued": series.queued,
+        },
+    }

@@ -1,0 +1,41 @@
+"""One simulated run from cluster to report; never chooses what to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from tandem.sim.cluster import ClusterSpec, SimCluster
+from tandem.sim.report import Report, report
+from tandem.sim.series import Series
+from tandem.sim.slo import Slo
+from tandem.sim.tally import Tally
+from tandem.sim.trace import Trace
+from tandem.workload.ask import Ask
+
+Look = Callable[[SimCluster, Tally], None]
+"""Called after each end of a request; it may raise to give the run up."""
+
+
+def simulate(
+    spec: ClusterSpec, asks: Iterable[Ask], slo: Slo, *, series: Series | None = None, look: Look | None = None
+) -> tuple[Report, Tally]:
+    """Run a workload to its end and check that nothing is left open. Raises ValueError when there is no request."""
+    cluster, tally = SimCluster(spec), Tally(slo)
+
+    def ended(trace: Trace) -> None:
+        tally.add(trace)
+        if series is not None:
+            series.add(trace)
+            series.look(cluster)
+        if look is not None:
+            look(cluster, tally)
+
+    cluster.run(asks if series is None else _watched(asks, cluster, series), ended)
+    cluster.check()
+    return report(cluster, tally), tally
+
+
+def _watched(asks: Iterable[Ask], cluster: SimCluster, series: Series) -> Iterator[Ask]:
+    for ask in asks:
+        series.look(cluster)
+        yield ask

@@ -1,0 +1,193 @@
+"""A plan is what trying everything finds, and its bounds never forbid what holds; never a time of this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import product
+
+import pytest
+
+from tandem.core.config import Config, EngineConfig
+from tandem.routing.view import Pool
+from tandem.sim.break_even import along, changes, lengthened
+from tandem.sim.demand import demand
+from tandem.sim.plan import Plan, Planner
+from tandem.sim.plan_table import break_even, told
+from tandem.sim.recipe import Recipe, recipes
+from tandem.sim.slo import Slo
+from tandem.sim.trial import Promise
+from tandem.sim.worker import WorkerSpec
+from tandem.workload.ask import Ask
+from tandem.workload.mix import Group, poisson
+from tests.simulation.clusters import LAPTOP, mix, slow_spec
+
+CONFIG = Config(engine=EngineConfig(max_num_batched_tokens=512, max_num_seqs=64))
+
+
+@dataclass(frozen=True)
+class Laptop:
+    """A machine of which `degree` make a worker so many times as fast; it is small in every way."""
+
+    price_per_hour: float = 1.0
+    name: str = "laptop"
+    about: tuple[tuple[str, str], ...] = (("profile", "of a test"),)
+    latency_s: float = 2e-4
+    delivery_s: tuple[float, ...] = (0.0,)
+
+    def worker(self, pool: Pool, degree: int, config: Config) -> WorkerSpec:
+        if degree > 2:
+            raise ValueError(f"cannot be cut into {degree}")
+        cost = LAPTOP.scaled(1 / degree)
+        return replace(
+            slow_spec(pool), step_time=cost.predict, calibration=cost, config=config, price_per_hour=degree * 1.0
+        )
+
+
+def promise(slo: Slo, rate: float, count: int = 60, percentile: float = 90.0, seed: int = 3) -> Promise:
+    return Promise(mix(seed, count, rate), slo, percentile, seed)
+
+
+def planned(one: Promise, asked: list[Recipe], max_gpus: int = 8) -> tuple[Planner, Plan]:
+    second = replace(one, seed=one.seed + 1, asks=mix(one.seed + 1, 60, 60 / one.asks[-1].due_s))
+    planner = Planner(one, second, demand(one.asks, 16, has_cache=True), max_gpus, lambda _: None)
+    return planner, planner.find(asked)
+
+
+def of_laptops(slo: Slo, degrees: tuple[int, ...] = (1,), budgets: tuple[int, ...] = (256, 512)) -> list[Recipe]:
+    return list(recipes(Laptop(), degrees, budgets, CONFIG, slo))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("slo", "rate"),
+    [(Slo(ttft_s=7.0), 2.0), (Slo(ttft_s=9.0, itl_s=0.12), 0.8)],
+)
+def test_the_plan_is_the_cheapest_of_all_that_hold(slo: Slo, rate: float) -> None:
+    one, asked = promise(slo, rate, count=40), of_laptops(slo)
+    _, plan = planned(one, asked, max_gpus=4)
+    for kind, width in (("mixed", 1), ("split", 2)):
+        holding = [
+            recipe.cost(numbers)
+            for recipe in asked
+            if recipe.kind == kind
+            for numbers in product(range(1, 5), repeat=width)
+            if sum(numbers) <= 4 and one.tried(recipe.deployment(numbers)).holds
+        ]
+        best = plan.best.get(kind)  # type: ignore[call-overload]
+        if not holding:
+            assert best is None
+        else:
+            assert best is not None and best.first.holds
+            assert best.first.deployment.price_per_hour == min(holding)
+
+
+def test_bounds_never_forbid_what_holds() -> None:
+    slo = Slo(ttft_s=8.0, itl_s=0.5)
+    one = promise(slo, rate=3.0)
+    needs = demand(one.asks, 16, has_cache=True)
+    for recipe in of_laptops(slo, degrees=(1, 2)):
+        low = recipe.least(needs, slo, one.percentile)
+        assert not isinstance(low, str)
+        for numbers in product((1, 2, 3), repeat=len(low)):
+            if any(number < bound for number, bound in zip(numbers, low, strict=True)):
+                assert not one.tried(recipe.deployment(numbers)).holds, f"{recipe} {numbers} below {low}"
+
+
+def test_the_bound_of_a_busy_workload_is_close() -> None:
+    """60 prompts of 2,500 tokens per second ask for more than a hundred laptops."""
+    asks = list(poisson([Group("long", 1.0, (2500, 2500), (4, 4))], seed=1, count=200, rate=60.0))
+    slo = Slo(ttft_s=6.0)
+    (bound,) = of_laptops(slo)[0].least(demand(asks, 16, has_cache=True), slo, 90.0)
+    assert int(bound) > 50
+
+
+def test_shared_beginnings_are_needed_once() -> None:
+    asks = mix(seed=1, count=3, rate=1.0)
+    twice = [*asks, *(replace(ask, due_s=ask.due_s + 10) for ask in asks)]
+    once, cached = demand(asks, 16, has_cache=True), demand(twice, 16, has_cache=True)
+    plain = demand(twice, 16, has_cache=False)
+    assert plain.prefill.num_prefill_tokens == 2 * once.prefill.num_prefill_tokens
+    assert once.prefill.num_prefill_tokens < cached.prefill.num_prefill_tokens
+    assert cached.prefill.num_prefill_tokens <= once.prefill.num_prefill_tokens + 3 * 16
+    assert plain.decode.num_decode_seqs == 2 * once.decode.num_decode_seqs
+    with pytest.raises(ValueError, match="no request"):
+        demand([], 16, has_cache=True)
+
+
+def test_what_no_number_of_workers_mends_is_not_tried() -> None:
+    slo = Slo(itl_s=0.015)
+    _, plan = planned(promise(slo, rate=0.5), of_laptops(slo, degrees=(1, 4)))
+    assert plan.winner is None and plan.runner_up is None and not plan.tried
+    reasons = {never.reason for never in plan.never}
+    assert "cannot be cut into 4" in reasons
+    assert any("tokens of" in reason and "even alone" in reason for reason in reasons)
+    text = told(plan, promise(slo, rate=0.5))
+    assert "Nothing that was tried holds ITL 15 ms" in text and "cannot be cut into 4" in text
+
+
+def test_where_nothing_holds_the_nearest_is_told() -> None:
+    slo = Slo(ttft_s=0.45)
+    one = Promise(mix(3, 40, 0.05), slo, 60.0, 3)
+    planner = Planner(one, one, demand(one.asks, 16, has_cache=True), 1, lambda _: None)
+    strict = [replace(recipe, budget=64) for recipe in of_laptops(slo) if recipe.kind == "mixed"]
+    plan = planner.find(strict)
+    assert plan.winner is None
+    assert "Nothing that was tried holds TTFT 450 ms" in told(plan, one)
+
+
+def test_a_run_that_is_lost_is_given_up_and_says_why() -> None:
+    slo = Slo(ttft_s=1.0, itl_s=0.5)
+    one = promise(slo, rate=20.0, count=200)
+    verdict = one.tried(of_laptops(slo)[0].deployment((1,)))
+    assert not verdict.holds and verdict.report is None and verdict.margin is None
+    (miss, *_) = verdict.misses
+    assert miss.measure == "TTFT" and miss.share > 0.1 and miss.target_s == 1.0
+
+
+def test_a_request_that_is_refused_counts_as_never_answered() -> None:
+    slo = Slo(itl_s=100.0)
+    config = replace(CONFIG, gateway=replace(CONFIG.gateway, max_queued=1))
+    one = Promise(mix(3, 40, 0.0), slo, 90.0, 3)
+    (recipe, *_) = recipes(Laptop(), (1,), (64,), replace(config, engine=EngineConfig(max_num_seqs=1)), slo)
+    tiny = replace(recipe, config=replace(config, engine=replace(config.engine, max_num_seqs=1, max_model_len=70)))
+    verdict = one.tried(tiny.deployment((1,)))
+    assert not verdict.holds and any(miss.target_s is None for miss in verdict.misses)
+
+
+def test_lengthened_prompts_share_what_they_shared() -> None:
+    (ask,) = mix(seed=1, count=1, rate=1.0)
+    prompt = ask.request.prompt_tokens
+    other = replace(ask, request=replace(ask.request, prompt_tokens=prompt[:32] + tuple(t + 1 for t in prompt[32:])))
+    for factor in (0.5, 2.0, 3.3):
+        a, b = lengthened(ask, factor).request.prompt_tokens, lengthened(other, factor).request.prompt_tokens
+        assert len(a) == max(1, round(len(prompt) * factor))
+        shared = next(index for index, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)
+        assert shared == pytest.approx(32 * factor, abs=1)
+    assert lengthened(ask, 1.0).request.prompt_tokens == prompt
+
+
+def test_a_follow_up_is_lengthened_too() -> None:
+    (ask, answer) = mix(seed=1, count=2, rate=1.0)
+    talk = replace(ask, follow=lambda tokens, ended_s: replace(answer, due_s=ended_s + 1))
+    follow = lengthened(talk, 2.0).follow
+    assert follow is not None
+    later: Ask = follow((), 5.0)
+    assert len(later.request.prompt_tokens) == 2 * len(answer.request.prompt_tokens) and later.due_s == 6.0
+
+
+@pytest.mark.slow
+def test_points_along_an_axis_are_plans_of_their_own() -> None:
+    slo = Slo(ttft_s=9.0, itl_s=0.3)
+    one = promise(slo, rate=0.8, count=40)
+    _, plan = planned(one, of_laptops(slo, budgets=(128, 512)), max_gpus=6)
+    assert set(plan.best) == {"mixed", "split"}
+    points = along("load", one, plan.best, 6, lambda _: None)
+    assert [point.factor for point in points] == sorted(point.factor for point in points)
+    for kind in ("mixed", "split"):
+        costs = [point.costs[kind] for point in points]  # type: ignore[index]
+        known = [cost for cost in costs if cost is not None]
+        assert known == sorted(known), "more load never costs less"
+        assert None not in costs[: len(known)], "what holds at a load holds below it"
+    for a, b in changes(points):
+        assert a.cheaper != b.cheaper
+    assert "load" in break_even("load", points)

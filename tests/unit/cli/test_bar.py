@@ -1,0 +1,44 @@
+"""The bar says how far something has come, to people only, and leaves its line empty however it ends."""
+
+from __future__ import annotations
+
+from contextlib import redirect_stderr
+from io import StringIO
+
+import pytest
+
+from tandem.cli.bar import EVERY_S, Bar
+from tests.unit.cli.times import Hands
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_nothing_is_written_where_nobody_watches(capsys: pytest.CaptureFixture[str]) -> None:
+    with Bar(Hands(), 10) as bar:
+        bar.update(3, lambda: pytest.fail("nobody reads it"))
+    assert capsys.readouterr().err == ""
+
+
+def test_it_shows_the_share_and_what_is_said() -> None:
+    clock, terminal = Hands(), Terminal()
+    with redirect_stderr(terminal), Bar(clock, 1000) as bar:
+        bar.update(250, lambda: "one")
+        bar.update(300, lambda: pytest.fail("too soon to be seen"))
+        clock.time += EVERY_S
+        bar.update(2000, lambda: "beyond")
+    written = terminal.getvalue()
+    assert "[######..................] 250 of 1,000  one" in written
+    assert f"[{'#' * 24}] 2,000 of 1,000  beyond" in written
+    assert written.endswith("\r\x1b[K"), "the line is left empty"
+
+
+def test_without_a_known_end_it_counts_and_an_interrupt_clears_it() -> None:
+    terminal = Terminal()
+    with pytest.raises(KeyboardInterrupt), redirect_stderr(terminal), Bar(Hands(), None) as bar:
+        bar.update(7, lambda: "running")
+        raise KeyboardInterrupt
+    written = terminal.getvalue()
+    assert "  7  running" in written and written.endswith("\r\x1b[K")

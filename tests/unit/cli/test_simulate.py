@@ -1,0 +1,183 @@
+"""`tandem simulate` and `tandem plan` from the command line to their files; never a time of this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.cli import main
+
+SMALL = ("--count", "40", "--rate", "20")
+
+
+def simulated(tmp_path: Path, *flags: str) -> dict[str, Any]:
+    path = tmp_path / "run.json"
+    assert main(["simulate", *SMALL, *flags, "--json", str(path)]) == 0
+    return dict(json.loads(path.read_text()))
+
+
+def test_a_run_is_told_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--pools", "prefill=1,decode=2", "--tp", "decode=2", "--slo", "ttft=500ms,itl=40ms", "--price", "2")
+    document = simulated(tmp_path, *flags)
+    told = capsys.readouterr().out
+    assert set(document) == {"workload", "deployment", "settings", "slo", "report", "series"}
+    assert document["deployment"]["num_gpus"] == 5 and document["deployment"]["price_per_hour"] == 10.0
+    assert document["settings"]["engine"]["max_num_batched_tokens"] == 2048
+    assert document["slo"] == {"ttft_s": 0.5, "itl_s": 0.04}
+    report = document["report"]
+    assert report["num_requests"] == 40 and report["errors"] == {}
+    assert [pool["pool"] for pool in report["pools"]] == ["decode", "prefill"]
+    assert [group["name"] for group in report["groups"]] == ["all", "long", "medium", "short"]
+    for words in ("1 prefill + 2 decode of 2 on 5 x h200", "TTFT", "goodput", "fidelity", report["digest"]):
+        assert words in told
+    assert sum(window["output_rate"] for window in document["series"]["windows"]) > 0
+
+
+def test_equal_commands_give_equal_runs_and_other_seeds_others(tmp_path: Path) -> None:
+    digests = [simulated(tmp_path, "--seed", seed)["report"]["digest"] for seed in ("1", "1", "2")]
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_settings_reach_the_simulated_workers(tmp_path: Path) -> None:
+    usual = simulated(tmp_path)["report"]
+    small = simulated(tmp_path, "--max-num-batched-tokens", "256")["report"]
+    assert max(g["itl"]["max"] for g in small["groups"]) < max(g["itl"]["max"] for g in usual["groups"])
+    blocks = simulated(tmp_path, "--kv-cache-memory", "2GiB", "--max-num-seqs", "4")["report"]
+    assert blocks["digest"] != usual["digest"]
+
+
+def test_fp8_is_faster_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    usual = simulated(tmp_path)["report"]["groups"][0]["tpot"]["p50"]
+    assert simulated(tmp_path, "--weights", "fp8", "--kv", "fp8")["report"]["groups"][0]["tpot"]["p50"] < usual
+    assert "llama-3.1-8b (fp8, KV fp8)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("ending", ["svg", "png"])
+def test_a_chart_is_drawn(tmp_path: Path, ending: str) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"run.{ending}"
+    assert main(["simulate", *SMALL, "--chart", str(path), "--slo", "itl=40ms"]) == 0
+    start = path.read_bytes()[:600]
+    assert start.startswith(b"\x89PNG") if ending == "png" else b"<svg" in start
+
+
+REFUSED = [
+    (["--model", "llama-3.1-9b"], "did you mean llama-3.1-8b?"),
+    (["--hardware", "h300"], "h300 is not known"),
+    (["--hardware", "h100,h200"], "has one kind"),
+    (["--tp", "3"], "cannot be cut into 3"),
+    (["--model", "llama-3.1-70b", "--hardware", "l40s"], "does not fit into 1 x l40s"),
+    (["--hardware", "a100", "--weights", "fp8"], "a100 does not multiply in fp8"),
+    (["--pools", "prefill=2"], "prefill workers alone"),
+    (["--pools", "decode=2"], "decode workers alone"),
+    (["--pools", "mixed=0"], "has no worker"),
+    (["--pools", "mixed"], "not POOL=NUMBER"),
+    (["--pools", "mixed=1", "--tp", "decode=2"], "--tp names decode"),
+    (["--disaggregation", "strict"], "needs two workers"),
+    (["--slo", "ttft=500"], "is no time"),
+    (["--slo", "tpot=5ms"], "neither ttft=TIME nor itl=TIME"),
+    (["--workload", "no-such-mix"], "no-such-mix"),
+    (["--count", "0"], "must be at least 1"),
+    (["--price", "-1"], "must not be negative"),
+    (["--link", "0"], "must be more than 0"),
+    (["--efficiency", "compute=1.5"], "shares must lie in (0, 1]"),
+    (["--efficiency", "speed=1"], "known are memory"),
+    (["--chart", "run.gif"], "must end in .svg"),
+    (["--json", "no/such/folder/run.json"], "no such folder"),
+    (["--kv-cache-memory", "900GiB"], "have room for"),
+    (["--max-num-seqs", "4096"], "engine.max_num_batched_tokens"),
+    (["--profile", "no-such-profile.json"], "cannot read --profile"),
+]
+
+
+@pytest.mark.parametrize(("flags", "told"), REFUSED, ids=[" ".join(flags) for flags, _ in REFUSED])
+def test_what_cannot_be_simulated_is_refused(flags: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "--count", "5", *flags]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("tandem simulate: ") and told in error
+    assert error.count("\n") == 1, "one line, no traceback"
+
+
+def test_a_profile_brings_its_own_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kinds = [{"kind": [0, 0], "factors": [1.0]}]
+    cost = {"base_s": 0.02, "prefill_token_s": 1e-3, "decode_seq_s": 1e-3, "decode_context_s": 0, "prefill_pair_s": 0}
+    layout = {"block_size": 16, "layers": 30, "heads": 3, "head_dim": 64, "dtype": "float32"}
+    settings = {"engine": {"max_num_batched_tokens": 128, "max_num_seqs": 16}}
+    worker = {
+        "num_blocks": 2000, "num_steps": 9, "layout": layout, "cost": cost, "residuals": kinds, "settings": settings,
+    }  # fmt: skip
+    profile = {
+        "format": "tandem-profile-1", "model": "small", "provenance": "made up", "fidelity": "unknown",
+        "latency_s": 1e-3, "delivery_s": [0.0], "bandwidth": 1e9, "workers": {"mixed": worker},
+    }  # fmt: skip
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(profile))
+    document = simulated(tmp_path, "--profile", str(path), "--max-num-seqs", "8")
+    assert document["settings"]["engine"]["max_num_batched_tokens"] == 128
+    assert document["settings"]["engine"]["max_num_seqs"] == 8
+    assert "fitted on steps of small: made up" in capsys.readouterr().out
+    assert main(["simulate", *SMALL, "--profile", str(path), "--tp", "2"]) == 2
+
+
+# ---- plan
+
+FEW = ("--tp", "1", "--budgets", "2048", "--count", "60", "--max-gpus", "4")
+
+
+def test_a_plan_names_the_winner_and_the_other_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.json"
+    flags = ["--slo", "ttft=500ms,itl=60ms", "--rate", "10", "--percentile", "90", "--json", str(path)]
+    assert main(["plan", *FEW, *flags]) == 0
+    document, told = json.loads(path.read_text()), capsys.readouterr().out
+    assert document["winner"]["kind"] == "mixed" and document["winner"]["num_gpus"] == 1
+    assert document["runner_up"]["kind"] == "split" and document["runner_up"]["num_gpus"] == 2
+    assert document["winner"]["first"]["holds"] and document["winner"]["is_confirmed"]
+    assert "times as long as a long answer" not in told
+    assert "Disaggregation does NOT pay here" in told and "1 mixed on 1 x h200" in told and "fidelity" in told
+
+
+def test_a_plan_that_nothing_holds_says_so_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.json"
+    assert main(["plan", *FEW, "--slo", "itl=2ms", "--rate", "10", "--json", str(path)]) == 1
+    assert json.loads(path.read_text())["winner"] is None
+    assert "Nothing that was tried holds ITL 2 ms" in capsys.readouterr().out
+
+
+def test_break_even_points_are_written_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    path, chart = tmp_path / "plan.json", tmp_path / "plan.svg"
+    flags = ["--slo", "ttft=500ms,itl=60ms", "--rate", "10", "--percentile", "90", "--break-even", "link"]
+    assert main(["plan", *FEW, *flags, "--json", str(path), "--chart", str(chart)]) == 0
+    points = json.loads(path.read_text())["break_even"]["link"]
+    assert [point["factor"] for point in points[:2]] == [0.25, 1.0] and len(points) >= 3
+    assert "the cheaper kind does not change" in capsys.readouterr().out
+    assert b"<svg" in chart.read_bytes()[:600]
+
+
+REFUSED_PLANS = [
+    ([], "--slo says what must hold"),
+    (["--slo", "itl=1ms", "--percentile", "100"], "must lie between 0 and 100"),
+    (["--slo", "itl=1ms", "--max-gpus", "0"], "must be at least 1"),
+    (["--slo", "itl=1ms", "--tp", "1,x"], "--tp 1,x must be numbers"),
+    (["--slo", "itl=1ms", "--break-even", "colour"], "known are prompt, load, link"),
+    (["--slo", "itl=1ms", "--hardware", "h100,h200", "--price", "0"], "each needs a price"),
+]
+
+
+@pytest.mark.parametrize(("flags", "told"), REFUSED_PLANS)
+def test_what_cannot_be_planned_is_refused(flags: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--count", "5", *flags]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("tandem plan: ") and told in error
+
+
+def test_an_interrupt_ends_it_quietly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tandem.sim.cluster.SimCluster.run", interrupted)
+    assert main(["simulate", *SMALL]) == 130
+    assert capsys.readouterr() == ("", "")
