@@ -115,10 +115,9 @@ def compare(a: Kept, runs: Sequence[Kept]) -> list[Row]:
 
 
 def _figures(times: Times) -> dict[str, float]:
-    ttft = list(times.ttft.values())
     return {
-        "TTFT p50": percentile(ttft, 0.5),
-        "TTFT p99": percentile(ttft, 0.99),
+        "TTFT p50": percentile(times.ttft, 0.5),
+        "TTFT p99": percentile(times.ttft, 0.99),
         "ITL p50": percentile(times.gaps, 0.5),
         "ITL p99": percentile(times.gaps, 0.99),
     }

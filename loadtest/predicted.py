@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -30,18 +30,44 @@ SHM_BANDWIDTH = 5e9
 """Bytes/s between two workers of one machine, about what `loadtest.transfer` measures."""
 
 
-class Times(NamedTuple):
-    """Of the requests of one run, in seconds."""
+class Seen(NamedTuple):
+    """One request, in seconds from when it was due."""
 
-    ttft: dict[str, float]
-    """By request, in the order of their due times."""
+    group: str
+    due_s: float
+    ttft_s: float
+    last_s: float
+
+
+class Times(NamedTuple):
+    """What the clients of one run saw, by request; the gaps between tokens of all."""
+
+    seen: dict[str, Seen]
     gaps: list[float]
+    num_tokens: int
+
+    @property
+    def ttft(self) -> list[float]:
+        return [one.ttft_s for one in self.seen.values()]
+
+    @property
+    def output_rate(self) -> float:
+        """Tokens per second from the first due time to the last token."""
+        first = min(one.due_s for one in self.seen.values())
+        return self.num_tokens / (max(one.due_s + one.last_s for one in self.seen.values()) - first)
 
 
 def times_of(records: Sequence[Record]) -> Times:
     """What the client measured."""
-    ordered = sorted(records, key=lambda record: record.due_s)
-    return Times({r.name: r.ttft_s for r in ordered}, [gap for r in ordered for gap in r.gaps_s])
+    seen = {r.name: Seen(r.group, r.due_s, r.ttft_s, r.stamps_s[-1] - r.due_s) for r in records}
+    return Times(seen, [gap for r in records for gap in r.gaps_s], sum(r.num_output_tokens for r in records))
+
+
+def traced(traces: Sequence[Trace]) -> Times:
+    """What simulated clients saw; tokens that came together are one arrival, as for real ones."""
+    seen = {t.id: Seen(t.group, t.due_s, t.ttft_s, t.ended_at - t.due_s) for t in traces}
+    gaps = [gap for trace in traces for gap in trace.gaps_s if gap > 0]
+    return Times(seen, gaps, sum(len(trace.token_times) for trace in traces))
 
 
 def profile_from(kept: Kept, note: str) -> Profile:
@@ -76,13 +102,16 @@ def _simulated(
     workers: tuple[tuple[WorkerSpec, int], ...], kept: Kept, latency_s: float, delivery_s: tuple[float, ...], seed: int
 ) -> Times:
     spec = ClusterSpec(workers=workers, gateway=GatewayConfig(), latency_s=latency_s, delivery_s=delivery_s, seed=seed)
-    cluster = SimCluster(spec)
-    traces: list[Trace] = []
-    cluster.run(_asks(kept.run.records), traces.append)
+    return simulated(spec, _asks(kept.run.records))
+
+
+def simulated(spec: ClusterSpec, asks: Iterable[Ask]) -> Times:
+    """Of requests that all end well. Raises AssertionError when one does not, or a book is off."""
+    cluster, traces = SimCluster(spec), list[Trace]()
+    cluster.run(asks, traces.append)
     cluster.check()
-    traces.sort(key=lambda trace: trace.due_s)
-    gaps = [gap for trace in traces for gap in trace.gaps_s if gap > 0]
-    return Times({trace.id: trace.ttft_s for trace in traces}, gaps)
+    assert all(trace.is_complete for trace in traces), "a request failed"
+    return traced(traces)
 
 
 def _asks(records: Sequence[Record]) -> Iterator[Ask]:

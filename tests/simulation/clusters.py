@@ -16,7 +16,7 @@ from tandem.sim.shapes import LLAMA_8B, SMOLLM_135M
 from tandem.sim.trace import Trace
 from tandem.sim.worker import WorkerSpec
 from tandem.workload.ask import Ask
-from tandem.workload.mix import MIX, poisson
+from tandem.workload.source import open_workload
 
 LAPTOP = StepCost(20e-3, 1.3e-3, 0.8e-3, 0.9e-6, 0.6e-6)
 """About two cores with the small model, in seconds."""
@@ -55,7 +55,7 @@ def cluster(
 
 
 def mix(seed: int, count: int, rate: float) -> list[Ask]:
-    return list(poisson(MIX, seed, count, rate))
+    return list(open_workload("mix", seed=seed, count=count, rate=rate))
 
 
 def traces_of(

@@ -1,52 +1,15 @@
-"""Workloads are what they say and reports add up; never a time of this machine."""
+"""Reports add up; never a time of this machine."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
-from statistics import fmean
 
 import pytest
 
 from tandem.core.config import GatewayConfig
 from tandem.sim.report import report, spread
-from tandem.workload.mix import MIX, Group, poisson
+from tandem.workload.mix import Group, poisson
 from tests.simulation.clusters import cluster, mix, run, slow_spec, traces_of
-
-# ---- workload
-
-
-def test_the_mix_has_its_shares_lengths_and_rate() -> None:
-    asks = mix(seed=1, count=3000, rate=5.0)
-    limits = {group.name: group for group in MIX}
-    for name, share in (("short", 0.7), ("medium", 0.2), ("long", 0.1)):
-        assert sum(ask.group == name for ask in asks) / 3000 == pytest.approx(share, abs=0.03)
-    for ask in asks:
-        group, request = limits[ask.group], ask.request
-        assert group.prompt[0] <= len(request.prompt_tokens) <= group.prompt[1]
-        assert 32 <= request.sampling.max_tokens <= 64
-    waits = [b.due_s - a.due_s for a, b in pairwise(asks)]
-    assert min(waits) >= 0 and fmean(waits) == pytest.approx(1 / 5, rel=0.05)
-    # Half of exponential waits are shorter than ln 2 of the mean; of regular ones none would be.
-    assert sum(wait < 0.6931 / 5 for wait in waits) / len(waits) == pytest.approx(0.5, abs=0.03)
-
-
-def test_a_workload_is_a_function_of_its_seed() -> None:
-    asks = mix(seed=1, count=20, rate=5.0)
-    assert mix(seed=1, count=20, rate=5.0) == asks
-    assert mix(seed=1, count=30, rate=5.0)[:20] == asks
-    other = mix(seed=2, count=20, rate=5.0)
-    assert all(a.request.prompt_tokens[:16] != b.request.prompt_tokens[:16] for a, b in zip(asks, other, strict=True))
-    assert len({ask.request.prompt_tokens[:16] for ask in asks}) == 20
-
-
-def test_at_rate_0_all_come_at_once_and_shares_must_add_up() -> None:
-    assert {ask.due_s for ask in mix(seed=1, count=9, rate=0.0)} == {0.0}
-    with pytest.raises(ValueError, match="add up to 1"):
-        poisson(MIX[:2], seed=1, count=1, rate=1.0)
-
-
-# ---- report
 
 
 def test_percentiles_lie_between_the_nearest_ranks() -> None:

@@ -10,7 +10,7 @@ from enum import Enum
 from tandem.stores.record import WorkerRecord
 from tandem.stores.registry import RegistryUnavailable, WorkerRegistry
 
-_BEATS_PER_TTL = 3
+BEATS_PER_TTL = 3
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Heartbeat:
         try:
             while True:
                 self._enter(await self._beat())
-                await asyncio.sleep(self._registry.ttl_s / _BEATS_PER_TTL)
+                await asyncio.sleep(self._registry.ttl_s / BEATS_PER_TTL)
         finally:
             with contextlib.suppress(RegistryUnavailable):
                 await self._registry.withdraw(self._record.worker)

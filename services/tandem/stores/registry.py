@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis.asyncio import Redis
 from redis.commands.core import AsyncScript
@@ -38,6 +38,11 @@ class RegistryView:
     reachable: bool
 
 
+class _Known(NamedTuple):
+    version: bytes
+    records: tuple[WorkerRecord, ...]
+
+
 class WorkerRegistry:
     """Publishes, withdraws and lists records. An entry lapses `ttl_s` seconds after it was last published.
 
@@ -48,10 +53,11 @@ class WorkerRegistry:
         self.ttl_s = ttl_s
         self._redis = connect(url)
         # Braces: Redis Cluster hashes only what is between them.
-        self._keys = [f"{{{namespace}:workers}}:records", f"{{{namespace}:workers}}:lapse"]
+        self._keys = [f"{{{namespace}:workers}}:{name}" for name in ("records", "lapse", "version")]
         self._publish = _script(self._redis, "publish")
         self._withdraw = _script(self._redis, "withdraw")
         self._list = _script(self._redis, "list")
+        self._known = _Known(b"", ())
         self._unreadable: frozenset[bytes] = frozenset()
 
     async def publish(self, record: WorkerRecord) -> bool:
@@ -67,10 +73,19 @@ class WorkerRegistry:
         return bool(await self._run(self._withdraw, _life(worker)))
 
     async def list(self) -> tuple[WorkerRecord, ...]:
-        """All entries that have not lapsed, by worker id. Those that this version cannot read are left out."""
+        """All entries that have not lapsed, by worker id. Those that this version cannot read are left out.
+
+        Redis sends them only when they have changed since the last call: with thousands of workers they are megabytes.
+        """
+        version, *changed = await self._run(self._list, [self._known.version])
+        if changed:
+            self._known = _Known(version, self._readable(changed[0]))
+        return self._known.records
+
+    def _readable(self, texts: Sequence[bytes]) -> tuple[WorkerRecord, ...]:
         found: list[WorkerRecord] = []
         unreadable: set[bytes] = set()
-        for text in await self._run(self._list, []):
+        for text in texts:
             try:
                 found.append(WorkerRecord.from_json(text))
             except RecordError as error:
@@ -104,7 +119,7 @@ class WorkerRegistry:
         """Close the connections. Entries stay until they lapse."""
         await self._redis.aclose()
 
-    async def _run(self, script: AsyncScript, arguments: Sequence[str | int]) -> Any:
+    async def _run(self, script: AsyncScript, arguments: Sequence[str | bytes | int]) -> Any:
         answer: Awaitable[Any] = script(keys=self._keys, args=arguments)
         try:
             return await answer

@@ -4,6 +4,7 @@ about a lease."""
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 import grpc
@@ -18,6 +19,9 @@ from tandem.wire.gen import kv_pb2
 from tandem.worker.driver import EngineDriver
 from tandem.worker.status import status_of
 from tandem.worker.takers import Takers, TakerStream, Told
+
+MAX_UNANSWERED = 256
+"""Messages of one taker that may wait for the engine; what it says beyond that waits in the stream."""
 
 _Context = grpc.aio.ServicerContext[kv_pb2.FollowRequest, kv_pb2.FollowUpdate]
 
@@ -50,23 +54,38 @@ class FollowService:
             listening.cancel()
             (outcome,) = await asyncio.gather(listening, return_exceptions=True)
             self._takers.detach(stream)
+        outcome = stream.failure or outcome
         if isinstance(outcome, TandemError):
             await context.abort(status_of(outcome), outcome.message)
 
     async def _listen(
         self, first: kv_pb2.FollowRequest, requests: AsyncIterator[kv_pb2.FollowRequest], stream: TakerStream
     ) -> None:
-        """The answer to a message follows whatever its commands had to tell."""
+        """The engine takes commands between two steps, so messages enter as they come: one that waited for the answer
+        to the one before it would wait for a step each."""
+        unanswered = deque([self._obey(first, stream)])
         try:
-            await self._obey(first, stream)
             async for message in requests:
-                await self._obey(message, stream)
+                unanswered.append(self._obey(message, stream))
+                if len(unanswered) > MAX_UNANSWERED:
+                    await asyncio.wait([unanswered.popleft()])
+            await asyncio.wait(unanswered)
         finally:
             stream.end()
 
-    async def _obey(self, message: kv_pb2.FollowRequest, stream: TakerStream) -> None:
-        await asyncio.wrap_future(self._driver.call(_command(message, stream.taker)))
-        stream.answer(message.sequence)
+    def _obey(self, message: kv_pb2.FollowRequest, stream: TakerStream) -> asyncio.Future[None]:
+        """The answer to a message follows whatever its commands had to tell."""
+
+        def settle(done: asyncio.Future[None]) -> None:
+            error = None if done.cancelled() else done.exception()
+            if error is None:
+                stream.answer(message.sequence)
+            else:
+                stream.fail(error)
+
+        done = asyncio.wrap_future(self._driver.call(_command(message, stream.taker)))
+        done.add_done_callback(settle)
+        return done
 
     async def _speak(self, stream: TakerStream, context: _Context) -> None:
         while True:

@@ -25,12 +25,14 @@ class Told:
 
 
 class TakerStream:
-    """One Follow stream. `is_over`: a newer one of the same taker took its place, or its taker left."""
+    """One Follow stream. `is_over`: a newer one of the same taker took its place, or its taker left. `failure`: why
+    what the taker said could not be done."""
 
     def __init__(self, taker: WorkerRef) -> None:
         self.taker = taker
         self.wake = asyncio.Event()
         self.is_over = False
+        self.failure: BaseException | None = None
         self._told = Told()
 
     def tell(self, effect: Announce | EndHandoff) -> None:
@@ -48,6 +50,10 @@ class TakerStream:
     def take(self) -> Told:
         told, self._told = self._told, Told()
         return told
+
+    def fail(self, error: BaseException) -> None:
+        self.failure = error
+        self.end()
 
     def end(self) -> None:
         self.is_over = True

@@ -1,61 +1,103 @@
-"""Requests and when they come, as functions of a seed; never sends one."""
+"""Mixed traffic: groups, their shares and how they come, and its requests in the order in which they are due; never
+sends one."""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count, islice
+from typing import NamedTuple
 
-from tandem.core.ids import RequestId
-from tandem.core.request import Request, SamplingParams
 from tandem.workload import chance
-from tandem.workload.ask import MODEL, Ask
+from tandem.workload.arrivals import Arrivals, Poisson, due_times
+from tandem.workload.ask import Ask
+from tandem.workload.client import Client
+from tandem.workload.group import Group
+
+EXACT_AMONG = 20
+"""Requests among which shares are exact. Plainly drawn, 200 requests with 10 % of long ones would hold 12 of these or
+28, and seeds would differ by their luck more than systems do by their merit. Among more, it would take more requests
+until shares hold; among fewer, long requests could not come close together, as by chance they do."""
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """A class of requests: its share of all, and the least and most tokens of its prompts and outputs, each length in
-    between as likely as any other."""
+class Mix:
+    """`rate`: requests per second that come by themselves, unless whoever asks for them names another. Raises
+    ValueError unless the groups have different names and their shares add up to 1."""
 
-    name: str
-    share: float
-    prompt: tuple[int, int]
-    output: tuple[int, int]
+    groups: tuple[Group, ...]
+    arrivals: Arrivals = field(default_factory=Poisson)
+    rate: float | None = None
+
+    def __post_init__(self) -> None:
+        names = [group.name for group in self.groups]
+        if len(set(names)) < len(names):
+            raise ValueError(f"groups must have different names, got {names}")
+        shares = [group.share for group in self.groups]
+        if abs(sum(shares) - 1) > 1e-6:
+            raise ValueError(f"shares must add up to 1, got {shares}, which makes {sum(shares):.6g}")
 
 
-MIX = (
-    Group("short", 0.7, (64, 200), (32, 64)),
-    Group("medium", 0.2, (550, 650), (32, 64)),
-    Group("long", 0.1, (2400, 2600), (32, 64)),
-)
+def asks(mix: Mix, seed: int, count: int | None = None, rate: float | None = None, salt: str = "") -> Iterator[Ask]:
+    """The first `count` that come by themselves, or all, without end; later turns of conversations are beside these.
+    `rate` per second, else the mix's; all at 0 s where it is 0. What a group asks depends on the seed alone, the rate
+    says when. No two prompts share a block but for their prefixes. Raises ValueError where there is no rate."""
+    rate = mix.rate if rate is None else rate
+    if rate is None or not 0 <= rate < float("inf"):
+        raise ValueError(f"a rate of requests per second is needed, got {rate}")
+    return islice(_merged(mix, seed, rate, salt), count)
 
 
 def poisson(groups: Sequence[Group], seed: int, count: int, rate: float) -> Iterator[Ask]:
-    """`count` requests in the order in which they are due, `rate` per second on average with exponential times between
-    them; all at 0 s where `rate` is 0. No two prompts share a block. Raises ValueError unless the groups' shares add up
-    to 1."""
-    if abs(sum(group.share for group in groups) - 1) > 1e-9:
-        raise ValueError(f"shares must add up to 1, got {[group.share for group in groups]}")
-    return _asks(groups, seed, count, rate)
+    """Those of a mix of `groups` that come by chance."""
+    return asks(Mix(tuple(groups), Poisson()), seed, count, rate)
 
 
-def _asks(groups: Sequence[Group], seed: int, count: int, rate: float) -> Iterator[Ask]:
-    due_s = 0.0
-    for number in range(count):
-        due_s += chance.exponential(1 / rate, seed, "wait", number) if rate else 0.0
-        group = _drawn(groups, chance.uniform(seed, "group", number))
-        num_prompt = chance.integer(*group.prompt, seed, "prompt length", number)
-        sampling = SamplingParams(
-            max_tokens=chance.integer(*group.output, seed, "output length", number),
-            seed=chance.integer(0, 2**32, seed, "sampling", number),
-        )
-        prompt = chance.tokens(num_prompt, seed, "prompt", number)
-        request = Request(id=RequestId(f"r{number}"), model=MODEL, prompt_tokens=prompt, sampling=sampling)
-        yield Ask(request, group.name, due_s)
+class _Coming(NamedTuple):
+    due_s: float
+    group: Group
+    names: tuple[chance.Name, ...]
 
 
-def _drawn(groups: Sequence[Group], at: float) -> Group:
+def _merged(mix: Mix, seed: int, rate: float, salt: str) -> Iterator[Ask]:
+    coming = heapq.merge(*_streams(mix, seed, rate), key=lambda one: one.due_s)
+    for number, one in enumerate(coming):
+        yield Client(f"r{number}", one.group, one.names, salt).opening(one.due_s)
+
+
+def _streams(mix: Mix, seed: int, rate: float) -> Iterator[Iterator[_Coming]]:
+    """One of all groups together, and one of each that comes in its own way, which says nothing without time."""
+    together = [group for group in mix.groups if group.arrivals is None or rate == 0]
+    if together:
+        yield _stream(together, mix.arrivals, rate, (seed, ""))
+    for group in mix.groups:
+        if group.arrivals is not None and rate > 0:
+            yield _stream([group], group.arrivals, rate, (seed, group.name))
+
+
+def _stream(
+    groups: Sequence[Group], arrivals: Arrivals, rate: float, names: tuple[chance.Name, ...]
+) -> Iterator[_Coming]:
+    times = due_times(arrivals, rate * sum(group.share for group in groups), *names)
+    for number, (due_s, group) in enumerate(zip(times, _members(groups, names), strict=True)):
+        yield _Coming(due_s, group, (*names, number))
+
+
+def _members(groups: Sequence[Group], names: tuple[chance.Name, ...]) -> Iterator[Group]:
+    """Among every EXACT_AMONG as many of a group as its share asks for, rounded either way so that in the long run it
+    holds: evenly spaced points of [0, 1), moved by chance and shuffled."""
+    for batch in count():
+        moved = chance.uniform(*names, "moved", batch)
+        places = sorted(range(EXACT_AMONG), key=lambda place: chance.uniform(*names, "place", batch, place))
+        for place in places:
+            yield _group_at(groups, (place + moved) / EXACT_AMONG)
+
+
+def _group_at(groups: Sequence[Group], at: float) -> Group:
+    left = at * sum(group.share for group in groups)
     for group in groups:
-        at -= group.share
-        if at < 0:
+        left -= group.share
+        if left < 0:
             return group
     return groups[-1]

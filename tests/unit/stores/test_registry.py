@@ -146,7 +146,7 @@ class TestRegistry:
     async def test_all_keys_share_a_slot(self, redis: Redis, registry: WorkerRegistry) -> None:
         await registry.publish(record())
         keys = await redis.keys("*")
-        assert len(keys) == 2
+        assert len(keys) == 3
         assert {str(key).count("{test:workers}") for key in keys} == {1}
 
     async def test_scripts_that_the_server_forgot_are_sent_again(self, redis: Redis, registry: WorkerRegistry) -> None:
@@ -164,6 +164,51 @@ class TestRegistry:
         assert [r.getMessage() for r in caplog.records] == [
             "a record in the registry is left out: not a worker record of schema 1"
         ]
+
+    async def test_records_are_sent_again_only_when_they_changed(
+        self, redis: Redis, make: Make, registry: WorkerRegistry
+    ) -> None:
+        """What is put beside the scripts' back is not seen until something changes."""
+        reader = make()
+        await registry.publish(record("w1"))
+        assert await reader.list() == (record("w1"),)
+        hidden = f"{BORN:020d}" + record("w0").to_json()
+        await redis.hset("{test:workers}:records", "w0", hidden)
+        await registry.publish(record("w1"))
+        assert await reader.list() == (record("w1"),), "a beat is no change"
+        await registry.publish(record("w2"))
+        assert await reader.list() == (record("w0"), record("w1"), record("w2"))
+
+    @pytest.mark.parametrize("what", ["publish", "life", "record", "withdraw", "lapse", "flush"])
+    async def test_every_change_is_seen_by_who_knows_the_state_before(
+        self, redis: Redis, make: Make, registry: WorkerRegistry, what: str
+    ) -> None:
+        reader, other = make(), record("w1")
+        await registry.publish(record())
+        await registry.publish(other)
+        assert await reader.list() == (record(), other)
+        match what:
+            case "publish":
+                await registry.publish(record("w2"))
+                expected: tuple[WorkerRecord, ...] = (record(), other, record("w2"))
+            case "life":
+                await registry.publish(record(incarnation=BORN + 1))
+                expected = (record(incarnation=BORN + 1), other)
+            case "record":
+                await registry.publish(replace(record(), pool="mixed"))
+                expected = (replace(record(), pool="mixed"), other)
+            case "withdraw":
+                await registry.withdraw(record().worker)
+                expected = (other,)
+            case "lapse":
+                await redis.zadd("{test:workers}:lapse", {"w0": 1})
+                expected = (other,)
+            case _:
+                await redis.flushall()
+                await registry.publish(other)
+                expected = (other,)
+        assert await reader.list() == expected
+        assert await reader.list() == expected
 
 
 @pytest.mark.redis

@@ -73,6 +73,24 @@ async def test_what_has_ended_is_told_before_the_answer(nodes: Nodes) -> None:
     assert updates[-1].renewed_sequence == 2 and updates[-1].lease_ms == 10_000
 
 
+async def test_what_a_taker_says_does_not_take_a_step_each(nodes: Nodes) -> None:
+    """All of it is with the engine while one step runs; an answer to each before the next would take 20 steps."""
+    node = await nodes.start()
+    gate = Gate(node.executor)
+    await node.client.generate(new_request(MODEL, [1, 2, 3], 2))
+    await asyncio.to_thread(gate.entered.wait)
+    keys = [encode_handoff_key(HandoffKey(HandoffId(f"h{n}"), 1)) for n in range(20)]
+    messages = [kv_pb2.FollowRequest(follow=[key], sequence=n) for n, key in enumerate(keys, 2)]
+    answers = asyncio.create_task(follow(node.client.stub, first(), *messages))
+    try:
+        async with asyncio.timeout(10):
+            while "21 waiting" not in repr(node.worker._driver):
+                await asyncio.sleep(0.01)
+    finally:
+        gate.open()
+    assert (await answers)[-1].renewed_sequence == 21
+
+
 async def test_malformed_calls_are_refused(nodes: Nodes) -> None:
     node = await nodes.start()
     stub = node.client.stub

@@ -1,15 +1,28 @@
--- Drop what has lapsed and give the records of the rest.
+-- Drop what has lapsed and give the records of the rest, unless the caller knows them.
 -- KEYS[1] hash: worker id -> incarnation as 20 decimal digits, then the record
 -- KEYS[2] sorted set: worker id -> when its entry lapses, in milliseconds of this server's clock
--- Returns the records, in no particular order.
+-- KEYS[3] version, see publish; gone where there is no record
+-- ARGV    the version that the caller knows, or nothing
+-- Returns the version, empty where there is no record; and where the caller knows another, the records, in no
+-- particular order.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now)) do
+local lapsed = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now)
+for _, id in ipairs(lapsed) do
   redis.call('HDEL', KEYS[1], id)
   redis.call('ZREM', KEYS[2], id)
+end
+if redis.call('EXISTS', KEYS[1]) == 0 then
+  redis.call('DEL', KEYS[3])
+elseif #lapsed > 0 then
+  redis.call('INCR', KEYS[3])
+end
+local version = redis.call('GET', KEYS[3]) or ''
+if version ~= '' and version == ARGV[1] then
+  return {version}
 end
 local records = {}
 for _, held in ipairs(redis.call('HVALS', KEYS[1])) do
   records[#records + 1] = string.sub(held, 21)
 end
-return records
+return {version, records}

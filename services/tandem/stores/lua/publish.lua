@@ -1,6 +1,7 @@
 -- Put one life of a worker into the registry, unless a later life is there.
 -- KEYS[1] hash: worker id -> incarnation as 20 decimal digits, then the record
 -- KEYS[2] sorted set: worker id -> when its entry lapses, in milliseconds of this server's clock
+-- KEYS[3] version: another number after each change of the records, in whatever life of this server
 -- ARGV    worker id, incarnation (20 digits, so that text compares as numbers do: Lua's doubles are too short),
 --         record, time to live in milliseconds
 -- Returns 1, or 0 when a later life holds the id.
@@ -12,10 +13,14 @@ local held = redis.call('HGET', KEYS[1], id)
 if held and lapses and tonumber(lapses) > now and string.sub(held, 1, 20) > incarnation then
   return 0
 end
-redis.call('HSET', KEYS[1], id, incarnation .. record)
+if held ~= incarnation .. record then
+  redis.call('HSET', KEYS[1], id, incarnation .. record)
+  local version = math.max(time[1] * 1000000 + time[2], (tonumber(redis.call('GET', KEYS[3])) or 0) + 1)
+  redis.call('SET', KEYS[3], string.format('%.0f', version), 'KEEPTTL')
+end
 redis.call('ZADD', KEYS[2], now + ttl, id)
 -- Nothing is left behind when all workers are gone and nobody looks.
-for i = 1, 2 do
+for i = 1, 3 do
   if redis.call('PTTL', KEYS[i]) < ttl then
     redis.call('PEXPIRE', KEYS[i], ttl)
   end

@@ -1,6 +1,7 @@
 -- Take one life of a worker out of the registry; another life of it stays.
 -- KEYS[1] hash: worker id -> incarnation as 20 decimal digits, then the record
 -- KEYS[2] sorted set: worker id -> when its entry lapses
+-- KEYS[3] version, see publish; gone where there is no record
 -- ARGV    worker id, incarnation (20 digits)
 -- Returns 1, or 0 when that life was not there.
 local held = redis.call('HGET', KEYS[1], ARGV[1])
@@ -9,4 +10,9 @@ if not held or string.sub(held, 1, 20) ~= ARGV[2] then
 end
 redis.call('HDEL', KEYS[1], ARGV[1])
 redis.call('ZREM', KEYS[2], ARGV[1])
+if redis.call('EXISTS', KEYS[1]) == 1 then
+  redis.call('INCR', KEYS[3])
+else
+  redis.call('DEL', KEYS[3])
+end
 return 1

@@ -1,0 +1,91 @@
+"""When requests come: evenly, by chance, in bursts or in batches, as functions of a seed; never says what comes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+
+from tandem.workload import chance
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """One every 1/rate seconds, the first at 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Poisson:
+    """Independent of each other: exponential times between them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bursts:
+    """Poisson at two rates by turns, for exponential times of `on_s` and `off_s` seconds on average. Outside of bursts
+    the rate is the share `outside` of the one inside, in [0, 1). Raises ValueError on other figures."""
+
+    on_s: float
+    off_s: float
+    outside: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (0 < self.on_s < math.inf and 0 < self.off_s < math.inf):
+            raise ValueError(f"on_s and off_s are seconds above 0, got {self.on_s} and {self.off_s}")
+        if not 0 <= self.outside < 1:
+            raise ValueError(f"outside is a share in [0, 1) of the rate inside, got {self.outside}")
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """`size` at once, exponential times between batches. Raises ValueError unless it is at least 1."""
+
+    size: int
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"size must be at least 1, got {self.size}")
+
+
+Arrivals = Constant | Poisson | Bursts | Batches
+
+
+def due_times(arrivals: Arrivals, rate: float, *names: chance.Name) -> Iterator[float]:
+    """Seconds at which requests come, in order, without end; `rate` per second in the long run, in bursts and out of
+    them. All at 0 where it is 0. `names` are those of the draws."""
+    if rate == 0:
+        return (0.0 for _ in count())
+    match arrivals:
+        case Constant():
+            return (number / rate for number in count())
+        case Poisson():
+            return _poisson(rate, names)
+        case Bursts():
+            return _bursts(arrivals, rate, names)
+        case Batches(size):
+            return (due_s for due_s in _poisson(rate / size, names) for _ in range(size))
+
+
+def _poisson(rate: float, names: tuple[chance.Name, ...]) -> Iterator[float]:
+    due_s = 0.0
+    for number in count():
+        due_s += chance.exponential(1 / rate, *names, "wait", number)
+        yield due_s
+
+
+def _bursts(bursts: Bursts, rate: float, names: tuple[chance.Name, ...]) -> Iterator[float]:
+    """A Poisson process of rate 1, its time stretched so that it passes at each phase's own rate."""
+    cycle_s = bursts.on_s + bursts.off_s
+    inside = rate * cycle_s / (bursts.on_s + bursts.outside * bursts.off_s)
+    is_first_on = chance.uniform(*names, "first phase") < bursts.on_s / cycle_s
+    due = _poisson(1.0, names)
+    next_due, passed, began_s = next(due), 0.0, 0.0
+    for number in count():
+        is_on = (number % 2 == 0) == is_first_on
+        seconds = chance.exponential(bursts.on_s if is_on else bursts.off_s, *names, "phase", number)
+        phase_rate = inside if is_on else inside * bursts.outside
+        while phase_rate > 0 and next_due <= passed + phase_rate * seconds:
+            yield began_s + (next_due - passed) / phase_rate
+            next_due = next(due)
+        passed += phase_rate * seconds
+        began_s += seconds

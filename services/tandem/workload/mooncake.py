@@ -1,0 +1,28 @@
+"""Lines of Mooncake's traces (Qin et al., FAST 2025): JSON with the hash ids of a prompt's blocks; never opens a file.
+
+`timestamp` in milliseconds, `input_length` and `output_length` in tokens, `hash_ids`: one for each 512 tokens, the last
+block as long as it may be. An id names its block and all before it, renumbered so that nothing tells the content.
+"""
+
+from __future__ import annotations
+
+from tandem.workload.entry import Blocks, Entry
+from tandem.workload.field import Field
+from tandem.workload.lengths import MAX_TOKENS
+
+BLOCK_SIZE = 512
+KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
+
+
+def read_entry(line: Field) -> Entry:
+    """Raises TandemError(INVALID_REQUEST). An answer without a token becomes one of one."""
+    found = line.record(KEYS)
+    blocks = found["hash_ids"].made(
+        lambda: Blocks(
+            num_tokens=found["input_length"].whole(1, MAX_TOKENS),
+            ids=found["hash_ids"].wholes(0, 2**64 - 1),
+            size=BLOCK_SIZE,
+        )
+    )
+    due_us = round(found["timestamp"].number() * 1000)
+    return Entry(due_us, blocks, max(1, found["output_length"].whole(0, MAX_TOKENS)))

@@ -1,0 +1,65 @@
+"""Where a workload comes from: a mix by its name, or a file by what is in it; never makes a request itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.resources import as_file, files
+from pathlib import Path
+
+from tandem.workload import mix
+from tandem.workload.ask import Ask
+from tandem.workload.field import refused
+from tandem.workload.mix import Mix
+from tandem.workload.mix_file import read_mix
+from tandem.workload.trace import replay
+
+
+def open_workload(
+    name: str, *, seed: int, count: int | None, rate: float | None, speedup: float = 1.0, salt: str = ""
+) -> Iterator[Ask]:
+    """The requests in the order in which they are due, taken one at a time.
+
+    `name` is a built-in mix, a path to a mix (*.yaml) or to a trace. `count`: the first so many of those that come by
+    themselves; None: all, which of a mix is without end. `rate` in requests per second replaces a mix's own; `speedup`
+    divides the times of a trace. With another `salt` everything is the same but the tokens of prompts, so that a
+    prefix cache does not know them. Raises TandemError(INVALID_REQUEST), for a bad line of a trace when it is reached.
+    """
+    if count is not None and count < 1:
+        raise refused(name, f"count must be at least 1, got {count}")
+    one = _mix(name)
+    if one is None:
+        if rate is not None:
+            raise refused(name, "a trace has its own times; give a speed-up, not a rate")
+        if not 0 < speedup < float("inf"):
+            raise refused(name, f"a speed-up must be above 0, got {speedup}")
+        return replay(Path(name), seed, count, speedup, salt)
+    if speedup != 1:
+        raise refused(name, "a mix has no times of its own; give a rate, not a speed-up")
+    try:
+        return mix.asks(one, seed, count, rate, salt)
+    except ValueError as error:
+        raise refused(name, str(error)) from error
+
+
+def built_in_names() -> tuple[str, ...]:
+    return tuple(sorted(entry.name.removesuffix(".yaml") for entry in _MIXES.iterdir()))
+
+
+def built_in(name: str) -> Mix:
+    """One of `built_in_names`."""
+    with as_file(_MIXES / f"{name}.yaml") as path:
+        return read_mix(path)
+
+
+_MIXES = files("tandem.workload") / "mixes"
+
+
+def _mix(name: str) -> Mix | None:
+    """None: it is a trace."""
+    if Path(name).suffix in (".yaml", ".yml"):
+        return read_mix(Path(name))
+    if name in built_in_names():
+        return built_in(name)
+    if Path(name).exists():
+        return None
+    raise refused(name, f"is neither a file nor one of the built-in mixes: {', '.join(built_in_names())}")

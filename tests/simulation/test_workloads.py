@@ -1,0 +1,41 @@
+"""Every built-in mix runs on a simulated cluster to its end, and what prompts share, prefix caches find."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandem.sim.trace import Trace
+from tandem.workload.ask import Ask
+from tandem.workload.group import Group, Prefix
+from tandem.workload.mix import Mix, asks
+from tandem.workload.source import built_in_names, open_workload
+from tests.simulation.clusters import cluster, gpu_spec, slow_spec
+
+
+def ended(asked: list[Ask], *workers: tuple[object, int]) -> tuple[list[Trace], int]:
+    """All traces, and how many prompt tokens were computed."""
+    one = cluster(*workers)  # type: ignore[arg-type]
+    traces: list[Trace] = []
+    one.run(asked, traces.append)
+    one.check()
+    assert all(trace.is_complete for trace in traces)
+    return traces, sum(worker.num_prefill_tokens for worker in one.workers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", built_in_names())
+def test_every_built_in_mix_ends_well(name: str) -> None:
+    asked = list(open_workload(name, seed=1, count=15, rate=None))
+    traces, _ = ended(asked, (gpu_spec("prefill"), 2), (gpu_spec("decode"), 2))
+    assert {ask.request.id for ask in asked} <= {trace.id for trace in traces}
+    assert len({trace.id for trace in traces}) == len(traces)
+
+
+def test_a_conversation_goes_on_with_its_answers_and_finds_its_prefix() -> None:
+    group = Group("agent", 1.0, (20, 40), (10, 20), prefix=Prefix((200, 200)), turns=(5, 5), think_s=1.0)
+    asked = list(asks(Mix((group,)), seed=1, count=4, rate=0.05))
+    traces, num_computed = ended(asked, (slow_spec(), 1))
+    ids = {f"r{conversation}.{turn}" for conversation in range(4) for turn in range(1, 6)}
+    assert {trace.id for trace in traces} == ids
+    # 200 shared tokens once, 30 of each turn, and of each turn what fills no block: at most 15 and an answer's last.
+    assert 200 + 20 * 20 <= num_computed <= 200 + 20 * (40 + 16 + 1)

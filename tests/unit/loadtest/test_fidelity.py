@@ -1,0 +1,131 @@
+"""The way from a run to a prediction of another, where the truth is known: runs of the simulator itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from loadtest.fidelity import ALLOWED, compare, markdown, told
+from loadtest.measured import Kept, Measured
+from loadtest.predicted import profile_from, replayed, times_of
+from loadtest.records import Record
+from tandem.core.config import Config, EngineConfig
+from tandem.engine.step_log import LoggedStep, StepLog, StepLogHead, shaping
+from tandem.sched.outcome import StepRecord
+from tandem.sched.plan import StepResult
+from tandem.sim.cluster import SimCluster
+from tandem.sim.residuals import always
+from tandem.sim.trace import Trace
+from tandem.sim.worker import SimWorker
+from tandem.workload.ask import Ask
+from tests.simulation.clusters import LAPTOP, cluster, mix, slow_spec, traces_of
+
+BEGAN_UNIX_S = 1.8e9
+CONFIG = Config(engine=EngineConfig(max_num_batched_tokens=128))
+NOISY = always(0.8, 0.95, 1.0, 1.05, 1.5)
+
+
+def logged(one: SimCluster, worker: SimWorker) -> list[LoggedStep]:
+    """Steps of a worker as it takes them, written down as a real one writes them."""
+    steps: list[LoggedStep] = []
+    measure = worker.engine.pacer.measured
+
+    def measured(result: StepResult, seconds: float) -> StepRecord:
+        record = measure(result, seconds)
+        steps.append(LoggedStep(BEGAN_UNIX_S + one.now, record))
+        return record
+
+    worker.engine.pacer.measured = measured  # type: ignore[method-assign]
+    return steps
+
+
+def run_of(seed: int, speed: float = 1.0, latency_s: float = 2e-3) -> Kept:
+    spec = slow_spec(config=CONFIG, step_time=LAPTOP.scaled(speed).predict, residuals=NOISY, max_run=1)
+    one = cluster((spec, 1), seed=100 + seed, latency_s=latency_s)
+    (worker,) = one.workers
+    steps = logged(one, worker)
+    asks = mix(seed, 60, 0.6)
+    traces = traces_of(one, asks)
+    head = StepLogHead(
+        worker="w",
+        pool="mixed",
+        model="m",
+        num_threads=2,
+        num_blocks=spec.num_blocks,
+        layout=spec.layout,
+        settings=shaping(CONFIG),
+    )
+    records = tuple(_record(ask, trace) for ask, trace in zip(asks, traces, strict=True))
+    run = Measured(
+        way="mixed",
+        flags=(),
+        seed=seed,
+        count=len(asks),
+        rate=0.6,
+        turn=0,
+        began_unix_s=BEGAN_UNIX_S,
+        wall_s=one.now,
+        records=records,
+    )
+    return Kept(run, (StepLog(head, tuple(steps)),))
+
+
+def _record(ask: Ask, trace: Trace) -> Record:
+    return Record(
+        name=trace.id,
+        group=trace.group,
+        num_prompt_tokens=len(ask.request.prompt_tokens),
+        num_asked_tokens=trace.max_tokens,
+        due_s=trace.due_s,
+        sent_s=trace.due_s,
+        stamps_s=tuple(trace.token_times),
+        num_output_tokens=len(trace.token_times),
+    )
+
+
+@pytest.fixture(scope="module")
+def runs() -> Sequence[Kept]:
+    return [run_of(1), run_of(2), run_of(3)]
+
+
+def test_a_run_of_the_simulator_is_predicted_and_replayed(runs: Sequence[Kept]) -> None:
+    rows = compare(runs[0], [runs[1]])
+    assert [row.name for row in rows] == list(ALLOWED)
+    assert all(row.holds for row in rows), markdown(rows, 1)
+    assert all(abs(row.replay_error) < 0.02 for row in rows), markdown(rows, 1)
+    assert "holds" in markdown(rows, 1) and "does not" not in markdown(rows, 1)
+    assert "predicted 1 real runs of another seed with errors of TTFT p50" in told(rows, 1)
+
+
+def test_an_engine_that_became_slower_is_not_predicted_but_replayed(runs: Sequence[Kept]) -> None:
+    rows = compare(runs[0], [run_of(2, speed=1.5)])
+    assert all(row.error < -0.2 for row in rows if row.name.startswith("ITL"))
+    assert not any(row.holds for row in rows if row.name.startswith("ITL"))
+    assert all(abs(row.replay_error) < 0.02 for row in rows), markdown(rows, 1)
+    assert "does not hold" in markdown(rows, 1)
+
+
+def test_the_spread_of_real_runs_is_allowed_at_p99_only(runs: Sequence[Kept]) -> None:
+    rows = {row.name: row for row in compare(runs[0], [runs[1]])}
+    wide = rows["TTFT p99"]._replace(real=[1.0, 2.0, 3.0])
+    assert wide.spread == 1.0 == wide.allowed
+    assert rows["TTFT p50"]._replace(real=[1.0, 2.0, 3.0]).allowed == ALLOWED["TTFT p50"]
+
+
+def test_what_a_fit_finds_is_what_the_run_was_made_of(runs: Sequence[Kept]) -> None:
+    profile = profile_from(runs[0], "here")
+    worker = profile.workers["mixed"]
+    mean = (0.8 + 0.95 + 1.0 + 1.05 + 1.5) / 5
+    assert worker.cost.prefill_token_s == pytest.approx(mean * LAPTOP.prefill_token_s, rel=0.15)
+    assert profile.latency_s == pytest.approx(2e-3, rel=0.05)
+    assert "here" in profile.provenance
+    assert worker.config().engine == CONFIG.engine
+
+
+def test_a_replay_has_the_same_tokens_at_the_same_times(runs: Sequence[Kept]) -> None:
+    real, again = times_of(runs[1].run.records), replayed(runs[1])
+    assert again.num_tokens == real.num_tokens
+    for name, seen in real.seen.items():
+        assert again.seen[name].ttft_s == pytest.approx(seen.ttft_s, rel=0.02)
+        assert again.seen[name].group == seen.group

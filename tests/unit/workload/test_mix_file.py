@@ -1,0 +1,150 @@
+"""A mix file means what it says, and whatever is wrong in one is refused with file and place."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.workload.arrivals import Batches, Bursts, Constant, Poisson
+from tandem.workload.group import Group, Prefix
+from tandem.workload.lengths import LogNormal, Quantiles
+from tandem.workload.mix import Mix
+from tandem.workload.mix_file import read_mix
+
+WHOLE = """
+rate: 2
+arrivals: {bursts: {on_s: 10, off_s: 60.5, outside: 0.1}}
+groups:
+  plain: {share: 0.5, prompt: 7, output: [3, 9]}
+  agent:
+    share: 0.25
+    tenant: acme
+    priority: 2
+    prefix: {tokens: [10, 20], documents: 30, zipf: 0.8}
+    prompt: {median: 250.5, sigma: 0.8, min: 16, max: 4000}
+    output: {quantiles: {0: 5, 0.5: 50, 1: 500}}
+    turns: [2, 6]
+    think_s: 1.5
+    arrivals: constant
+  batch: {share: 0.25, prompt: 1, output: 1, prefix: {tokens: 5}, arrivals: {batches: {size: 8}}}
+"""
+
+
+def read(tmp_path: Path, text: str) -> Mix:
+    path = tmp_path / "some.yaml"
+    path.write_text(text)
+    return read_mix(path)
+
+
+def test_every_key_is_read(tmp_path: Path) -> None:
+    assert read(tmp_path, WHOLE) == Mix(
+        (
+            Group("plain", 0.5, (7, 7), (3, 9)),
+            Group(
+                "agent",
+                0.25,
+                LogNormal(250.5, 0.8, 16, 4000),
+                Quantiles(((0.0, 5), (0.5, 50), (1.0, 500))),
+                tenant="acme",
+                priority=2,
+                prefix=Prefix((10, 20), 30, 0.8),
+                turns=(2, 6),
+                think_s=1.5,
+                arrivals=Constant(),
+            ),
+            Group("batch", 0.25, (1, 1), (1, 1), prefix=Prefix((5, 5)), arrivals=Batches(8)),
+        ),
+        Bursts(10.0, 60.5, 0.1),
+        2.0,
+    )
+
+
+def test_the_mix_that_the_readme_shows_is_one(tmp_path: Path) -> None:
+    readme = Path(__file__).parents[3] / "loadtest" / "README.md"
+    (example,) = re.findall(r"```yaml\n(rate: .*?)```", readme.read_text(), re.DOTALL)
+    assert [group.name for group in read(tmp_path, example).groups] == ["agent", "rag"]
+
+
+def test_a_group_may_be_another_with_changes(tmp_path: Path) -> None:
+    text = "groups: {a: &a {share: 0.5, prompt: 1, output: 1}, b: {<<: *a, prompt: 2}}"
+    assert [group.prompt for group in read(tmp_path, text).groups] == [(1, 1), (2, 2)]
+
+
+def test_what_is_left_out_is_usual(tmp_path: Path) -> None:
+    mix = read(tmp_path, "groups: {a: {share: 1, prompt: 1, output: 1}}")
+    assert mix == Mix((Group("a", 1.0, (1, 1), (1, 1)),), Poisson(), None)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ("", "some.yaml: must be a mapping, got None"),
+        ("[1, 2]", "some.yaml: must be a mapping, got"),
+        ("rate: 1", "some.yaml: 'groups' is missing"),
+        ("groups: {}", "some.yaml: groups: must be a mapping"),
+        ("groups: {a: 3}", "some.yaml: groups.a: must be a mapping, got 3"),
+        ("groups: {a: {share: 1, prompt: 1}}", "some.yaml: groups.a: 'output' is missing"),
+        ("groups: {a: {share: 1, prompt: 1, output: 1, size: 3}}", "some.yaml: groups.a: 'size' is not known, only"),
+        ("speed: 1\ngroups: {a: {share: 1, prompt: 1, output: 1}}", "some.yaml: 'speed' is not known"),
+        ("groups: {a: {share: 0.9, prompt: 1, output: 1}}", "some.yaml: shares must add up to 1, got [0.9]"),
+        ("groups: {a: {share: 70%, prompt: 1, output: 1}}", "groups.a.share: must be a number, got '70%'"),
+        ("groups: {a: {share: true, prompt: 1, output: 1}}", "groups.a.share: must be a number, got True"),
+        ("groups: {a: {share: .nan, prompt: 1, output: 1}}", "groups.a.share: must be a number, got nan"),
+        ("groups: {a: {share: -1, prompt: 1, output: 1}}", "groups.a: share must be in (0, 1], got -1.0"),
+        ("groups: {a: {share: 1, prompt: [9, 3], output: 1}}", "groups.a.prompt: must be a range [low, high], got [9"),
+        ("groups: {a: {share: 1, prompt: [9], output: 1}}", "groups.a.prompt: must be a range [low, high]"),
+        ("groups: {a: {share: 1, prompt: [1, 2.5], output: 1}}", "groups.a.prompt[1]: must be a whole number in [1, "),
+        ("groups: {a: {share: 1, prompt: 0, output: 1}}", "groups.a.prompt: must be a whole number in [1, "),
+        ("groups: {a: {share: 1, prompt: 1e9, output: 1}}", "groups.a.prompt: must be a whole number in [1, "),
+        (
+            "groups: {a: {share: 1, prompt: {median: 5, sigma: 1, min: 9, max: 20}, output: 1}}",
+            "groups.a.prompt: the median must lie within [9, 20]",
+        ),
+        (
+            "groups: {a: {share: 1, prompt: {median: 5, sigma: 1}, output: 1}}",
+            "groups.a.prompt: 'min' is missing",
+        ),
+        (
+            "groups: {a: {share: 1, prompt: {quantiles: {0: 5, 0.5: 3, 1: 9}}, output: 1}}",
+            "groups.a.prompt.quantiles: a range must lie",
+        ),
+        (
+            "groups: {a: {share: 1, prompt: {quantiles: {low: 5, 1: 9}}, output: 1}}",
+            "groups.a.prompt.quantiles: must be a number, got 'low'",
+        ),
+        ("groups: {a: {share: 1, prompt: 1, output: 1, priority: high}}", "groups.a.priority: must be a whole number"),
+        ("groups: {a: {share: 1, prompt: 1, output: 1, tenant: 7}}", "groups.a.tenant: must be text, got 7"),
+        ("groups: {a: {share: 1, prompt: 1, output: 1, think_s: -1}}", "groups.a: think_s must not be negative"),
+        (
+            "groups: {a: {share: 1, prompt: 1, output: 1, prefix: {tokens: 4, documents: 0}}}",
+            "groups.a.prefix.documents: must be a whole number in [1, ",
+        ),
+        (
+            "groups: {a: {share: 1, prompt: 1, output: 1, prefix: {tokens: 4, zipf: -2}}}",
+            "groups.a.prefix: zipf must be in [0, 10]",
+        ),
+        ("arrivals: often\ngroups: {a: {share: 1, prompt: 1, output: 1}}", "arrivals: must be poisson, constant,"),
+        (
+            "arrivals: {bursts: {on_s: 1}}\ngroups: {a: {share: 1, prompt: 1, output: 1}}",
+            "some.yaml: arrivals.bursts: 'off_s' is missing",
+        ),
+        (
+            "arrivals: {bursts: {on_s: 1, off_s: 2, outside: 1}}\ngroups: {a: {share: 1, prompt: 1, output: 1}}",
+            "some.yaml: arrivals: outside is a share in [0, 1)",
+        ),
+        ("rate: -1\ngroups: {a: {share: 1, prompt: 1, output: 1}}", "some.yaml: rate: must not be negative, got -1"),
+        ("rate: [1\n", "some.yaml: cannot be read"),
+        ("groups: {a: {share: 1, prompt: 1, output: 1}, a: {share: 1, prompt: 1, output: 1}}", "a key stands twice"),
+        ("rate: 2024-13-45", "some.yaml: cannot be read: month must be"),
+        ("rate: " + "[" * 5000, "some.yaml: cannot be read"),
+        ("groups: !!python/object/apply:os.getcwd []", "some.yaml: cannot be read"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_refused_with_its_place(tmp_path: Path, wrong: str, told: str) -> None:
+    with pytest.raises(TandemError) as caught:
+        read(tmp_path, wrong)
+    assert caught.value.kind is ErrorKind.INVALID_REQUEST
+    assert told in caught.value.message and caught.value.message.startswith(str(tmp_path / "some.yaml"))
