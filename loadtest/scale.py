@@ -27,7 +27,8 @@ from tandem.sim.roofline import Efficiency, Roofline
 from tandem.sim.shapes import LLAMA_8B
 from tandem.sim.trace import Trace
 from tandem.sim.worker import WorkerSpec
-from tandem.workload.mix import Group, poisson
+from tandem.workload.group import Group
+from tandem.workload.mix import poisson
 
 GROUP = Group("trace", 1.0, (1000, 8000), (150, 250))
 """Tokens in and out, as long as those of published production traces."""

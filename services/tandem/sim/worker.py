@@ -298,8 +298,8 @@ class SimWorker:
 
     @property
     def _is_paced(self) -> bool:
-        """Without latency targets how long steps take changes no later one."""
-        return self.spec.config.slo != SloConfig()
+        """Without latency targets the pacer need not learn: how long a step took changes no later one."""
+        return self.spec.max_run == 1 or self.spec.config.slo != SloConfig()
 
     def _dispatch(self, effects: Sequence[Effect]) -> None:
         load = self.engine.load()
