@@ -406,4 +406,5 @@ class Cluster:
 
 def blocks_of(worker: Worker) -> list[BlockId]:
     """Every block that anybody holds."""
-    return [b.id for b in worker.engine._pool._blocks if b.refs]
+    pool = worker.engine._pool
+    return [block for block in map(BlockId, range(pool.num_blocks)) if any(pool.holders(block))]
