@@ -26,8 +26,11 @@ def break_even(axis: str, points: Sequence[Point]) -> str:
     """A line for each point, and where the cheaper kind changes."""
     rows = [(axis, "mixed", "split", "cheaper")]
     rows += [(f"x {p.factor:.3g}", _cost(p.costs["mixed"]), _cost(p.costs["split"]), p.cheaper or "-") for p in points]
-    found = [f"between x {a.factor:.3g} and x {b.factor:.3g}" for a, b in changes(points)]
-    where = f"the cheaper kind changes {', '.join(found)}" if found else "the cheaper kind does not change"
+    found = [
+        f"{a.cheaper or 'neither'} up to x {a.factor:.3g}, {b.cheaper or 'neither'} from x {b.factor:.3g}"
+        for a, b in changes(points)
+    ]
+    where = f"what holds for less changes: {'; '.join(found)}" if found else "the cheaper kind does not change"
     return f"{grid(rows)}\n{where}"
 
 
