@@ -8,7 +8,6 @@ that rises says what grows faster than the cluster. One process simulates one cl
 from __future__ import annotations
 
 import argparse
-import gc
 import hashlib
 import json
 import multiprocessing
@@ -24,6 +23,7 @@ from tandem.routing.view import Pool
 from tandem.sim.cluster import ClusterSpec, SimCluster
 from tandem.sim.hardware import H200
 from tandem.sim.roofline import Efficiency, Roofline
+from tandem.sim.run import collecting_seldom
 from tandem.sim.shapes import LLAMA_8B
 from tandem.sim.trace import Trace
 from tandem.sim.worker import WorkerSpec
@@ -99,12 +99,11 @@ def main(argv: Sequence[str]) -> int:
 
 def measure(asked: Asked) -> Point:
     """Build, run, check the books. Raises AssertionError when a request has no end or a book is off."""
-    # A simulation makes hardly any cycles, and looking for them among all that it holds takes a fifth of its time.
-    gc.set_threshold(1_000_000)
     cluster = SimCluster(ClusterSpec(workers=workers_of(asked), gateway=GatewayConfig(), seed=asked.seed))
     tally = _Tally(cluster)
     began, cpu = time.perf_counter(), time.process_time()
-    cluster.run(poisson([GROUP], asked.seed, asked.requests, asked.rate * asked.workers), tally.add)
+    with collecting_seldom():
+        cluster.run(poisson([GROUP], asked.seed, asked.requests, asked.rate * asked.workers), tally.add)
     cpu_s, wall_s = time.process_time() - cpu, time.perf_counter() - began
     rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     cluster.check()

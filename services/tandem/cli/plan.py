@@ -18,6 +18,7 @@ from tandem.sim.demand import demand
 from tandem.sim.machine import Machine
 from tandem.sim.plan import Found, Plan, Planner
 from tandem.sim.recipe import Recipe, recipes
+from tandem.sim.run import collecting_seldom
 from tandem.sim.slo import Slo, parse_slo
 from tandem.sim.trial import Promise, Verdict
 
@@ -36,7 +37,7 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
     asked = _recipes(resolved, args, machines, promise.slo)
     clock = SystemClock()
     began = clock.now()
-    with Bar(clock, None) as bar:
+    with Bar(clock, None) as bar, collecting_seldom():
         planner = _planner(promise, confirmation, args.max_gpus, resolved, bar)
         plan = planner.find(asked)
         curves = _curves(axes, promise, plan, args.max_gpus, bar)

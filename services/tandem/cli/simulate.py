@@ -17,7 +17,7 @@ from tandem.sim import table
 from tandem.sim.cluster import SimCluster
 from tandem.sim.deployment import Deployment, parse_pools
 from tandem.sim.report import Report
-from tandem.sim.run import simulate
+from tandem.sim.run import collecting_seldom, simulate
 from tandem.sim.series import Series
 from tandem.sim.slo import Slo, parse_slo
 from tandem.sim.tally import Tally
@@ -62,7 +62,7 @@ def _run(
         num_ended += 1
         bar.update(num_ended, lambda: f"{cluster.now:,.1f} s virtual, {num_ended / (clock.now() - began):,.0f}/s")
 
-    with Bar(clock, count) as bar:
+    with Bar(clock, count) as bar, collecting_seldom():
         try:
             asks = sim_setup.asks(args, count, args.seed)
             report, tally = simulate(deployment.cluster(args.seed), asks, slo, series=series, look=look)
