@@ -21,12 +21,12 @@ from tandem.core.settings import DEFAULT_LAYER, Resolved, Setting, flags_of, fro
 
 class _Program(NamedTuple):
     """`target` is `module:function`, called with the resolved settings and the parsed arguments. It has flags for the
-    settings of `sections`, () for all, and those that `add_flags` adds; `defaults` replace the settings' own."""
+    settings of `sections`, None for all, and those that `add_flags` adds; `defaults` replace the settings' own."""
 
     doc: str
     target: str
     extra: str
-    sections: tuple[str, ...] = ()
+    sections: tuple[str, ...] | None = None
     defaults: Mapping[str, str] = MappingProxyType({})
     add_flags: Callable[[argparse.ArgumentParser], None] = lambda _: None
 
@@ -58,6 +58,13 @@ _PROGRAMS = {
         sim_flags.DEFAULTS,
         sim_flags.add_plan_flags,
     ),
+    "fit-cost": _Program(
+        "make a profile for simulate and plan from the step logs of real workers",
+        "tandem.cli.fit_cost:run",
+        "",
+        (),
+        add_flags=sim_flags.add_fit_flags,
+    ),
     "config": _Program("print the resolved settings and where each came from", "tandem.cli.show:run", ""),
 }
 
@@ -85,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--config", metavar="FILE", help="YAML file with settings; flags and environment win")
         program.add_flags(command)
         for setting in settings():
-            if not program.sections or setting.section in program.sections:
+            if program.sections is None or setting.section in program.sections:
                 default = program.defaults.get(setting.key, setting.default)
                 _add_flag(command, setting, default, flags[setting.key])
     return parser

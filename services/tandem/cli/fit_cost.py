@@ -9,20 +9,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.settings import Resolved
 from tandem.engine.step_log import StepLog, decode_log
 from tandem.sim.fit import FitQuality, fit_worker
 from tandem.sim.profile import Profile, WorkerProfile, encode_profile, pool_named
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="step logs, or directories of them")
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the profile, as JSON")
-    parser.add_argument("--note", default="", help="what it was measured on, for its provenance")
-    parser.add_argument("--latency-ms", type=float, default=1.0, help="one way between client and worker (default: 1)")
-    parser.add_argument("--bandwidth", type=float, default=1e9, help="bytes/s of a worker's link (default: 1e9)")
-
-
-def run(args: argparse.Namespace) -> int:
+def run(_resolved: Resolved, args: argparse.Namespace) -> int:
+    """0. Raises TandemError for what cannot be read, fitted or written."""
     logs = read_logs(args.logs)
     fitted = fit_all(logs)
     profile = profile_of(logs, fitted, args.latency_ms / 1e3, args.bandwidth, args.note)

@@ -1,8 +1,9 @@
-"""The flags of `tandem simulate` and `tandem plan`; never imports the simulator, which other commands don't need."""
+"""The flags of what simulates or fits; never imports the simulator, which other commands do not need."""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 SECTIONS = ("engine", "slo", "handoff", "gateway")
 DEFAULTS = {"engine.max_num_batched_tokens": "2048", "engine.max_num_seqs": "256"}
@@ -28,6 +29,14 @@ def add_plan_flags(command: argparse.ArgumentParser) -> None:
     )
     _add_workload(command, count=1000)
     command.add_argument("--chart", metavar="FILE", help="draw what was tried; ends in .svg, .png or .pdf")
+
+
+def add_fit_flags(command: argparse.ArgumentParser) -> None:
+    command.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="step logs, or directories of them")
+    command.add_argument("--output", type=Path, required=True, metavar="FILE", help="the profile, as JSON")
+    command.add_argument("--note", default="", help="what it was measured on, for its provenance")
+    command.add_argument("--latency-ms", type=float, default=1.0, help="one way between client and worker (default: 1)")
+    command.add_argument("--bandwidth", type=float, default=1e9, help="bytes/s of a worker's link (default: 1e9)")
 
 
 def _group(command: argparse.ArgumentParser) -> argparse._ArgumentGroup:

@@ -1,0 +1,45 @@
+"""`tandem fit-cost` from step logs to a profile that `tandem simulate` takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tandem.cli import main
+from tandem.engine.step_log import encode_head, encode_step
+from tests.simulation.test_fit import drawn_steps, exact, log_of
+
+
+def write_log(directory: Path, count: int) -> None:
+    log = log_of(exact(drawn_steps(count)))
+    lines = [encode_head(log.head), *(encode_step(step) for step in log.steps)]
+    (directory / "w.jsonl").write_text("".join(line + "\n" for line in lines))
+
+
+def test_a_log_becomes_a_profile_that_can_be_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_log(tmp_path, 400)
+    profile = tmp_path / "profile.json"
+    assert main(["fit-cost", str(tmp_path), "--output", str(profile), "--note", "a desk", "--latency-ms", "3"]) == 0
+    told = capsys.readouterr().out
+    assert "mixed: 380 steps" in told and "predicts 100.0% of all time" in told
+    assert json.loads(profile.read_text())["latency_s"] == 0.003
+    assert main(["simulate", "--profile", str(profile), "--count", "20", "--rate", "0.5"]) == 0
+    told = capsys.readouterr().out
+    assert "a desk" in told and "unknown: no other run was predicted with it yet" in told
+
+
+def test_bad_logs_are_refused_before_anything_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_log(tmp_path, 50)
+    profile = tmp_path / "profile.json"
+    assert main(["fit-cost", str(tmp_path), "--output", str(profile)]) == 2
+    assert "too few to fit on" in capsys.readouterr().err
+    assert main(["fit-cost", str(tmp_path / "nothing"), "--output", str(profile)]) == 2
+    assert not profile.exists()
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_log(tmp_path, 400)
+    assert main(["fit-cost", str(tmp_path), "--output", str(tmp_path / "none" / "p.json")]) == 2
+    assert "cannot write" in capsys.readouterr().err
