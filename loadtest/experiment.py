@@ -30,7 +30,7 @@ from tandem.routing.view import Pool
 from tandem.sim.cluster import ClusterSpec
 from tandem.sim.hardware import H200
 from tandem.sim.profile import Profile
-from tandem.sim.roofline import Efficiency, Roofline
+from tandem.sim.roofline import SERVING, Roofline
 from tandem.sim.shapes import LLAMA_8B
 from tandem.sim.worker import WorkerSpec
 from tandem.workload.source import open_workload
@@ -42,14 +42,14 @@ REAL = {
 }
 SEED_A, SEED_B = 1, 2
 BURST = Load(seed=3, count=60, rate=0.0)
-GPU = Roofline(LLAMA_8B, H200, efficiency=Efficiency(overhead_s=1.5e-3))
+GPU = Roofline(LLAMA_8B, H200, efficiency=SERVING)
 GPU_POOLS: dict[str, dict[Pool, int]] = {
     MONOLITHIC: {"mixed": 4},
     CHUNKED: {"mixed": 4},
     SPLIT: {"prefill": 2, "decode": 2},
 }
 GPU_ENGINE = EngineConfig(max_num_batched_tokens=2048, max_num_seqs=256)
-GPU_RATE, GPU_COUNT, GPU_BURST = 16.0, 3000, 600
+GPU_RATE, GPU_COUNT, GPU_BURST = 9.0, 2000, 400
 PATIENT = GatewayConfig(max_queued=100_000, queue_timeout_s=1e5, progress_timeout_s=1e5)
 
 
