@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -16,6 +17,8 @@ MONOLITHIC, CHUNKED, SPLIT = "monolithic", "chunked", "disaggregated"
 _COLOURS = {MONOLITHIC: "#D55E00", CHUNKED: "#0072B2", SPLIT: "#009E73"}
 """Of Okabe and Ito: told apart by everybody."""
 BEGIN, END = "<!-- experiment: written by `python -m loadtest experiment --write` -->", "<!-- end of experiment -->"
+LEAST_GAP_MS = 1.0
+"""Where the chart of gaps begins: below are tokens that came together."""
 SHORT = "short"
 """The class of the requests that have reason to complain."""
 
@@ -163,15 +166,18 @@ def chart(places: Sequence[Place], file: Path) -> None:
             _tail(row[1], outcome.gaps, outcome.way)
         row[0].set_title(f"{place.name}: TTFT of short requests", loc="left", fontsize=10)
         row[1].set_title("gaps between tokens", loc="left", fontsize=10)
+        row[1].set_xlim(left=LEAST_GAP_MS)
         row[0].legend(frameon=False, fontsize=9)
-    figure.savefig(file)
+    # Text as text and equal names in every run: small files that differ only where figures do.
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "experiment"}):
+        figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
 
 
 def _tail(axes: Axes, values: Sequence[float], way: str) -> None:
     """The share of values above each, on two logarithmic scales: the tail is what matters."""
     ordered = sorted(values)
     count = len(ordered)
-    places = sorted({min(count - 1, int(count * (1 - 10 ** (-4 * i / 300)))) for i in range(301)} | {count - 1})
+    places = sorted({min(count - 1, int(count * (1 - 10 ** (-4 * i / 120)))) for i in range(121)} | {count - 1})
     axes.plot(
         [ordered[i] * 1e3 for i in places],
         [1 - i / count for i in places],
