@@ -51,8 +51,7 @@ class Scheduler:
         self._waiting = OrderedQueue()
         self._running = OrderedQueue()
         self._pulling: dict[JobKey, Sequence] = {}
-        # Blocks of each pull that was promised and has none yet.
-        self._promised: dict[SeqId, int] = {}
+        self._promised_blocks: dict[SeqId, int] = {}
         self._closing: dict[SeqId, Sequence] = {}
         self._by_key: dict[JobKey, Sequence] = {}
         self._by_id: dict[SeqId, Sequence] = {}
@@ -74,7 +73,7 @@ class Scheduler:
         seq.reusable(self.pool.block_size)
         self._by_key[job.key] = self._by_id[seq.id] = seq
         if seq.is_pull:
-            self._promised[seq.id] = pull_need(job, self.pool.block_size)
+            self._promised_blocks[seq.id] = pull_need(job, self.pool.block_size)
         self._waiting.add(seq)
 
     def cancel(self, key: JobKey) -> bool:
@@ -172,7 +171,7 @@ class Scheduler:
             num_running=len(self._running) + len(self._pulling),
             num_waiting=len(self._waiting),
             num_queued_tokens=sum(s.num_remaining for s in live if s.may_start and s.num_remaining > 1),
-            num_promised_blocks=sum(self._promised.values()),
+            num_promised_blocks=sum(self._promised_blocks.values()),
         )
 
     def tables(self) -> Iterator[BlockTable]:
@@ -186,8 +185,7 @@ class Scheduler:
             _check_sequence(seq, [s for p in self._open.values() for s in p.slices if s.seq == seq.id], self.pool)
             assert (seq.status is Status.WAITING) == (seq in self._waiting), f"{seq!r}: status"
         assert len(self._running) + len(self._pulling) <= self.limits.max_num_seqs, "more run than may"
-        waiting = {s.id: pull_need(s.job, self.pool.block_size) for s in self._waiting if s.is_pull}
-        assert self._promised == waiting, f"promised {self._promised}, waiting {waiting}"
+        _check_promises(self._promised_blocks, self._waiting, self.pool.block_size)
 
     def __repr__(self) -> str:
         return (
@@ -242,9 +240,9 @@ class Scheduler:
     def _grant_pull(self, seq: Sequence, draft: Draft) -> bool:
         hashes = seq.reusable(self.pool.block_size)
         num_hits = self.pool.count_hits(hashes)
-        if not self._take_blocks(seq, hashes, self._promised[seq.id], spare=0):
+        if not self._take_blocks(seq, hashes, self._promised_blocks[seq.id], spare=0):
             return False
-        del self._promised[seq.id]
+        del self._promised_blocks[seq.id]
         seq.num_cached = num_hits * self.pool.block_size
         seq.was_started = True
         seq.status = Status.PULLING
@@ -263,12 +261,14 @@ class Scheduler:
         return True
 
     def _may_offer(self, seq: Sequence) -> bool:
-        need, largest = self._num_blocks(len(seq.tokens)), max(self._promised.values(), default=0)
+        need, largest = self._num_blocks(len(seq.tokens)), max(self._promised_blocks.values(), default=0)
         return may_offer(need, self.pool.num_leased, self.pool.num_blocks, largest)
 
     def _startable(self) -> Iterator[Sequence]:
         num_seats = self.limits.max_num_seqs - len(self._running) - len(self._pulling)
-        return islice(startable(self._waiting, self.pool, max(self._promised.values(), default=0)), max(0, num_seats))
+        return islice(
+            startable(self._waiting, self.pool, max(self._promised_blocks.values(), default=0)), max(0, num_seats)
+        )
 
     # ---- commit
 
@@ -309,7 +309,7 @@ class Scheduler:
 
     def _end(self, seq: Sequence) -> None:
         del self._by_key[seq.key]
-        self._promised.pop(seq.id, None)
+        self._promised_blocks.pop(seq.id, None)
         if seq.status is Status.WAITING:
             self._waiting.remove(seq)
         elif seq.status is Status.PULLING:
@@ -333,7 +333,7 @@ class Scheduler:
             num_blocks=self.pool.num_blocks,
             num_leased=self.pool.num_leased,
             num_seqs=len(self._running) + len(self._pulling),
-            promises=tuple(self._promised.values()),
+            promises=tuple(self._promised_blocks.values()),
             prefills=tuple(self._num_blocks(len(s.tokens)) for s in self._waiting if isinstance(s.job, Prefill)),
         )
 
@@ -344,6 +344,11 @@ class Scheduler:
 def _check_queues(queued: Many[Sequence], by_id: Collection[SeqId], by_key: Collection[JobKey]) -> None:
     assert sorted(s.id for s in queued) == sorted(by_id), "a sequence is in no queue or in two"
     assert {s.key for s in queued if s.status is not Status.CLOSING} == set(by_key), "keys and queues differ"
+
+
+def _check_promises(promised: Mapping[SeqId, int], waiting: Iterable[Sequence], block_size: int) -> None:
+    needed = {seq.id: pull_need(seq.job, block_size) for seq in waiting if seq.is_pull}
+    assert promised == needed, f"promised {promised}, waiting {needed}"
 
 
 def _check_sequence(seq: Sequence, named: list[Slice], pool: BlockPool) -> None:
