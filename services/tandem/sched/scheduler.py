@@ -8,7 +8,7 @@ that the plan has not reached. Several plans may be open; they are committed in 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from itertools import islice
 
