@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from loadtest.histogram import Distribution
-from loadtest.stats import Slo
+from loadtest.distribution import Distribution
+from tandem.core.slo import Slo
 
 METRICS = ("ttft", "itl", "tpot", "e2e", "first_gap", "rest")
 """Of one request: due to first token; gaps between arrivals (all requests' pooled); time per token after the first;

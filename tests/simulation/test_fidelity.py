@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tandem.core.config import Config, EngineConfig, GatewayConfig
+from tandem.core.slo import Slo
 from tandem.sim.cluster import ClusterSpec
 from tandem.sim.fidelity import COMPARED, Compared, fidelity
 from tandem.sim.hardware import H200
 from tandem.sim.roofline import SERVING, Efficiency, Roofline
 from tandem.sim.run import simulate
 from tandem.sim.shapes import LLAMA_8B, QWEN_8B
-from tandem.sim.slo import Slo
 from tandem.sim.worker import WorkerSpec
 from tandem.workload.mix import Group, poisson
 

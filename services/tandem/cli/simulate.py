@@ -13,13 +13,13 @@ from tandem.cli.bar import Bar
 from tandem.cli.sim_flags import SECTIONS
 from tandem.core.clock import SystemClock
 from tandem.core.settings import Resolved
+from tandem.core.slo import Slo, parse_slo
 from tandem.sim import table
 from tandem.sim.cluster import SimCluster
 from tandem.sim.deployment import Deployment, parse_pools
 from tandem.sim.report import Report
 from tandem.sim.run import collecting_seldom, simulate
 from tandem.sim.series import Series
-from tandem.sim.slo import Slo, parse_slo
 from tandem.sim.tally import Tally
 
 

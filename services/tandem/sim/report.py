@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tandem.core.histogram import Spread
 from tandem.routing.view import Pool
 from tandem.sim.cluster import SimCluster
-from tandem.sim.histogram import Spread
 from tandem.sim.tally import GroupTally, Tally
 from tandem.sim.worker import SimWorker
 
