@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
-from tandem.core.histogram import Histogram
+from tandem.core.histogram import Histogram, Spread
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +28,10 @@ def distribution(histogram: Histogram) -> Distribution | None:
     found = histogram.spread()
     if found is None:
         return None
+    return of_spread(found, ((round(value, 7), number) for value, number in histogram.buckets()))
+
+
+def of_spread(found: Spread, buckets: Iterable[tuple[float, int]]) -> Distribution:
     return Distribution(
         count=found.count,
         mean=found.mean,
@@ -34,5 +40,5 @@ def distribution(histogram: Histogram) -> Distribution | None:
         p99=found.p99,
         p999=found.p999,
         max=found.max,
-        buckets=tuple((round(value, 7), number) for value, number in histogram.buckets()),
+        buckets=tuple(buckets),
     )
