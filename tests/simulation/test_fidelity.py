@@ -17,7 +17,11 @@ from tandem.workload.mix import Group, poisson
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("one", [one for one in COMPARED if one.output == 128 and one.prompt == 2048], ids=repr)
+@pytest.mark.parametrize(
+    "one",
+    [one for one in COMPARED if one.output == 128 and one.prompt == 2048],
+    ids=lambda one: f"{one.shape.name} on {one.degree} x {one.hardware.name}",
+)
 def test_what_is_stated_as_simulated_is(one: Compared) -> None:
     gateway = GatewayConfig(max_queued=10**6, queue_timeout_s=1e9, progress_timeout_s=1e9, disaggregation="off")
     engine = EngineConfig(max_num_batched_tokens=8192, max_num_seqs=2048, enable_prefix_caching=False)
