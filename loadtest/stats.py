@@ -9,17 +9,8 @@ from typing import NamedTuple
 import msgspec
 
 from loadtest.records import Record, Run, Step
+from tandem.core.histogram import Histogram, Spread
 from tandem.core.slo import Slo
-
-
-class Spread(msgspec.Struct, frozen=True):
-    """Seconds; `count` values."""
-
-    count: int
-    p50: float
-    p95: float
-    p99: float
-    max: float
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,9 +55,8 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def spread(values: Sequence[float]) -> Spread | None:
-    if not values:
-        return None
-    return Spread(len(values), *(percentile(values, share) for share in (0.5, 0.95, 0.99, 1.0)))
+    """Exact. None of no values."""
+    return Histogram(values, exact=len(values)).spread()
 
 
 def summarise(runs: Sequence[Run], slo: Slo) -> Summary | None:

@@ -51,7 +51,7 @@ class Histogram:
         self.extend((value,))
 
     def extend(self, values: Iterable[float]) -> None:
-        """Raises ValueError for a value below 0 or none at all."""
+        """Raises ValueError for a value below 0 or one that is not finite."""
         added = array("d", values)
         if not added:
             return
