@@ -20,10 +20,10 @@ from loadtest.calls import Caller
 from loadtest.client import Client
 from loadtest.endpoint import ANSWER_TOKENS, Endpoint
 from loadtest.loop import MAX_OPEN, OpenLoop, open_session
-from loadtest.stats import Slo
 from loadtest.tables import ms, table
 from loadtest.tally import Tally
 from tandem.core.clock import SystemClock
+from tandem.core.slo import Slo
 from tandem.workload.group import Group
 from tandem.workload.mix import poisson
 

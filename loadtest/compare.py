@@ -1,4 +1,4 @@
-"""`python -m loadtest compare A.json B.json`: two load tests side by side; measures nothing.
+"""`python -m loadtest compare A.json B.json`: two load tests side by side, either of them simulated; measures nothing.
 
 python -m loadtest compare A.json B.json [--chart FILE.svg]
 """
@@ -14,14 +14,16 @@ from matplotlib.figure import Figure
 
 from loadtest.bootstrap import CONFIDENCE
 from loadtest.comparison import Row, compare, differing_facts, pairs
-from loadtest.load_report import LoadReport, NoReport, read_report
+from loadtest.load_report import LoadReport
 from loadtest.plot import cdf, chart_path, colour, dress_cdf, panels, save, styled
+from loadtest.report_file import NoReport, read_report
 from loadtest.tables import ms, table
 
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="loadtest compare", description="Compare two load tests.")
-    parser.add_argument("first", type=Path, metavar="A.json", help="what `loadtest load --json` wrote")
+    told = "what `loadtest load --json` or `tandem simulate --json` wrote"
+    parser.add_argument("first", type=Path, metavar="A.json", help=told)
     parser.add_argument("second", type=Path, metavar="B.json")
     parser.add_argument("--chart", type=chart_path, metavar="FILE.svg|.png", help="draw both there")
     args = parser.parse_args(argv)
@@ -41,12 +43,25 @@ def markdown(first: LoadReport, second: LoadReport, rows: Sequence[Row]) -> str:
     differing = differing_facts(first, second)
     if differing:
         lines.append(f"**Not the same workload**: {', '.join(differing)}.\n")
+    if first.slo != second.slo:
+        lines.append(f"**Not the same targets**, so what is good differs: {first.slo} and {second.slo}.\n")
+    lines += _simulated(first, second)
     lines.append(_judged(rows))
     heads = ["", "quantity", "A", "B", "B / A", f"{CONFIDENCE:.0%} of it", "so"]
     lines.append(
         "Noise is the luck of requests. A machine that changed between the two tests is no noise here: repeat.\n"
     )
     return "\n".join([*lines, table(heads, [_cells(row) for row in rows])])
+
+
+def _simulated(first: LoadReport, second: LoadReport) -> list[str]:
+    names = [name for name, report in zip("AB", (first, second), strict=True) if report.is_simulated]
+    if not names:
+        return []
+    told = f"**{' and '.join(names)} {'is' if len(names) == 1 else 'are'} simulated**, without requests one by one"
+    limits = "of times nothing is said of noise, only of good shares; tenants and phases are not compared"
+    gaps = "Simulated gaps lie between tokens, a client's between arrivals."
+    return [f"{told}: {limits}. {gaps}\n"]
 
 
 def _judged(rows: Sequence[Row]) -> str:

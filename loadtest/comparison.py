@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from loadtest.bootstrap import Interval, ratio_intervals, share_ratio_interval
-from loadtest.histogram import Distribution
+from loadtest.distribution import Distribution
 from loadtest.load_report import LoadReport, Sampled, Scope
 
 LEAST_FOR_P99 = 100

@@ -29,12 +29,12 @@ from loadtest.plot import chart_path, save
 from loadtest.progress import show
 from loadtest.records import Record
 from loadtest.report import add_slo_flags
-from loadtest.stats import Slo
 from loadtest.steps import StepLog, read_steps, within
 from loadtest.steps_markdown import steps_markdown
 from loadtest.tally import Tally
 from tandem.core.clock import Clock, SystemClock, wall_ns
 from tandem.core.errors import TandemError
+from tandem.core.slo import Slo
 from tandem.workload.ask import Ask
 from tandem.workload.source import open_workload
 
@@ -154,7 +154,7 @@ class LoadTest:
         loop = self._loop
         if loop is None or not self._tally.num_ended:
             raise NoEndpoint("no request has ended, so there is nothing to report")
-        late = self._tally.late.distribution()
+        late = self._tally.late.spread()
         assert late is not None
         wall_s = max(self._tally.last_end_s, 1e-9)
         return LoadReport(

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from loadtest.load_report import LoadReport, Scope, Window
-from loadtest.stats import TOLERATED, Slo
 from loadtest.tables import ms, table
+from tandem.core.slo import TOLERATED, Slo
 
 MOST_WINDOWS = 30
 LATE_S = 0.05

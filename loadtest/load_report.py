@@ -1,17 +1,14 @@
 """What one load test amounts to, as one frozen value that travels as JSON; never adds anything up.
 
-The top level of the JSON is `LoadReport`; seconds everywhere. Whoever writes this shape of something else, such as of a
-simulation, can be compared by `loadtest compare`, which needs `name`, `scopes` and `sample`.
+The top level of the JSON is `LoadReport`; seconds everywhere.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 
-from loadtest.histogram import Distribution
-from loadtest.stats import Slo
+from loadtest.distribution import Distribution
+from tandem.core.slo import Slo
 
 METRICS = ("ttft", "itl", "tpot", "e2e", "first_gap", "rest")
 """Of one request: due to first token; gaps between arrivals (all requests' pooled); time per token after the first;
@@ -72,30 +69,18 @@ class ClientFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     """`began` is seconds since the epoch; all other times count from it. The first of `scopes` is all requests.
-    `examples`: one message for each kind of error. `is_whole`: nobody stopped it before its end."""
+    `examples`: one message for each kind of error. `is_whole`: nobody stopped it before its end. `is_simulated`: it is
+    what a simulated run would have told; that has no windows, client, examples and sample."""
 
     name: str
     facts: dict[str, str] = {}
     began: float = 0.0
     wall_s: float
     is_whole: bool = True
+    is_simulated: bool = False
     slo: Slo = Slo()
     scopes: tuple[Scope, ...]
     windows: tuple[Window, ...] = ()
     client: ClientFacts | None = None
     examples: dict[str, str] = {}
     sample: tuple[Sampled, ...] = ()
-
-
-class NoReport(Exception):
-    """A file is no report of a load test; names it and the field."""
-
-
-def read_report(path: Path) -> LoadReport:
-    """Raises NoReport."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=LoadReport)
-    except OSError as error:
-        raise NoReport(f"{path}: {error.strerror}") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise NoReport(f"{path} is no report: {error}") from error

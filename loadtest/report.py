@@ -13,8 +13,10 @@ import msgspec
 from loadtest.chart import draw
 from loadtest.plot import chart_path, save
 from loadtest.records import Run, encode
-from loadtest.stats import Agreement, Overhead, Point, Slo, Spread, Summary, agreement, overhead, pair_ratio, summarise
+from loadtest.stats import Agreement, Overhead, Point, Summary, agreement, overhead, pair_ratio, summarise
 from loadtest.tables import ms, table
+from tandem.core.histogram import Spread
+from tandem.core.slo import Slo
 
 FULL_BATCH = 32
 """Decodes of a step from which its overhead is judged."""

@@ -9,38 +9,8 @@ from typing import NamedTuple
 import msgspec
 
 from loadtest.records import Record, Run, Step
-
-TOLERATED = 0.05
-"""The share of a request's gaps that may exceed the target and the request still counts as good."""
-
-
-class Slo(msgspec.Struct, frozen=True):
-    """Targets in seconds; None is no target."""
-
-    ttft_s: float | None = None
-    itl_s: float | None = None
-
-    @classmethod
-    def of_ms(cls, ttft_ms: float | None, itl_ms: float | None) -> Slo:
-        return cls(*(None if target is None else target / 1e3 for target in (ttft_ms, itl_ms)))
-
-    def is_met(self, record: Record) -> bool:
-        """TTFT inside its target, and 95 % of the gaps inside theirs. A failed request meets nothing."""
-        if record.error or (self.ttft_s is not None and record.ttft_s > self.ttft_s):
-            return False
-        if self.itl_s is None or not record.gaps_s:
-            return True
-        return sum(gap > self.itl_s for gap in record.gaps_s) <= TOLERATED * len(record.gaps_s)
-
-
-class Spread(msgspec.Struct, frozen=True):
-    """Seconds; `count` values."""
-
-    count: int
-    p50: float
-    p95: float
-    p99: float
-    max: float
+from tandem.core.histogram import Histogram, Spread
+from tandem.core.slo import Slo
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +35,14 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     ttft_by_group: dict[str, Spread]
 
 
+def meets(record: Record, slo: Slo) -> bool:
+    """It met the targets. A failed request meets none."""
+    if record.error:
+        return False
+    gaps = record.gaps_s
+    return slo.is_met(record.ttft_s, slo.num_late(gaps), len(gaps))
+
+
 def percentile(values: Sequence[float], share: float) -> float:
     """Linear between the two nearest ranks, as numpy does. Raises ValueError without values."""
     if not values:
@@ -77,9 +55,8 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def spread(values: Sequence[float]) -> Spread | None:
-    if not values:
-        return None
-    return Spread(len(values), *(percentile(values, share) for share in (0.5, 0.95, 0.99, 1.0)))
+    """Exact. None of no values."""
+    return Histogram(values, exact=len(values)).spread()
 
 
 def summarise(runs: Sequence[Run], slo: Slo) -> Summary | None:
@@ -90,7 +67,7 @@ def summarise(runs: Sequence[Run], slo: Slo) -> Summary | None:
     if ttft is None:
         return None
     wall_s = sum(run.wall_s for run in runs)
-    num_good = sum(slo.is_met(record) for record in records)
+    num_good = sum(meets(record, slo) for record in records)
     return Summary(
         num_requests=len(records),
         num_failed=len(records) - len(whole),

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from loadtest.histogram import Distribution, Histogram
+from loadtest.distribution import Distribution, distribution
 from loadtest.stats import percentile
+from tandem.core.histogram import Histogram
 from tandem.engine.step_log import decode_log
 from tandem.sched.outcome import StepRecord
 
@@ -75,7 +76,7 @@ def within(log: StepLog, began: float, wall_s: float) -> StepLog:
 def summarise(log: StepLog) -> StepSummary | None:
     """None without a step."""
     steps = [one.step for one in log.steps]
-    seconds = Histogram(step.measured_s for step in steps).distribution()
+    seconds = distribution(Histogram(step.measured_s for step in steps))
     if seconds is None:
         return None
     prompts = [step for step in steps if step.features.num_prefill_tokens]

@@ -12,14 +12,18 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
 
-from loadtest.histogram import Histogram
+from loadtest.distribution import distribution
 from loadtest.load_report import METRICS, Sampled, Scope, Window
 from loadtest.records import Record
-from loadtest.stats import Slo
+from loadtest.stats import meets
+from tandem.core.histogram import Histogram
+from tandem.core.slo import Slo
 
 WINDOW_S = 10.0
 SAMPLE = 10_000
 """Requests that a report keeps one by one, for comparisons; a larger run is drawn from evenly."""
+_EXACT = 256
+"""A window's gaps; there are many windows in a long run."""
 
 
 class _Cell:
@@ -39,8 +43,7 @@ class _Cell:
         self.num_prompt_tokens += record.num_prompt_tokens
         self.num_output_tokens += record.num_output_tokens
         for metric, values in timed(record).items():
-            for value in values:
-                self.times[metric].add(value)
+            self.times[metric].extend(values)
 
     def merge(self, other: _Cell) -> None:
         self.num_requests += other.num_requests
@@ -63,7 +66,7 @@ class _Cell:
             good_rate=self.num_good / wall_s,
             prompt_rate=self.num_prompt_tokens / wall_s,
             output_rate=self.num_output_tokens / wall_s,
-            times={m: found for m, h in self.times.items() if (found := h.distribution()) is not None},
+            times={m: found for m, h in self.times.items() if (found := distribution(h)) is not None},
         )
 
 
@@ -80,7 +83,7 @@ def timed(record: Record) -> dict[str, Iterable[float]]:
 class _Window:
     def __init__(self) -> None:
         self.num_sent = self.num_ended = self.num_failed = self.num_tokens = self.most_open = 0
-        self.gaps = Histogram()
+        self.gaps = Histogram(exact=_EXACT)
 
     def told(self, start_s: float, seconds: float) -> Window:
         return Window(
@@ -116,7 +119,7 @@ class Tally:
 
     def ended(self, record: Record, num_open: int) -> None:
         """A request has ended, with so many still open."""
-        is_good = self._slo.is_met(record)
+        is_good = meets(record, self._slo)
         self.num_ended += 1
         self.num_tokens += record.num_output_tokens
         self.last_end_s = max(self.last_end_s, record.ended_s)

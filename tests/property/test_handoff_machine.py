@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -478,5 +479,5 @@ class TrustingHandoffMachine(HandoffMachine):
 
 TestHandoff = HandoffMachine.TestCase
 TestHandoff.settings = effort(250, 70)
-TestTrustingHandoff = TrustingHandoffMachine.TestCase
+TestTrustingHandoff = pytest.mark.slow(TrustingHandoffMachine.TestCase)
 TestTrustingHandoff.settings = effort(250, 70)

@@ -133,7 +133,6 @@ def test_a_burst_does_not_herd_onto_one_worker() -> None:
     assert [worker.num_prefill_tokens for worker in one.workers] == [2000] * 3
 
 
-@pytest.mark.slow
 def test_chunks_shorten_the_worst_wait_of_those_who_decode() -> None:
     def worst_gap(is_chunked: bool) -> float:
         one = cluster((gpu_spec(enable_chunked_prefill=is_chunked, max_num_batched_tokens=512), 1))
@@ -143,7 +142,6 @@ def test_chunks_shorten_the_worst_wait_of_those_who_decode() -> None:
     assert worst_gap(is_chunked=True) < 0.5 * worst_gap(is_chunked=False)
 
 
-@pytest.mark.slow
 def test_a_prefill_pool_keeps_prompts_away_from_those_who_decode() -> None:
     def worst_gap(*workers: tuple[WorkerSpec, int]) -> float:
         # The second token waits for the KV; what a prompt does to a stream shows later.

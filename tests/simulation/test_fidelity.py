@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tandem.core.config import Config, EngineConfig, GatewayConfig
+from tandem.core.slo import Slo
 from tandem.sim.cluster import ClusterSpec
 from tandem.sim.fidelity import COMPARED, Compared, fidelity
 from tandem.sim.hardware import H200
 from tandem.sim.roofline import SERVING, Efficiency, Roofline
 from tandem.sim.run import simulate
 from tandem.sim.shapes import LLAMA_8B, QWEN_8B
-from tandem.sim.slo import Slo
 from tandem.sim.worker import WorkerSpec
 from tandem.workload.mix import Group, poisson
 
@@ -20,7 +20,7 @@ from tandem.workload.mix import Group, poisson
 @pytest.mark.parametrize(
     "one",
     [one for one in COMPARED if one.output == 128 and one.prompt == 2048],
-    ids=lambda one: f"{one.shape.name} on {one.degree} {one.hardware.name}",
+    ids=lambda one: f"{one.shape.name} on {one.degree} x {one.hardware.name}",
 )
 def test_what_is_stated_as_simulated_is(one: Compared) -> None:
     gateway = GatewayConfig(max_queued=10**6, queue_timeout_s=1e9, progress_timeout_s=1e9, disaggregation="off")

@@ -8,13 +8,13 @@ from itertools import product
 import pytest
 
 from tandem.core.config import Config, EngineConfig
+from tandem.core.slo import Slo
 from tandem.routing.view import Pool
 from tandem.sim.break_even import along, changes, lengthened
 from tandem.sim.demand import demand
 from tandem.sim.plan import Plan, Planner
 from tandem.sim.plan_table import break_even, told
 from tandem.sim.recipe import Recipe, recipes
-from tandem.sim.slo import Slo
 from tandem.sim.trial import Promise
 from tandem.sim.worker import WorkerSpec
 from tandem.workload.ask import Ask

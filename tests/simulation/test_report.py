@@ -8,11 +8,11 @@ from itertools import pairwise
 import pytest
 
 from tandem.core.config import GatewayConfig
+from tandem.core.slo import Slo
 from tandem.sim.cluster import SimCluster
 from tandem.sim.report import report
 from tandem.sim.run import simulate
 from tandem.sim.series import MAX_POINTS, Series
-from tandem.sim.slo import Slo
 from tandem.sim.tally import Tally
 from tandem.sim.trace import Trace
 from tandem.workload.mix import Group, poisson

@@ -22,7 +22,6 @@ def ended(asked: list[Ask], *workers: tuple[object, int]) -> tuple[list[Trace], 
     return traces, sum(worker.num_prefill_tokens for worker in one.workers)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", built_in_names())
 def test_every_built_in_mix_ends_well(name: str) -> None:
     asked = list(open_workload(name, seed=1, count=15, rate=None))

@@ -12,6 +12,7 @@ from tandem.cli import sim_setup
 from tandem.cli.bar import Bar
 from tandem.core.clock import SystemClock
 from tandem.core.settings import Resolved
+from tandem.core.slo import Slo, parse_slo
 from tandem.sim import plan_table, table
 from tandem.sim.break_even import AXES, Point, along
 from tandem.sim.demand import demand
@@ -19,7 +20,6 @@ from tandem.sim.machine import Machine
 from tandem.sim.plan import Found, Plan, Planner
 from tandem.sim.recipe import Recipe, recipes
 from tandem.sim.run import collecting_seldom
-from tandem.sim.slo import Slo, parse_slo
 from tandem.sim.trial import Promise, Verdict
 
 CONFIRMATION_SEED, CONFIRMATION_TIMES = 1, 2

@@ -14,12 +14,12 @@ from tandem.cli.sim_flags import SECTIONS
 from tandem.core.config import value_of
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import DEFAULT_LAYER, Resolved, resolve
+from tandem.core.slo import parse_time
 from tandem.sim.hardware import HARDWARE
 from tandem.sim.machine import Machine, ProfileMachine, RooflineMachine
 from tandem.sim.profile import decode_profile
 from tandem.sim.roofline import SERVING, Efficiency, Roofline
 from tandem.sim.shapes import SHAPES
-from tandem.sim.slo import parse_time
 from tandem.workload.ask import Ask
 from tandem.workload.source import built_in_names, open_workload
 

@@ -13,14 +13,16 @@ from tandem.cli.bar import Bar
 from tandem.cli.sim_flags import SECTIONS
 from tandem.core.clock import SystemClock
 from tandem.core.settings import Resolved
+from tandem.core.slo import Slo, parse_slo
 from tandem.sim import table
 from tandem.sim.cluster import SimCluster
 from tandem.sim.deployment import Deployment, parse_pools
-from tandem.sim.report import Report
+from tandem.sim.report import ALL, Report
 from tandem.sim.run import collecting_seldom, simulate
 from tandem.sim.series import Series
-from tandem.sim.slo import Slo, parse_slo
-from tandem.sim.tally import Tally
+from tandem.sim.tally import GroupTally, Tally
+
+FORMAT = "tandem-simulation-1"
 
 
 def run(resolved: Resolved, args: argparse.Namespace) -> int:
@@ -44,7 +46,7 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
     facts = [*deployment.machine.about, ("simulated", f"in {wall_s:.1f} s, {rate}")]
     print(f"{heading}\n\n{table.told(report, slo)}\n{table.facts(facts)}")  # noqa: T201 - the command's output
     if path is not None:
-        sim_setup.write_json(path, _document(args, deployment, slo, report, series))
+        sim_setup.write_json(path, _document(args, count, deployment, report, tally, series))
     if chart is not None and series is not None:
         import_module("tandem.sim.chart").draw_run(chart, heading, tally, series)
     return 0
@@ -80,13 +82,27 @@ def _chart(args: argparse.Namespace) -> Path | None:
 
 
 def _document(
-    args: argparse.Namespace, deployment: Deployment, slo: Slo, report: Report, series: Series | None
+    args: argparse.Namespace,
+    count: int | None,
+    deployment: Deployment,
+    report: Report,
+    tally: Tally,
+    series: Series | None,
 ) -> dict[str, Any]:
-    """What `--json` writes: seconds, bytes and tokens, as the dataclasses say."""
+    """What `--json` writes: seconds, bytes and tokens, as the dataclasses say. `buckets`: how each measure of each
+    class lies, as `Histogram.buckets`. `loadtest compare` reads some of it."""
     assert series is not None, "a document has a series"
     return {
-        "workload": {name: getattr(args, name) for name in ("workload", "seed", "count", "rate", "speedup")},
+        "format": FORMAT,
+        "workload": {
+            "workload": args.workload,
+            "seed": args.seed,
+            "count": count,
+            "rate": args.rate,
+            "speedup": args.speedup,
+        },
         "deployment": {
+            "name": str(deployment),
             "machine": deployment.machine.name,
             "pools": [asdict(pool) for pool in deployment.pools],
             "num_gpus": deployment.num_gpus,
@@ -94,11 +110,17 @@ def _document(
             "about": dict(deployment.machine.about),
         },
         "settings": {section: asdict(getattr(deployment.config, section)) for section in SECTIONS},
-        "slo": asdict(slo),
+        "slo": asdict(tally.slo),
         "report": asdict(report),
+        "buckets": {name: _buckets(group) for name, group in {ALL: tally.all(), **tally.groups}.items()},
         "series": {
             "windows": [asdict(window) for window in series.windows()],
             "pools": {pool: [asdict(sample) for sample in samples] for pool, samples in series.pools().items()},
             "queued": series.queued,
         },
     }
+
+
+def _buckets(group: GroupTally) -> dict[str, list[tuple[float, int]]]:
+    measures = {"ttft": group.ttft, "itl": group.itl, "tpot": group.tpot, "e2e": group.e2e}
+    return {name: [(round(s, 7), number) for s, number in times.buckets()] for name, times in measures.items()}

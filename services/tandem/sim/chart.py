@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.sim.histogram import Histogram
+from tandem.core.histogram import Histogram
 from tandem.sim.series import Series
 from tandem.sim.tally import Tally
 

@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from tandem.core.slo import Slo
 from tandem.core.step_cost import StepFeatures
 from tandem.kv.hashing import chain_hashes, root_hash
-from tandem.sim.slo import Slo
 from tandem.sim.worker import WorkerSpec
 from tandem.workload.ask import Ask
 

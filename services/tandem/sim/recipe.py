@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from tandem.core.config import Config
+from tandem.core.slo import Slo
 from tandem.sim.demand import Demand, least_workers, why_never
 from tandem.sim.deployment import Deployment, PoolSize
 from tandem.sim.machine import Machine
-from tandem.sim.slo import Slo
 from tandem.sim.worker import WorkerSpec
 
 Kind = Literal["mixed", "split"]

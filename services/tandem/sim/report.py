@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tandem.core.histogram import Spread
 from tandem.routing.view import Pool
 from tandem.sim.cluster import SimCluster
-from tandem.sim.histogram import Spread
 from tandem.sim.tally import GroupTally, Tally
 from tandem.sim.worker import SimWorker
 
@@ -18,12 +18,16 @@ ALL = "all"
 class GroupReport:
     """Of one class. Times are of the requests that ended well, from when they were due; None where there is nothing to
     time. `itl` pools the gaps between the tokens of all requests; `tpot` is each one's mean gap; `num_good` met the
-    SLO."""
+    SLO. `num_prompt` tokens of those requests; `num_output` tokens that clients got, of failed requests too; `errors`:
+    how many ended with each kind."""
 
     name: str
     num_requests: int
     num_complete: int
     num_good: int
+    num_prompt: int
+    num_output: int
+    errors: dict[str, int]
     ttft: Spread | None
     itl: Spread | None
     tpot: Spread | None
@@ -119,6 +123,9 @@ def _group(name: str, tally: GroupTally) -> GroupReport:
         tally.num_requests,
         tally.num_complete,
         tally.num_good,
+        tally.num_prompt,
+        tally.num_output,
+        dict(sorted(tally.errors.items())),
         ttft=tally.ttft.spread(),
         itl=tally.itl.spread(),
         tpot=tally.tpot.spread(),

@@ -6,10 +6,10 @@ import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+from tandem.core.slo import Slo
 from tandem.sim.cluster import ClusterSpec, SimCluster
 from tandem.sim.report import Report, report
 from tandem.sim.series import Series
-from tandem.sim.slo import Slo
 from tandem.sim.tally import Tally
 from tandem.sim.trace import Trace
 from tandem.workload.ask import Ask

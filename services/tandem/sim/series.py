@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tandem.core.histogram import Histogram
 from tandem.routing.view import Pool
 from tandem.sim.cluster import SimCluster
-from tandem.sim.histogram import Histogram
 from tandem.sim.trace import Trace
 
 MAX_POINTS = 240
@@ -39,7 +39,7 @@ class PoolSample:
 @dataclass(slots=True)
 class _Count:
     num_tokens: int = 0
-    gaps: Histogram = field(default_factory=lambda: Histogram(_EXACT))
+    gaps: Histogram = field(default_factory=lambda: Histogram(exact=_EXACT))
 
     def merge(self, other: _Count) -> None:
         self.num_tokens += other.num_tokens

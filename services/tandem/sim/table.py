@@ -5,9 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from tandem.sim.histogram import Spread
+from tandem.core.histogram import Spread
+from tandem.core.slo import Slo
 from tandem.sim.report import GroupReport, PoolReport, Report
-from tandem.sim.slo import Slo
 
 
 def told(report: Report, slo: Slo) -> str:

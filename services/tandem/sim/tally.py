@@ -7,8 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from tandem.core.events import Finished
-from tandem.sim.histogram import Histogram
-from tandem.sim.slo import TOLERATED, Slo
+from tandem.core.histogram import Histogram
+from tandem.core.slo import Slo
 from tandem.sim.trace import Trace
 
 
@@ -35,23 +35,23 @@ class GroupTally:
     def add(self, trace: Trace, slo: Slo) -> None:
         self.num_requests += 1
         self.num_output += len(trace.token_times)
-        is_late = slo.is_late(trace)
-        self.num_late += is_late
+        ttft_s = trace.ttft_s if trace.is_complete else None
+        self.num_late += slo.is_late(ttft_s)
         outcome = trace.outcome
         if not isinstance(outcome, Finished):
             assert outcome is not None, f"{trace.id} has no end"
             self.errors[outcome.kind.value] += 1
-        if not trace.is_complete:
+        if ttft_s is None:
             return
         assert isinstance(outcome, Finished)
         gaps = trace.gaps_s
         num_late_gaps = slo.num_late(gaps)
         self.num_complete += 1
-        self.num_good += not is_late and num_late_gaps <= TOLERATED * len(gaps)
+        self.num_good += slo.is_met(ttft_s, num_late_gaps, len(gaps))
         self.num_late_gaps += num_late_gaps
         self.num_prompt += trace.num_prompt
         self.num_cached += outcome.num_cached_tokens
-        self.ttft.add(trace.ttft_s)
+        self.ttft.add(ttft_s)
         self.e2e.add(trace.token_times[-1] - trace.due_s)
         if gaps:
             self.itl.extend(gaps)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from tandem.core.slo import Slo
 from tandem.sim.cluster import SimCluster
 from tandem.sim.deployment import Deployment
 from tandem.sim.report import Report
 from tandem.sim.run import simulate
-from tandem.sim.slo import Slo
 from tandem.sim.tally import GroupTally, Tally
 from tandem.workload.ask import Ask
 

@@ -23,7 +23,7 @@ def test_a_run_is_told_and_written(tmp_path: Path, capsys: pytest.CaptureFixture
     flags = ("--pools", "prefill=1,decode=2", "--tp", "decode=2", "--slo", "ttft=500ms,itl=40ms", "--price", "2")
     document = simulated(tmp_path, *flags)
     told = capsys.readouterr().out
-    assert set(document) == {"workload", "deployment", "settings", "slo", "report", "series"}
+    assert set(document) == {"format", "workload", "deployment", "settings", "slo", "report", "buckets", "series"}
     assert document["deployment"]["num_gpus"] == 5 and document["deployment"]["price_per_hour"] == 10.0
     assert document["settings"]["engine"]["max_num_batched_tokens"] == 2048
     assert document["slo"] == {"ttft_s": 0.5, "itl_s": 0.04}
@@ -34,6 +34,9 @@ def test_a_run_is_told_and_written(tmp_path: Path, capsys: pytest.CaptureFixture
     for words in ("1 prefill + 2 decode of 2 on 5 x h200", "TTFT", "goodput", "fidelity", report["digest"]):
         assert words in told
     assert sum(window["output_rate"] for window in document["series"]["windows"]) > 0
+    for group in report["groups"]:
+        for measure, buckets in document["buckets"][group["name"]].items():
+            assert sum(number for _, number in buckets) == group[measure]["count"] > 0
 
 
 def test_equal_commands_give_equal_runs_and_other_seeds_others(tmp_path: Path) -> None:

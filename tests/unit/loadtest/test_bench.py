@@ -16,7 +16,7 @@ from loadtest.peers.install import wanted_requirements
 from loadtest.records import Probe, Record, Run
 from loadtest.report import Bench, markdown, report_to
 from loadtest.report_command import pooled
-from loadtest.stats import Slo
+from tandem.core.slo import Slo
 
 
 def test_two_systems_alternate_and_the_first_comes_last_too() -> None:

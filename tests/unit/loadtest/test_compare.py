@@ -15,8 +15,8 @@ from loadtest.bootstrap import ratio_intervals, share_ratio_interval
 from loadtest.compare import markdown
 from loadtest.comparison import compare, differing_facts
 from loadtest.load_report import LoadReport
-from loadtest.stats import Slo
 from loadtest.tally import Tally
+from tandem.core.slo import Slo
 from tests.unit.loadtest.made import failed, record
 
 # ---- the bootstrap

@@ -10,10 +10,11 @@ import pytest
 
 from loadtest import tally as tally_module
 from loadtest.load_markdown import MOST_WINDOWS, markdown
-from loadtest.load_report import METRICS, ClientFacts, LoadReport, NoReport, Window, read_report
+from loadtest.load_report import METRICS, ClientFacts, LoadReport, Window
 from loadtest.records import Record
-from loadtest.stats import Slo
+from loadtest.report_file import NoReport, read_report
 from loadtest.tally import Tally, timed
+from tandem.core.slo import Slo
 from tests.unit.loadtest.made import failed, record
 
 

@@ -177,6 +177,7 @@ async def test_leases_are_renewed_while_a_pull_waits(nodes: Nodes) -> None:
     assert taker.client.tokens(key) == continuation(PROMPT, 4)
 
 
+@pytest.mark.slow
 async def test_steps_longer_than_the_lease_lose_nothing(nodes: Nodes) -> None:
     """A giver answers between its steps only, so the lease runs out in each for the taker; late answers make up."""
     handoff = HandoffConfig(lease_s=0.4, pull_timeout_s=10.0)

@@ -7,6 +7,7 @@ import math
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 ERROR = 0.005
 """The most that a percentile may be off, relative to itself; count, sum, least and greatest are exact."""
@@ -34,7 +35,8 @@ class Histogram:
     """Keeps up to `exact` values as they are. Beyond, value x counts in bucket i where GAMMA^(i-1) < x <= GAMMA^i, of
     which there are some 3,000 between a nanosecond and three hours."""
 
-    def __init__(self, exact: int = 4096) -> None:
+    def __init__(self, values: Iterable[float] = (), *, exact: int = 4096) -> None:
+        """As `extend`."""
         self.count = 0
         self.sum = 0.0
         self.min = math.inf
@@ -43,12 +45,13 @@ class Histogram:
         self._values: array[float] | None = array("d")
         self._buckets: dict[int, int] = {}
         self._num_zero = 0
+        self.extend(values)
 
     def add(self, value: float) -> None:
         self.extend((value,))
 
     def extend(self, values: Iterable[float]) -> None:
-        """Raises ValueError for a value below 0 or none at all."""
+        """Raises ValueError for a value below 0 or one that is not finite."""
         added = array("d", values)
         if not added:
             return
@@ -110,6 +113,17 @@ class Histogram:
         p50, p95, p99, p999 = self.percentiles((0.5, 0.95, 0.99, 0.999))
         return Spread(self.count, self.sum / self.count, self.min, p50, p95, p99, p999, self.max)
 
+    def buckets(self) -> list[tuple[float, int]]:
+        """What stands for the values of a bucket and how many it holds, ascending: a few hundred pairs, whether values
+        are still kept as they are or not."""
+        if not self.count:
+            return []
+        if self._values is not None:
+            return Histogram(self._values, exact=0).buckets()
+        ends = self._ends()
+        counts = (seen - before for (before, _), (seen, _) in pairwise([(0, 0.0), *ends]))
+        return [(self._inside(value), number) for (_, value), number in zip(ends, counts, strict=True) if number]
+
     def curve(self, points: int = 200) -> list[tuple[float, float]]:
         """(value, share of values up to it), for a chart; empty of no values."""
         if not self.count:
@@ -140,4 +154,7 @@ class Histogram:
         if rank in (0, self.count - 1):
             return self.min if rank == 0 else self.max
         value = next(value for seen, value in ends if seen > rank)
+        return self._inside(value)
+
+    def _inside(self, value: float) -> float:
         return min(max(value, self.min), self.max)

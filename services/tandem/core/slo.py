@@ -1,11 +1,12 @@
-"""What clients were promised: targets of latency and what meeting them means; never measures."""
+"""What clients were promised: targets of latency and what meeting them means, of a simulated request as of a measured
+one; never measures."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.sim.trace import Trace
 
 TOLERATED = 0.05
 """The share of a request's gaps that may exceed the target and the request still counts as good."""
@@ -28,14 +29,22 @@ class Slo:
         told = [f"{name} {_told(s)}" for name, s in (("TTFT", self.ttft_s), ("ITL", self.itl_s)) if s is not None]
         return ", ".join(told) or "no targets"
 
-    def is_late(self, trace: Trace) -> bool:
-        """It failed or its first token came after the target."""
-        return not trace.is_complete or (self.ttft_s is not None and trace.ttft_s > self.ttft_s)
+    @classmethod
+    def of_ms(cls, ttft_ms: float | None, itl_ms: float | None) -> Slo:
+        return cls(*(None if target is None else target / 1e3 for target in (ttft_ms, itl_ms)))
 
-    def num_late(self, gaps_s: list[float]) -> int:
+    def is_late(self, ttft_s: float | None) -> bool:
+        """The first token came after the target, or the request failed: None."""
+        return ttft_s is None or (self.ttft_s is not None and ttft_s > self.ttft_s)
+
+    def num_late(self, gaps_s: Sequence[float]) -> int:
         """How many gaps exceed the target."""
         limit = self.itl_s
         return 0 if limit is None else sum(gap > limit for gap in gaps_s)
+
+    def is_met(self, ttft_s: float | None, num_late: int, num_gaps: int) -> bool:
+        """By a request with so many late ones of so many gaps; a `ttft_s` of None: it failed."""
+        return not self.is_late(ttft_s) and num_late <= TOLERATED * num_gaps
 
 
 def parse_slo(text: str) -> Slo:
