@@ -96,9 +96,11 @@ class WorkerLink:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        if self._calls:
-            await asyncio.wait(self._calls, timeout=FLUSH_S)
-        await self._channel.close(None)
+        try:
+            if self._calls:
+                await asyncio.wait(self._calls, timeout=FLUSH_S)
+        finally:
+            await self._channel.close(None)
         await asyncio.gather(*self._calls, return_exceptions=True)
 
     def view(self) -> WorkerView | None:

@@ -163,6 +163,22 @@ async def test_a_newer_life_takes_the_place_of_the_older(rig: Rig) -> None:
     await decode.stop()
 
 
+async def test_nothing_is_placed_on_an_older_life_whose_submit_had_no_answer(rig: Rig) -> None:
+    older = await rig.add("m", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+    older.hold_submit = asyncio.Event()
+    request = await rig.open()
+    await until(lambda: older.jobs)
+    newer = await rig.add("m", "mixed")
+    await until(lambda: request.life.phase.name == "RUNNING")
+    assert request.life.placement is not None and request.life.placement.decode == newer.ref
+    await until(lambda: not rig.dispatch._tasks)
+    assert rig.fleet.candidates().pools("tiny") == {"mixed": 1}
+    assert rig.fleet.candidates().find("tiny", older.ref) is None
+    await request.aclose()
+    older.hold_submit.set()
+
+
 async def test_a_life_with_an_earlier_stamp_takes_the_place_of_one_that_is_gone(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
