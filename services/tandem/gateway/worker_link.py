@@ -207,10 +207,10 @@ class WorkerLink:
             stream.cancel()
 
     def _take(self, update: pb.WatchUpdate, calls: LinkCalls) -> None:
+        before = self._load if self.is_live else Load()
         if not self.is_live:
             self.is_live, self.is_gone = True, False
             log.info("worker %s (%s) is live", self.ref, self._pool_name())
-        before = self._load
         if update.HasField("load"):
             self._load = decode_load(update.load)
         if update.HasField("step_cost"):

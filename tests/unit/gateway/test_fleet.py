@@ -13,7 +13,7 @@ import pytest
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, FinishReason
 from tandem.core.load import Load
-from tandem.gateway import fleet, worker_link
+from tandem.gateway import dispatch, fleet, worker_link
 from tests.unit.gateway.rig import Rig, collect, is_probe, probe_events, pulled, token
 from tests.unit.gateway.scripted_worker import until
 
@@ -96,6 +96,24 @@ async def test_a_broken_stream_goes_on_without_a_gap_or_a_repeat(rig: Rig, monke
     # A worker may say more than it was asked for.
     decode.tell(token(key, 1), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 0))
     assert await collect(request) == [0, 1, 2]
+
+
+async def test_what_waits_is_placed_when_a_stream_is_back(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "TICK_S", 3600.0)
+    monkeypatch.setattr(worker_link, "RETRY_S", 0.2)
+    monkeypatch.setattr(worker_link, "RECONNECT_S", 20.0)
+    rig = make_rig()
+    await rig.start()
+    worker = await rig.add("m", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+    worker.break_streams()
+    await until(lambda: rig.dispatch.ready() == "no live worker")
+    request = await rig.open()
+    assert request.life.phase.name == "QUEUED"
+    await until(lambda: request.life.phase.name == "RUNNING")
+    await request.aclose()
 
 
 async def test_a_worker_that_falls_silent_is_lost(
