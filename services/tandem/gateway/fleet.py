@@ -227,11 +227,13 @@ class Fleet:
         assert self._listener is not None
         try:
             moved = await self._listener.probe(Placement(*pair), model)
-            if moved and all(self._find(ref) is not None for ref in pair):
+            if any(self._find(ref) is None for ref in pair):
+                log.info("%s or %s was gone before a block moved between them", *pair)
+            elif moved:
                 self._failed.pop(pair, None)
                 self._linked.add(pair)
                 log.info("a block moved from %s to %s", pair[0].id, pair[1].id)
-            elif not moved:
+            else:
                 self._failed[pair] = self._clock.now()
                 log.warning("no block moved from %s to %s", pair[0].id, pair[1].id)
         finally:

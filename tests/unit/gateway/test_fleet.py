@@ -181,6 +181,18 @@ async def test_a_newer_life_takes_the_place_of_the_older(rig: Rig) -> None:
     await decode.stop()
 
 
+async def test_of_a_life_that_ended_during_its_probe_nothing_is_kept(rig: Rig) -> None:
+    await rig.add("p", "prefill")
+    older = await rig.add("d", "decode", works=False)
+    await until(lambda: [job for job in older.jobs if is_probe(job)])
+    rig.workers.remove(older)
+    await rig.add("d", "decode")
+    await until(lambda: rig.dispatch.ready() is None)
+    await until(lambda: not rig.fleet._probing)
+    assert not rig.fleet.view().unlinked
+    await older.stop()
+
+
 async def test_nothing_is_placed_on_an_older_life_whose_submit_had_no_answer(rig: Rig) -> None:
     older = await rig.add("m", "mixed")
     await until(lambda: rig.dispatch.ready() is None)
