@@ -65,13 +65,16 @@ class Kept(NamedTuple):
 
 
 async def kept(way: Way, load: Load, directory: Path, clock: Clock) -> Kept:
-    """From the directory, or measured now. Raises Failure when a request failed, NotStarted."""
+    """From the directory, or measured now. Raises Failure when a request failed, or when the directory's run was made
+    with other flags, NotStarted."""
     name = f"{way.name}-seed{load.seed}-{load.count}-rate{load.rate:g}-turn{load.turn}"
     file, steps = directory / f"{name}.json", directory / f"{name}.steps"
     if not file.exists():
         run = await _measure(way, load, steps, clock)
         file.write_bytes(encode(run))
     run = msgspec.json.decode(file.read_bytes(), type=Measured)
+    if run.flags != way.flags:
+        raise Failure(f"{file} was measured with {' '.join(run.flags)}, not {' '.join(way.flags)}: move it away")
     return Kept(run, tuple(_from(run.began_unix_s, log) for log in read_logs([steps])))
 
 

@@ -125,6 +125,18 @@ def test_what_no_number_of_workers_mends_is_not_tried() -> None:
     assert "Nothing that was tried holds ITL 15 ms" in text and "cannot be cut into 4" in text
 
 
+def test_another_seed_adds_no_more_than_there_may_be() -> None:
+    slo = Slo(ttft_s=1000.0)
+    one, never = promise(slo, rate=1.0), promise(Slo(ttft_s=1e-9), rate=1.0, seed=4)
+    needs = demand(one.asks, 16, has_cache=True)
+    for max_gpus, num_added in ((2, 0), (3, 1), (9, 2)):
+        planner = Planner(one, never, needs, max_gpus, lambda _: None)
+        (recipe,) = (r for r in of_laptops(slo, budgets=(512,)) if r.kind == "split")
+        found = planner.find([recipe]).best["split"]
+        assert not found.is_confirmed and found.num_added == num_added
+        assert found.deployment.num_gpus <= max_gpus
+
+
 def test_where_nothing_holds_the_nearest_is_told() -> None:
     slo = Slo(ttft_s=0.45)
     one = Promise(mix(3, 40, 0.05), slo, 60.0, 3)

@@ -38,8 +38,10 @@ def read_logs(places: Iterable[Path]) -> list[StepLog]:
         for file in files:
             try:
                 with file.open(encoding="utf-8") as lines:
-                    logs.append(decode_log(lines, str(file)))
-            except (OSError, UnicodeDecodeError) as error:
+                    log = decode_log(lines, str(file))
+                pool_named(log.head.pool)
+                logs.append(log)
+            except (OSError, ValueError) as error:
                 raise TandemError(ErrorKind.INVALID_REQUEST, f"cannot read {file}: {error}") from error
     return logs
 

@@ -105,7 +105,8 @@ def _print(
     curves: dict[str, list[Point]],
 ) -> None:
     rate = f" at {args.rate:g} requests/s" if args.rate is not None else ""
-    print(f"{args.shape}, {len(promise.asks):,} requests of {args.workload}{rate}, seed {args.seed}\n")  # noqa: T201
+    model = args.shape if args.profile is None else args.profile
+    print(f"{model}, {len(promise.asks):,} requests of {args.workload}{rate}, seed {args.seed}\n")  # noqa: T201
     print(plan_table.told(plan, promise))  # noqa: T201
     if curves:
         print(f"\n{plan_table.break_evens(curves)}")  # noqa: T201

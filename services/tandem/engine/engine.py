@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Failed, Finished, KVFact, Pulled, Token, Tokens
+from tandem.core.events import Cancelled, Failed, Finished, Pulled, Token, Tokens
 from tandem.core.ids import JobKey, WorkerRef
 from tandem.core.load import Books, Load
 from tandem.core.request import Job, Prefill, Resume
@@ -236,9 +236,6 @@ class Engine:
 
     def live_jobs(self) -> list[JobKey]:
         return [job.key for job in self._jobs]
-
-    def take_facts(self) -> list[KVFact]:
-        return self._pool.take_facts()
 
     def load(self) -> Load:
         return _load(self._scheduler, self._pool, self.draining)

@@ -1,6 +1,6 @@
 """What a worker writes down of its steps, as lines of JSON, and how they are read back; never opens a file.
 
-The first line says whose steps these are, each other line is one step. See `LoggedStep` for the fields.
+The first line says whose steps these are (`StepLogHead`), each other line is one step (`StepRecord`, `StepFeatures`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import build
 from tandem.core.step_cost import StepFeatures
-from tandem.kv.layout import KVGroup, KVLayout
+from tandem.kv.layout import KVLayout
 from tandem.sched.outcome import StepRecord
 
 FORMAT = "tandem-steps-1"
@@ -60,8 +60,7 @@ def shaping(config: Config) -> Mapping[str, Mapping[str, Any]]:
 
 
 def encode_head(head: StepLogHead) -> str:
-    group = head.layout.group
-    layout = {"block_size": head.layout.block_size, **asdict(group)}
+    layout = head.layout.to_dict()
     told = {"worker": head.worker, "pool": head.pool, "model": head.model, "num_threads": head.num_threads}
     return json.dumps(
         {"format": FORMAT, **told, "num_blocks": head.num_blocks, "layout": layout, "settings": head.settings}
@@ -108,33 +107,33 @@ def _steps(name: str, numbered: Iterator[tuple[int, str]]) -> Iterator[LoggedSte
 def _read(name: str, number: int, line: str, decode: Any) -> Any:
     try:
         return decode(json.loads(line))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, TandemError) as error:
         raise _refuse(name, number, f"is no line of a step log: {type(error).__name__} {error}") from error
 
 
 def _head(told: Mapping[str, Any]) -> StepLogHead:
     if told.get("format") != FORMAT:
         raise ValueError(f"format {told.get('format')!r}, expected {FORMAT!r}")
-    sizes = dict(told["layout"])
-    layout = KVLayout(int(sizes.pop("block_size")), (KVGroup(**sizes),))
     head = StepLogHead(
         worker=str(told["worker"]),
         pool=str(told["pool"]),
         model=str(told["model"]),
         num_threads=int(told["num_threads"]),
         num_blocks=int(told["num_blocks"]),
-        layout=layout,
+        layout=KVLayout.from_dict(told["layout"]),
         settings=told["settings"],
     )
-    assert head.config
+    if head.num_blocks < 1:
+        raise ValueError(f"a pool of {head.num_blocks} blocks")
+    _ = head.config  # Raises for what are no settings.
     return head
 
 
 def _step(told: Mapping[str, Any]) -> LoggedStep:
-    counts = (told[key] for key in ("prefill_tokens", "decode_seqs", "decode_context", "prefill_pairs"))
+    counts = [int(told[key]) for key in ("prefill_tokens", "decode_seqs", "decode_context", "prefill_pairs")]
     record = StepRecord(
         number=int(told["number"]),
-        features=StepFeatures(*map(int, counts)),
+        features=StepFeatures(*counts),
         predicted_s=float(told["predicted_s"]),
         measured_s=float(told["measured_s"]),
         target_s=float(told["target_s"]),
@@ -144,6 +143,8 @@ def _step(told: Mapping[str, Any]) -> LoggedStep:
     )
     if not (math.isfinite(record.measured_s) and record.measured_s > 0 and math.isfinite(float(told["at"]))):
         raise ValueError(f"a step took {record.measured_s} s")
+    if min(counts) < 0:
+        raise ValueError(f"a step of {record.features}")
     return LoggedStep(float(told["at"]), record)
 
 

@@ -166,17 +166,13 @@ class Fleet:
             if known is None or ref.incarnation > known.ref.incarnation or (known.is_gone and ref != known.ref):
                 if known is not None:
                     self._drop(known, "the worker restarted")
-                    await self._close(known)
                 self._links[ref.id] = self._open(ref)
+                if known is not None:
+                    await known.close()
         for link in [x for x in self._links.values() if x.ref.id not in listed and x.is_gone]:
             del self._links[link.ref.id]
             self._drop(link, "gone")
-            await self._close(link)
-
-    async def _close(self, link: WorkerLink) -> None:
-        """Nothing is placed on it any more, whatever it said last."""
-        await link.close()
-        self._roster.remove(link.ref)
+            await link.close()
 
     def _open(self, ref: WorkerRef) -> WorkerLink:
         told = self._listener
@@ -186,6 +182,9 @@ class Fleet:
         return link
 
     def _seen(self, link: WorkerLink) -> None:
+        """A link that was given up has nothing to say, as when a submit of it ends late."""
+        if self._find(link.ref) is not link:
+            return
         if link.view() is None:
             self._roster.remove(link.ref)
         else:
@@ -228,11 +227,13 @@ class Fleet:
         assert self._listener is not None
         try:
             moved = await self._listener.probe(Placement(*pair), model)
-            if moved and all(self._find(ref) is not None for ref in pair):
+            if any(self._find(ref) is None for ref in pair):
+                log.info("%s or %s was gone before a block moved between them", *pair)
+            elif moved:
                 self._failed.pop(pair, None)
                 self._linked.add(pair)
                 log.info("a block moved from %s to %s", pair[0].id, pair[1].id)
-            elif not moved:
+            else:
                 self._failed[pair] = self._clock.now()
                 log.warning("no block moved from %s to %s", pair[0].id, pair[1].id)
         finally:

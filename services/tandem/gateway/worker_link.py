@@ -96,9 +96,11 @@ class WorkerLink:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        if self._calls:
-            await asyncio.wait(self._calls, timeout=FLUSH_S)
-        await self._channel.close(None)
+        try:
+            if self._calls:
+                await asyncio.wait(self._calls, timeout=FLUSH_S)
+        finally:
+            await self._channel.close(None)
         await asyncio.gather(*self._calls, return_exceptions=True)
 
     def view(self) -> WorkerView | None:
@@ -205,10 +207,10 @@ class WorkerLink:
             stream.cancel()
 
     def _take(self, update: pb.WatchUpdate, calls: LinkCalls) -> None:
+        before = self._load if self.is_live else Load()
         if not self.is_live:
             self.is_live, self.is_gone = True, False
             log.info("worker %s (%s) is live", self.ref, self._pool_name())
-        before = self._load
         if update.HasField("load"):
             self._load = decode_load(update.load)
         if update.HasField("step_cost"):

@@ -9,7 +9,9 @@ descriptor and a range of heads is a byte range:
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 PLANES = 2
@@ -56,6 +58,18 @@ class KVLayout:
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a file may hold it."""
+        return {"block_size": self.block_size, **asdict(self.group)}
+
+    @classmethod
+    def from_dict(cls, told: Mapping[str, Any]) -> KVLayout:
+        """Raises KeyError, TypeError or ValueError for what is no layout."""
+        block_size, layers, heads, head_dim = sizes = [told[n] for n in ("block_size", "layers", "heads", "head_dim")]
+        if any(type(size) is not int or size < 1 for size in sizes) or told["dtype"] not in ITEM_BYTES:
+            raise ValueError(f"{dict(told)} is no layout of KV blocks")
+        return cls(block_size, (KVGroup(layers, heads, head_dim, told["dtype"]),))
 
     def __str__(self) -> str:
         g = self.group

@@ -135,7 +135,7 @@ class Planner:
             low = recipe.least(self._demand, self._promise.slo, self._promise.percentile)
             if isinstance(low, str):
                 self.plan.never.append(Never(recipe, low))
-            elif sum(n * d for n, d in zip(low, recipe.degrees, strict=True)) > self._max_gpus:
+            elif recipe.num_gpus(low) > self._max_gpus:
                 self.plan.never.append(Never(recipe, f"takes more than {self._max_gpus} accelerators"))
             else:
                 found.append((recipe, low))
@@ -151,14 +151,15 @@ class Planner:
         return self._verdicts[key]
 
     def _confirmed(self, recipe: Recipe, numbers: tuple[int, ...]) -> Found:
-        """Add a worker where another seed says that there is one too few."""
+        """Add a worker where another seed says that there is one too few, within the accelerators."""
         first = self._try(recipe, numbers)
         for num_added in range(MOST_REPAIRS + 1):
             self._told(f"{recipe.deployment(numbers)} with another seed")
             second = self._confirmation.tried(recipe.deployment(numbers))
-            if second.holds or num_added == MOST_REPAIRS:
+            more = _one_more(recipe, numbers, second)
+            if second.holds or num_added == MOST_REPAIRS or recipe.num_gpus(more) > self._max_gpus:
                 return Found(recipe, numbers, first, second, num_added)
-            numbers = _one_more(recipe, numbers, second)
+            numbers = more
         raise AssertionError("the loop returns")
 
 

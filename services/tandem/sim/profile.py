@@ -12,7 +12,7 @@ from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import build
 from tandem.core.step_cost import StepCost
-from tandem.kv.layout import KVGroup, KVLayout
+from tandem.kv.layout import KVLayout
 from tandem.routing.view import Pool
 from tandem.sim.residuals import Kind, Residuals
 from tandem.sim.worker import WorkerSpec
@@ -100,7 +100,7 @@ def decode_profile(text: str, name: str) -> Profile:
             provenance=str(told["provenance"]),
             fidelity=str(told["fidelity"]),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, TandemError) as error:
         message = f"{name} is no profile: {type(error).__name__} {error}"
         raise TandemError(ErrorKind.INVALID_REQUEST, message) from error
 
@@ -113,7 +113,7 @@ def _encode_worker(worker: WorkerProfile) -> dict[str, Any]:
     return {
         "num_blocks": worker.num_blocks,
         "num_steps": worker.num_steps,
-        "layout": {"block_size": worker.layout.block_size, **asdict(worker.layout.group)},
+        "layout": worker.layout.to_dict(),
         "cost": asdict(worker.cost),
         "residuals": kinds,
         "settings": worker.settings,
@@ -121,16 +121,17 @@ def _encode_worker(worker: WorkerProfile) -> dict[str, Any]:
 
 
 def _decode_worker(told: Mapping[str, Any]) -> WorkerProfile:
-    sizes = dict(told["layout"])
     factors = {_kind(row["kind"]): tuple(map(float, row["factors"])) for row in told["residuals"]}
     worker = WorkerProfile(
-        layout=KVLayout(int(sizes.pop("block_size")), (KVGroup(**sizes),)),
+        layout=KVLayout.from_dict(told["layout"]),
         num_blocks=int(told["num_blocks"]),
         num_steps=int(told["num_steps"]),
         cost=StepCost(**told["cost"]),
         residuals=Residuals(factors),
         settings=told["settings"],
     )
+    if worker.num_blocks < 1:
+        raise ValueError(f"a pool of {worker.num_blocks} blocks")
     worker.config()
     return worker
 

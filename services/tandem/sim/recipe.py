@@ -41,6 +41,9 @@ class Recipe:
     def cost(self, numbers: Sequence[int]) -> float:
         return sum(number * price for number, price in zip(numbers, self.prices, strict=True))
 
+    def num_gpus(self, numbers: Sequence[int]) -> int:
+        return sum(number * degree for number, degree in zip(numbers, self.degrees, strict=True))
+
     def deployment(self, numbers: Sequence[int]) -> Deployment:
         pools = ("mixed",) if self.kind == "mixed" else ("prefill", "decode")
         sizes = tuple(

@@ -63,8 +63,9 @@ class FollowService:
     ) -> None:
         """The engine takes commands between two steps, so messages enter as they come: one that waited for the answer
         to the one before it would wait for a step each."""
-        unanswered = deque([self._obey(first, stream)])
+        unanswered: deque[asyncio.Future[None]] = deque()
         try:
+            unanswered.append(self._obey(first, stream))
             async for message in requests:
                 unanswered.append(self._obey(message, stream))
                 if len(unanswered) > MAX_UNANSWERED:

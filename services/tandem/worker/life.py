@@ -139,8 +139,9 @@ class Worker:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if not await asyncio.to_thread(self._driver.stop, self._config.worker.step_stall_s):
             _log.error("a step does not end; its thread is left behind")
-        if self._step_writer is not None:
-            await asyncio.to_thread(self._step_writer.close)
+        writer = self._step_writer
+        if writer is not None and not await asyncio.to_thread(writer.close, THREAD_S):
+            _log.error("the last steps cannot be written; their thread is left behind")
         self._gateways.close()
         self._takers.close()
         await self._links.close()

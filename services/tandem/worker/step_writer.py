@@ -1,6 +1,7 @@
 """Writes a worker's steps to a file from a thread of its own; never makes the engine wait and never fails a step.
 
-What cannot be written is lost, with one warning: a full disk must not end a worker.
+A full disk must not end a worker: the first step that cannot be written is the last that is tried, with a warning, so
+that a log has no gap and no line in the middle of another.
 """
 
 from __future__ import annotations
@@ -37,17 +38,19 @@ class StepWriter:
             ) from error
         self._waiting: deque[LoggedStep] = deque(maxlen=MAX_WAITING)
         self._has_stopped = threading.Event()
-        self._has_warned = False
+        self._has_failed = False
         self._thread = threading.Thread(target=self._run, name="tandem-step-log", daemon=True)
         self._thread.start()
 
     def observe(self, record: StepRecord) -> None:
-        self._waiting.append(LoggedStep(wall_ns() / 1e9, record))
+        if not self._has_failed:
+            self._waiting.append(LoggedStep(wall_ns() / 1e9, record))
 
-    def close(self) -> None:
-        """Write what is left; nothing when it was closed before."""
+    def close(self, timeout_s: float) -> bool:
+        """Write what is left; nothing when it was closed before. False when the disk has not taken it in time."""
         self._has_stopped.set()
-        self._thread.join()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while not self._has_stopped.wait(FLUSH_S):
@@ -58,12 +61,11 @@ class StepWriter:
         lines: list[str] = []
         while self._waiting:
             lines.append(encode_step(self._waiting.popleft()) + "\n")
-        if not lines:
+        if not lines or self._has_failed:
             return
         try:
             with self.path.open("a") as file:
                 file.writelines(lines)
         except OSError as error:
-            if not self._has_warned:
-                self._has_warned = True
-                _log.warning("steps are lost: cannot write to %s: %s", self.path, error)
+            self._has_failed = True
+            _log.warning("no more steps are logged: cannot write to %s: %s", self.path, error)

@@ -104,7 +104,7 @@ def test_what_cannot_be_simulated_is_refused(flags: list[str], told: str, capsys
     assert error.count("\n") == 1, "one line, no traceback"
 
 
-def test_a_profile_brings_its_own_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def made_profile(folder: Path) -> str:
     kinds = [{"kind": [0, 0], "factors": [1.0]}]
     cost = {"base_s": 0.02, "prefill_token_s": 1e-3, "decode_seq_s": 1e-3, "decode_context_s": 0, "prefill_pair_s": 0}
     layout = {"block_size": 16, "layers": 30, "heads": 3, "head_dim": 64, "dtype": "float32"}
@@ -116,13 +116,18 @@ def test_a_profile_brings_its_own_settings(tmp_path: Path, capsys: pytest.Captur
         "format": "tandem-profile-1", "model": "small", "provenance": "made up", "fidelity": "unknown",
         "latency_s": 1e-3, "delivery_s": [0.0], "bandwidth": 1e9, "workers": {"mixed": worker},
     }  # fmt: skip
-    path = tmp_path / "profile.json"
+    path = folder / "profile.json"
     path.write_text(json.dumps(profile))
-    document = simulated(tmp_path, "--profile", str(path), "--max-num-seqs", "8")
+    return str(path)
+
+
+def test_a_profile_brings_its_own_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = made_profile(tmp_path)
+    document = simulated(tmp_path, "--profile", path, "--max-num-seqs", "8")
     assert document["settings"]["engine"]["max_num_batched_tokens"] == 128
     assert document["settings"]["engine"]["max_num_seqs"] == 8
     assert "fitted on steps of small: made up" in capsys.readouterr().out
-    assert main(["simulate", *SMALL, "--profile", str(path), "--tp", "2"]) == 2
+    assert main(["simulate", *SMALL, "--profile", path, "--tp", "2"]) == 2
 
 
 # ---- plan
@@ -140,6 +145,14 @@ def test_a_plan_names_the_winner_and_the_other_kind(tmp_path: Path, capsys: pyte
     assert document["winner"]["first"]["holds"] and document["winner"]["is_confirmed"]
     assert "times as long as a long answer" not in told
     assert "Disaggregation does NOT pay here" in told and "1 mixed on 1 x h200" in told and "fidelity" in told
+
+
+def test_a_plan_for_a_profile_names_it_and_no_other_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = made_profile(tmp_path)
+    few = ("--tp", "1", "--budgets", "128", "--count", "10", "--rate", "0.2", "--max-gpus", "1")
+    assert main(["plan", *few, "--slo", "ttft=1000s", "--profile", path]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith(f"{path}, 10 requests of mix") and "llama" not in told
 
 
 def test_a_plan_that_nothing_holds_says_so_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

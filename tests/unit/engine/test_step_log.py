@@ -86,9 +86,11 @@ def test_a_line_that_was_cut_is_left_out() -> None:
     ("line", "what"),
     [
         ("[]\n", "line 3"),
-        ("{}\n", "KeyError 'number'"),
+        ("{}\n", "KeyError"),
         ("nothing\n", "JSONDecodeError"),
         (encode_step(LoggedStep(1.0, record(measured_s=-1.0))) + "\n", "a step took -1.0 s"),
+        (encode_step(LoggedStep(1.0, record())).replace('"decode_seqs": 2', '"decode_seqs": -2') + "\n", "seqs=-2"),
+        (encode_step(LoggedStep(1.0, record())).replace('"decode_seqs": 2', '"decode_seqs": 1e999') + "\n", "infinity"),
     ],
 )
 def test_what_is_no_step_is_refused_with_its_line(line: str, what: str) -> None:
@@ -97,10 +99,22 @@ def test_what_is_no_step_is_refused_with_its_line(line: str, what: str) -> None:
     assert what in refused.value.message
 
 
-@pytest.mark.parametrize("change", [{"format": "tandem-steps-0"}, {"layout": {}}, {"settings": {"engine": {"x": 1}}}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": "tandem-steps-0"},
+        {"layout": {}},
+        {"layout": {**HEAD.layout.to_dict(), "block_size": 0}},
+        {"layout": {**HEAD.layout.to_dict(), "layers": "30"}},
+        {"layout": {**HEAD.layout.to_dict(), "dtype": "float3"}},
+        {"num_blocks": 0},
+        {"settings": {"engine": {"x": 1}}},
+        {"settings": {"engine": {"block_size": "x"}}},
+    ],
+)
 def test_what_is_no_head_is_refused(change: dict[str, object]) -> None:
     head = json.dumps({**json.loads(encode_head(HEAD)), **change}) + "\n"
-    with pytest.raises(TandemError):
+    with pytest.raises(TandemError, match=r"steps\.jsonl, line 1"):
         decode_log([head], "steps.jsonl")
 
 

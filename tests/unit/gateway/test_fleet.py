@@ -13,7 +13,7 @@ import pytest
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, FinishReason
 from tandem.core.load import Load
-from tandem.gateway import fleet, worker_link
+from tandem.gateway import dispatch, fleet, worker_link
 from tests.unit.gateway.rig import Rig, collect, is_probe, probe_events, pulled, token
 from tests.unit.gateway.scripted_worker import until
 
@@ -98,6 +98,24 @@ async def test_a_broken_stream_goes_on_without_a_gap_or_a_repeat(rig: Rig, monke
     assert await collect(request) == [0, 1, 2]
 
 
+async def test_what_waits_is_placed_when_a_stream_is_back(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "TICK_S", 3600.0)
+    monkeypatch.setattr(worker_link, "RETRY_S", 0.2)
+    monkeypatch.setattr(worker_link, "RECONNECT_S", 20.0)
+    rig = make_rig()
+    await rig.start()
+    worker = await rig.add("m", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+    worker.break_streams()
+    await until(lambda: rig.dispatch.ready() == "no live worker")
+    request = await rig.open()
+    assert request.life.phase.name == "QUEUED"
+    await until(lambda: request.life.phase.name == "RUNNING")
+    await request.aclose()
+
+
 async def test_a_worker_that_falls_silent_is_lost(
     make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +179,34 @@ async def test_a_newer_life_takes_the_place_of_the_older(rig: Rig) -> None:
     assert again.life.placement is not None and again.life.placement.decode == newer.ref
     await again.aclose()
     await decode.stop()
+
+
+async def test_of_a_life_that_ended_during_its_probe_nothing_is_kept(rig: Rig) -> None:
+    await rig.add("p", "prefill")
+    older = await rig.add("d", "decode", works=False)
+    await until(lambda: [job for job in older.jobs if is_probe(job)])
+    rig.workers.remove(older)
+    await rig.add("d", "decode")
+    await until(lambda: rig.dispatch.ready() is None)
+    await until(lambda: not rig.fleet._probing)
+    assert not rig.fleet.view().unlinked
+    await older.stop()
+
+
+async def test_nothing_is_placed_on_an_older_life_whose_submit_had_no_answer(rig: Rig) -> None:
+    older = await rig.add("m", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+    older.hold_submit = asyncio.Event()
+    request = await rig.open()
+    await until(lambda: older.jobs)
+    newer = await rig.add("m", "mixed")
+    await until(lambda: request.life.phase.name == "RUNNING")
+    assert request.life.placement is not None and request.life.placement.decode == newer.ref
+    await until(lambda: not rig.dispatch._tasks)
+    assert rig.fleet.candidates().pools("tiny") == {"mixed": 1}
+    assert rig.fleet.candidates().find("tiny", older.ref) is None
+    await request.aclose()
+    older.hold_submit.set()
 
 
 async def test_a_life_with_an_earlier_stamp_takes_the_place_of_one_that_is_gone(

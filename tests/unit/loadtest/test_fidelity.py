@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
+from loadtest.contenders import Failure
 from loadtest.fidelity import ALLOWED, compare, markdown, told
-from loadtest.measured import Kept, Measured
+from loadtest.measured import Kept, Load, Measured, Way, kept
 from loadtest.predicted import profile_from, replayed, times_of
-from loadtest.records import Record
+from loadtest.records import Record, encode
+from tandem.core.clock import SystemClock
 from tandem.core.config import Config, EngineConfig
 from tandem.core.step_cost import StepFeatures
 from tandem.engine.step_log import LoggedStep, StepLog, StepLogHead, shaping
@@ -138,3 +141,20 @@ def test_a_replay_has_the_same_tokens_at_the_same_times(runs: Sequence[Kept]) ->
     for name, seen in real.seen.items():
         assert again.seen[name].ttft_s == pytest.approx(seen.ttft_s, rel=0.02)
         assert again.seen[name].group == seen.group
+
+
+async def test_a_run_with_other_flags_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    run = Measured(
+        way="mixed",
+        flags=("--max-num-batched-tokens", "128"),
+        seed=1,
+        count=1,
+        rate=1.0,
+        turn=0,
+        began_unix_s=BEGAN_UNIX_S,
+        wall_s=1.0,
+        records=(),
+    )
+    (tmp_path / "mixed-seed1-1-rate1-turn0.json").write_bytes(encode(run))
+    with pytest.raises(Failure, match="was measured with --max-num-batched-tokens 128, not --max-num"):
+        await kept(Way("mixed", ("--max-num-batched-tokens", "256")), Load(1, 1, 1.0), tmp_path, SystemClock())

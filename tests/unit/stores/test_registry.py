@@ -210,6 +210,25 @@ class TestRegistry:
         assert await reader.list() == expected
         assert await reader.list() == expected
 
+    async def test_a_replica_that_missed_a_change_does_not_repeat_its_version(
+        self, redis: Redis, make: Make, registry: WorkerRegistry
+    ) -> None:
+        """What a failover does: the state before a change, and then another change."""
+        reader = make()
+        for name in ("w0", "w1", "w2"):
+            await registry.publish(record(name))
+        before = [await redis.dump(f"{{test:workers}}:{key}") for key in ("records", "lapse", "version")]
+        await redis.zadd("{test:workers}:lapse", {"w0": 1})
+        assert await reader.list() == (record("w1"), record("w2"))
+        for key, value in zip(("records", "lapse", "version"), before, strict=True):
+            await redis.restore(f"{{test:workers}}:{key}", 10_000, value, replace=True)
+        await redis.zadd("{test:workers}:lapse", {"w0": 1, "w1": 1})
+        assert await reader.list() == (record("w2"),)
+        for key, value in zip(("records", "lapse", "version"), before, strict=True):
+            await redis.restore(f"{{test:workers}}:{key}", 10_000, value, replace=True)
+        await registry.withdraw(record("w2").worker)
+        assert await reader.list() == (record("w0"), record("w1"))
+
 
 @pytest.mark.redis
 class TestWatch:

@@ -51,11 +51,11 @@ async def test_a_follower_with_another_model_is_refused(nodes: Nodes) -> None:
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
-@pytest.mark.parametrize("where", ["first", "second"])
+@pytest.mark.parametrize("where", ["taker", "first", "second"])
 async def test_a_malformed_follow_ends_the_stream_and_nothing_else(nodes: Nodes, where: str) -> None:
     node = await nodes.start()
     bad = kv_pb2.FollowRequest(fingerprint="f00d", renew=[kv_pb2.HandoffKey()], sequence=2)
-    messages = [bad] if where == "first" else [first(), bad]
+    messages = {"taker": [bad], "first": [first(kv_pb2.HandoffKey())], "second": [first(), bad]}[where]
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await follow(node.client.stub, *messages)
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -15,7 +15,8 @@ end
 if redis.call('EXISTS', KEYS[1]) == 0 then
   redis.call('DEL', KEYS[3])
 elseif #lapsed > 0 then
-  redis.call('INCR', KEYS[3])
+  local version = math.max(time[1] * 1000000 + time[2], (tonumber(redis.call('GET', KEYS[3])) or 0) + 1)
+  redis.call('SET', KEYS[3], string.format('%.0f', version), 'KEEPTTL')
 end
 local version = redis.call('GET', KEYS[3]) or ''
 if version ~= '' and version == ARGV[1] then

@@ -1,7 +1,8 @@
 -- Put one life of a worker into the registry, unless a later life is there.
 -- KEYS[1] hash: worker id -> incarnation as 20 decimal digits, then the record
 -- KEYS[2] sorted set: worker id -> when its entry lapses, in milliseconds of this server's clock
--- KEYS[3] version: another number after each change of the records, in whatever life of this server
+-- KEYS[3] version: another number after each change of the records, in whatever life of this server, and of a replica
+--         that takes its place without the last changes: microseconds of the server's clock, or the next number
 -- ARGV    worker id, incarnation (20 digits, so that text compares as numbers do: Lua's doubles are too short),
 --         record, time to live in milliseconds
 -- Returns 1, or 0 when a later life holds the id.

@@ -11,7 +11,9 @@ end
 redis.call('HDEL', KEYS[1], ARGV[1])
 redis.call('ZREM', KEYS[2], ARGV[1])
 if redis.call('EXISTS', KEYS[1]) == 1 then
-  redis.call('INCR', KEYS[3])
+  local time = redis.call('TIME')
+  local version = math.max(time[1] * 1000000 + time[2], (tonumber(redis.call('GET', KEYS[3])) or 0) + 1)
+  redis.call('SET', KEYS[3], string.format('%.0f', version), 'KEEPTTL')
 else
   redis.call('DEL', KEYS[3])
 end
