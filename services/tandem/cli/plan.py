@@ -6,12 +6,13 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import import_module
+from itertools import islice
 from typing import Any
 
 from tandem.cli import sim_setup
 from tandem.cli.bar import Bar
 from tandem.core.clock import SystemClock
-from tandem.core.settings import Resolved
+from tandem.core.settings import DEFAULT_LAYER, Resolved
 from tandem.core.slo import Slo, parse_slo
 from tandem.sim import plan_table, table
 from tandem.sim.break_even import AXES, Point, along
@@ -22,12 +23,18 @@ from tandem.sim.recipe import Recipe, recipes
 from tandem.sim.run import collecting_seldom
 from tandem.sim.trial import Promise, Verdict
 
+_SEARCHED = {
+    "engine.max_num_batched_tokens": "--budgets says which step budgets are tried",
+    "engine.kv_cache_memory": "KV takes what the weights leave",
+    "slo.itl_ms": "--slo says what must hold, and steps are paced to it where that helps",
+}
 CONFIRMATION_SEED, CONFIRMATION_TIMES = 1, 2
 """Added to the seed, and how many times as many requests."""
 
 
 def run(resolved: Resolved, args: argparse.Namespace) -> int:
     """0 when something holds, 1 when nothing does. Raises TandemError for what cannot be planned."""
+    _refuse_searched(resolved)
     promise, confirmation = _promises(args)
     machines, resolved = sim_setup.machines(resolved, args)
     axes, path = _axes(args.break_even), sim_setup.writable("--json", args.json)
@@ -50,6 +57,12 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
     return 0 if plan.winner is not None else 1
 
 
+def _refuse_searched(resolved: Resolved) -> None:
+    for key, instead in _SEARCHED.items():
+        if resolved.origins[key] != DEFAULT_LAYER:
+            raise sim_setup.refuse(f"{key} (from {resolved.origins[key]}) is not a plan's: {instead}")
+
+
 def _promises(args: argparse.Namespace) -> tuple[Promise, Promise]:
     """What is searched with, and what confirms it. A trace has one seed and is confirmed by a longer part of itself."""
     slo, count = parse_slo(args.slo), sim_setup.count_of(args)
@@ -63,7 +76,8 @@ def _promises(args: argparse.Namespace) -> tuple[Promise, Promise]:
     first = list(sim_setup.asks(args, count, args.seed))
     if not first:
         raise sim_setup.refuse(f"--workload {args.workload} has no request")
-    second = list(sim_setup.asks(args, more, args.seed + CONFIRMATION_SEED))
+    # Of a trace, as much of that as it holds.
+    second = list(islice(sim_setup.asks(args, None, args.seed + CONFIRMATION_SEED), more))
     return (
         Promise(first, slo, args.percentile, args.seed),
         Promise(second, slo, args.percentile, args.seed + CONFIRMATION_SEED),

@@ -105,7 +105,7 @@ class WorkerConfig:
     drain_s: float = _doc("how long running work may take after SIGTERM", 20.0)
     gateway_grace_s: float = _doc("jobs of a gateway whose stream is gone live this long", 10.0)
     step_stall_s: float = _doc("a step longer than this (and 20 times its prediction) is unhealthy", 30.0)
-    step_log: str = _doc("directory for a file of each worker's steps (see tandem fit-cost); empty: none", "")
+    step_log: str = _doc("directory for a file of each life's steps, which only grows; empty: none", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

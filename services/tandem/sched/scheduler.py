@@ -8,9 +8,9 @@ that the plan has not reached. Several plans may be open; they are committed in 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from collections.abc import Sequence as Many
-from itertools import islice
+from itertools import chain, islice
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import SampledToken, Tokens
@@ -166,11 +166,10 @@ class Scheduler:
         return len(self._by_id)
 
     def occupancy(self) -> Occupancy:
-        live = [*self._running, *self._waiting]
         return Occupancy(
             num_running=len(self._running) + len(self._pulling),
             num_waiting=len(self._waiting),
-            num_queued_tokens=sum(s.num_remaining for s in live if s.may_start and s.num_remaining > 1),
+            num_queued_tokens=sum(map(_num_queued, chain(self._running, self._waiting))),
             num_promised_blocks=sum(self._promised_blocks.values()),
         )
 
@@ -180,12 +179,11 @@ class Scheduler:
     def check(self) -> None:
         """Re-add what sequences, queues and open plans say of each other. Raises AssertionError naming what is off."""
         queued = [*self._waiting, *self._running, *self._pulling.values(), *self._closing.values()]
-        _check_queues(queued, self._by_id, self._by_key)
+        _check_queues(queued, self._by_id, self._by_key, self._promised_blocks, self.pool.block_size)
         for seq in queued:
             _check_sequence(seq, [s for p in self._open.values() for s in p.slices if s.seq == seq.id], self.pool)
             assert (seq.status is Status.WAITING) == (seq in self._waiting), f"{seq!r}: status"
         assert len(self._running) + len(self._pulling) <= self.limits.max_num_seqs, "more run than may"
-        _check_promises(self._promised_blocks, self._waiting, self.pool.block_size)
 
     def __repr__(self) -> str:
         return (
@@ -341,13 +339,21 @@ class Scheduler:
         return blocks_for(num_tokens, self.pool.block_size)
 
 
-def _check_queues(queued: Many[Sequence], by_id: Collection[SeqId], by_key: Collection[JobKey]) -> None:
+def _num_queued(seq: Sequence) -> int:
+    """Known tokens whose KV is neither computed nor planned, of one that may be computed and is more than a decode."""
+    return seq.num_remaining if seq.may_start and seq.num_remaining > 1 else 0
+
+
+def _check_queues(
+    queued: Many[Sequence],
+    by_id: Collection[SeqId],
+    by_key: Collection[JobKey],
+    promised: Mapping[SeqId, int],
+    block_size: int,
+) -> None:
     assert sorted(s.id for s in queued) == sorted(by_id), "a sequence is in no queue or in two"
     assert {s.key for s in queued if s.status is not Status.CLOSING} == set(by_key), "keys and queues differ"
-
-
-def _check_promises(promised: Mapping[SeqId, int], waiting: Iterable[Sequence], block_size: int) -> None:
-    needed = {seq.id: pull_need(seq.job, block_size) for seq in waiting if seq.is_pull}
+    needed = {s.id: pull_need(s.job, block_size) for s in queued if s.is_pull and s.status is Status.WAITING}
     assert promised == needed, f"promised {promised}, waiting {needed}"
 
 

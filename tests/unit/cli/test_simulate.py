@@ -197,3 +197,21 @@ def test_an_interrupt_ends_it_quietly(monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setattr("tandem.sim.cluster.SimCluster.run", interrupted)
     assert main(["simulate", *SMALL]) == 130
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "flag", [("--kv-cache-memory", "1GiB"), ("--max-num-batched-tokens", "512"), ("--slo-itl-ms", "9")]
+)
+def test_a_plan_refuses_what_it_searches(flag: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--slo", "ttft=1s", "--count", "20", *flag]) == 2
+    assert "is not a plan's" in capsys.readouterr().err
+
+
+def test_a_plan_of_a_short_trace_is_confirmed_by_what_there_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [f"2023-11-16 18:17:{n:02}.0000000,400,20" for n in range(15)]
+    trace = tmp_path / "trace.csv"
+    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines, ""]))
+    assert main(["plan", "--trace", str(trace), "--count", "10", "--slo", "ttft=5s", "--tp", "1"]) == 0
+    assert "1 mixed on 1 x h200" in capsys.readouterr().out
