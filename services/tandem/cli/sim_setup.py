@@ -17,7 +17,7 @@ from tandem.core.settings import DEFAULT_LAYER, Resolved, resolve
 from tandem.core.slo import parse_time
 from tandem.sim.hardware import HARDWARE
 from tandem.sim.machine import Machine, ProfileMachine, RooflineMachine
-from tandem.sim.profile import decode_profile
+from tandem.sim.profile import Profile, decode_profile
 from tandem.sim.roofline import SERVING, Efficiency, Roofline
 from tandem.sim.shapes import SHAPES
 from tandem.workload.ask import Ask
@@ -26,6 +26,8 @@ from tandem.workload.source import built_in_names, open_workload
 COUNT = 1000
 """Requests of a mix, which has no end of its own."""
 _TIMES = {"overhead": "overhead_s", "sum": "sum_s"}
+
+_OWN = ("num_threads", "kv_cache_memory")
 
 Value = TypeVar("Value")
 
@@ -42,10 +44,20 @@ def machines(resolved: Resolved, args: argparse.Namespace) -> tuple[list[Machine
     except (OSError, UnicodeDecodeError) as error:
         raise refuse(f"cannot read --profile {args.profile}: {error}") from error
     given = {key: value_of(resolved.config, key) for key, name in resolved.origins.items() if name != DEFAULT_LAYER}
-    measured = next(iter(profile.workers.values())).settings
-    sections = {name: values for name, values in measured.items() if name in SECTIONS}
-    settled = resolve([(DEFAULT_LAYER, sections), ("given", given)])
+    settled = resolve([(DEFAULT_LAYER, _measured(profile, args.profile)), ("given", given)])
     return [ProfileMachine(profile, args.price or 0.0)], settled
+
+
+def _measured(profile: Profile, name: str) -> dict[str, dict[str, Any]]:
+    """The settings of all its workers, which are simulated with one tree: threads and memory are in what was measured
+    already, and may differ."""
+    found = [
+        {section: {k: v for k, v in values.items() if k not in _OWN} for section, values in worker.settings.items()}
+        for worker in profile.workers.values()
+    ]
+    if any(one != found[0] for one in found):
+        raise refuse(f"the workers of --profile {name} ran with different settings: fit a profile of each")
+    return {section: values for section, values in found[0].items() if section in SECTIONS}
 
 
 def _roofline(args: argparse.Namespace, hardware: str) -> Machine:

@@ -1,4 +1,4 @@
-"""The bar says how far something has come, to people only, and leaves its line empty however it ends."""
+"""The bar says how far something has come, and leaves a terminal's line empty however it ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from io import StringIO
 
 import pytest
 
-from tandem.cli.bar import EVERY_S, Bar
+from tandem.cli.bar import EVERY_LOGGED_S, EVERY_S, Bar
 from tests.unit.cli.times import Hands
 
 
@@ -16,10 +16,14 @@ class Terminal(StringIO):
         return True
 
 
-def test_nothing_is_written_where_nobody_watches(capsys: pytest.CaptureFixture[str]) -> None:
-    with Bar(Hands(), 10) as bar:
+def test_a_log_gets_a_line_each_half_minute_and_a_short_run_none(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Hands()
+    with Bar(clock, 10) as bar:
         bar.update(3, lambda: pytest.fail("nobody reads it"))
-    assert capsys.readouterr().err == ""
+        clock.time += EVERY_LOGGED_S
+        bar.update(5, lambda: "half")
+        bar.update(6, lambda: pytest.fail("too soon"))
+    assert capsys.readouterr().err == f"  [{'#' * 12}{'.' * 12}] 5 of 10  half\n"
 
 
 def test_it_shows_the_share_and_what_is_said() -> None:

@@ -43,3 +43,19 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path, capsys: pytes
     write_log(tmp_path, 400)
     assert main(["fit-cost", str(tmp_path), "--output", str(tmp_path / "none" / "p.json")]) == 2
     assert "cannot write" in capsys.readouterr().err
+
+
+def test_pools_with_settings_of_their_own_are_not_simulated_as_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_log(tmp_path, 400)
+    profile = tmp_path / "profile.json"
+    assert main(["fit-cost", str(tmp_path), "--output", str(profile)]) == 0
+    told = json.loads(profile.read_text())
+    other = json.loads(json.dumps(told["workers"]["mixed"]))
+    told["workers"]["decode"] = other
+    for name, value, status in (("num_threads", 7, 0), ("max_num_seqs", 7, 2)):
+        other["settings"]["engine"][name] = value
+        profile.write_text(json.dumps(told))
+        assert main(["simulate", "--profile", str(profile), "--count", "5", "--rate", "0.5"]) == status
+    assert "ran with different settings" in capsys.readouterr().err
