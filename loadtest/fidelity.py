@@ -40,12 +40,14 @@ ALLOWED_REPLAY = 0.05
 
 
 class Row(NamedTuple):
-    """One figure in seconds: of the real runs, of the simulations, and of each real run's replay."""
+    """One figure in seconds: of the real runs, of the simulations, and of each real run's replay. `unlike`: the share
+    of a replay's steps that the run's log had no like of, at most; with many, a replay says little."""
 
     name: str
     real: list[float]
     told: list[float]
     replays: list[float]
+    unlike: float
 
     @property
     def error(self) -> float:
@@ -108,9 +110,11 @@ def compare(a: Kept, runs: Sequence[Kept]) -> list[Row]:
     profile = profile_from(a, "")
     real = [_figures(times_of(run.run.records)) for run in runs]
     simulated = [_figures(predicted(profile, runs[0], draw)) for draw in range(NUM_DRAWS)]
-    replays = [_figures(replayed(run)) for run in runs]
+    again = [replayed(run) for run in runs]
+    replays, unlike = [_figures(times) for times in again], max(times.unlike for times in again)
     return [
-        Row(name, [f[name] for f in real], [f[name] for f in simulated], [f[name] for f in replays]) for name in ALLOWED
+        Row(name, [f[name] for f in real], [f[name] for f in simulated], [f[name] for f in replays], unlike)
+        for name in ALLOWED
     ]
 
 
@@ -135,6 +139,7 @@ def markdown(rows: Sequence[Row], num_runs: int) -> str:
             f"| {row.name} | {_ms(row.real)} | {_ms(row.told)} | {row.error:+.1%} | {row.allowed:.0%} "
             f"| {row.replay_error:+.1%} | {verdict} |"
         )
+    lines += ["", f"Steps of the replays without a like one in their run: {rows[0].unlike:.1%}."]
     return "\n".join(lines)
 
 

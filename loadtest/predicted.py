@@ -40,11 +40,13 @@ class Seen(NamedTuple):
 
 
 class Times(NamedTuple):
-    """What the clients of one run saw, by request; the gaps between tokens of all."""
+    """What the clients of one run saw, by request; the gaps between tokens of all. `unlike`: of a replay, the share of
+    steps for which the log had no like one."""
 
     seen: dict[str, Seen]
     gaps: list[float]
     num_tokens: int
+    unlike: float = 0.0
 
     @property
     def ttft(self) -> list[float]:
@@ -90,12 +92,14 @@ def predicted(profile: Profile, kept: Kept, seed: int) -> Times:
 def replayed(kept: Kept) -> Times:
     """The same requests, each step taking the time that it took."""
     own = profile_from(kept, "")
-    workers = []
+    workers, replays = [], []
     for log in kept.logs:
         spec = own.worker(pool_named(log.head.pool))
-        replay = Replay(log, own.workers[spec.pool].cost)
-        workers.append((replace(spec, step_time=replay.seconds, residuals=NONE, max_run=1), 1))
-    return _simulated(tuple(workers), kept, own.latency_s, own.delivery_s, 0)
+        replays.append(Replay(log, own.workers[spec.pool].cost))
+        workers.append((replace(spec, step_time=replays[-1].seconds, residuals=NONE, max_run=1), 1))
+    times = _simulated(tuple(workers), kept, own.latency_s, own.delivery_s, 0)
+    num_steps = sum(replay.num_like + replay.num_unlike for replay in replays)
+    return times._replace(unlike=sum(replay.num_unlike for replay in replays) / num_steps)
 
 
 def _simulated(
