@@ -80,11 +80,11 @@ def main(argv: Sequence[str]) -> int:
 
 async def _places(args: argparse.Namespace, clock: Clock) -> list[Place]:
     load = Load(SEED_B, args.count, args.rate)
-    fit_on = await kept(REAL[CHUNKED], load._replace(seed=SEED_A), args.directory, clock)
+    fit_on = await kept(REAL[CHUNKED], replace(load, seed=SEED_A), args.directory, clock)
     runs: dict[str, list[Kept]] = {name: [] for name in REAL}
     for turn in range(args.turns):
         for name, way in REAL.items():
-            runs[name].append(await kept(way, load._replace(turn=turn), args.directory, clock))
+            runs[name].append(await kept(way, replace(load, turn=turn), args.directory, clock))
     bursts = {name: await kept(way, BURST, args.directory, clock) for name, way in REAL.items()}
     threads = fit_on.logs[0].head.num_threads
     told = f"SmolLM2-135M in fp32, {args.count} requests of `mix` at {args.rate:g}/s, {args.turns} runs of each way"

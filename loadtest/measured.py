@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,7 +35,8 @@ class Way(NamedTuple):
     flags: tuple[str, ...]
 
 
-class Load(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Load:
     """`count` requests of the mix at `rate` per second; `turn` tells runs of equal loads apart."""
 
     seed: int

@@ -67,7 +67,7 @@ def times_of(records: Sequence[Record]) -> Times:
 
 def traced(traces: Sequence[Trace]) -> Times:
     """What simulated clients saw; tokens that came together are one arrival, as for real ones."""
-    seen = {t.id: Seen(t.group, t.due_s, t.ttft_s, t.ended_at - t.due_s) for t in traces}
+    seen: dict[str, Seen] = {t.id: Seen(t.group, t.due_s, t.ttft_s, t.ended_at - t.due_s) for t in traces}
     gaps = [gap for trace in traces for gap in trace.gaps_s if gap > 0]
     return Times(seen, gaps, sum(len(trace.token_times) for trace in traces))
 
