@@ -1,4 +1,5 @@
-"""How many examples the property tests try: few in every run, many under TANDEM_SOAK=1; never what they try."""
+"""How many examples the property tests try: few in every run, fewer under TANDEM_QUICK=1, many under TANDEM_SOAK=1;
+never what they try."""
 
 from __future__ import annotations
 
@@ -8,12 +9,16 @@ from hypothesis import HealthCheck, settings
 
 IS_SOAK = os.environ.get("TANDEM_SOAK") == "1"
 SOAK_FACTOR = 60
+IS_QUICK = os.environ.get("TANDEM_QUICK") == "1"
+QUICK_PART = 3
 
 
 def effort(examples: int, steps: int = 50) -> settings:
-    """`steps` bounds the rules of one run of a state machine. Soaking draws new examples each time."""
+    """`steps` bounds the rules of one run of a state machine. Soaking draws new examples each time, `make check` only
+    some of the usual ones."""
+    number = examples // QUICK_PART if IS_QUICK else examples
     return settings(
-        max_examples=examples * (SOAK_FACTOR if IS_SOAK else 1),
+        max_examples=examples * SOAK_FACTOR if IS_SOAK else max(1, number),
         stateful_step_count=steps,
         derandomize=not IS_SOAK,
         deadline=None,

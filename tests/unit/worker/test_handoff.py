@@ -164,6 +164,7 @@ async def test_release_by_the_gateway_ends_a_lease(nodes: Nodes) -> None:
     await giver.client.settled()
 
 
+@pytest.mark.slow
 async def test_leases_are_renewed_while_a_pull_waits(nodes: Nodes) -> None:
     quick = replace(QUICK, pull_timeout_s=20.0)
     giver, taker = await nodes.start(handoff=quick), await nodes.start(handoff=quick)
@@ -215,6 +216,7 @@ async def test_a_source_that_is_another_is_not_read(nodes: Nodes, what: str) -> 
     await taker.client.settled()
 
 
+@pytest.mark.slow
 async def test_a_giver_that_stops_in_mid_prefill_fails_both(nodes: Nodes) -> None:
     giver, taker = await nodes.start(handoff=QUICK), await nodes.start(handoff=QUICK)
     pace(giver.executor, 0.05)
@@ -245,6 +247,7 @@ async def test_a_broken_stream_is_opened_again_and_nothing_is_lost(nodes: Nodes)
     await taker.client.settled()
 
 
+@pytest.mark.slow
 async def test_a_transport_that_loses_its_peer_connects_again(nodes: Nodes) -> None:
     giver, taker = await nodes.start(handoff=QUICK), await nodes.start(handoff=QUICK)
     key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 6))
