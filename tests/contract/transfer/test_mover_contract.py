@@ -126,6 +126,7 @@ def test_a_reader_that_stops_in_the_middle_leaves_its_peer_alive(desk, rig) -> N
     assert np.array_equal(rig.memory[8], peer.content[7])
 
 
+@pytest.mark.slow
 def test_a_stopped_peer_is_torn_down_and_its_next_life_is_read(desk, rig) -> None:
     old = rig.spawn("victim", 32)
     desk.connect(old)

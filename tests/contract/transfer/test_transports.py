@@ -184,6 +184,7 @@ def test_a_peer_that_closed_its_transport_but_lives(rig) -> None:
         assert state is ReadState.FAILED or really_there, "NIXL reads it from shared memory: the lease's business"
 
 
+@pytest.mark.slow
 def test_a_peer_that_came_back_under_the_same_name(rig) -> None:
     old = rig.spawn("victim", 15)
     assert read_outcome(rig, old, copies_of([0], [0])) is ReadState.DONE
@@ -197,6 +198,7 @@ def test_a_peer_that_came_back_under_the_same_name(rig) -> None:
     assert read_outcome(rig, old, copies_of([2], [2])) is ReadState.FAILED
 
 
+@pytest.mark.slow
 def test_a_stopped_peer_hangs_nobody_and_its_next_life_is_read(rig) -> None:
     old = rig.spawn("victim", 17)
     assert read_outcome(rig, old, copies_of([0], [0])) is ReadState.DONE

@@ -59,6 +59,7 @@ def test_fp8_is_faster_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("ending", ["svg", "png"])
+@pytest.mark.slow
 def test_a_chart_is_drawn(tmp_path: Path, ending: str) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / f"run.{ending}"
@@ -162,6 +163,7 @@ def test_a_plan_that_nothing_holds_says_so_and_fails(tmp_path: Path, capsys: pyt
     assert "Nothing that was tried holds ITL 2 ms" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_break_even_points_are_written_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     path, chart = tmp_path / "plan.json", tmp_path / "plan.svg"

@@ -26,6 +26,7 @@ def drawn(seed: int, count: int, scale: float = 1.0) -> list[list[float]]:
     return [[value] for value in np.random.default_rng(seed).exponential(scale, size=count)]
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_truth_about_as_often_as_they_claim() -> None:
     """That fewer than 86 of 100 intervals of 95 % hold the truth has a chance below one in a thousand."""
     found = [ratio_intervals(drawn(2 * i, 200), drawn(2 * i + 1, 200), [0.5], seed=i)[0] for i in range(100)]
@@ -139,6 +140,7 @@ def files(directory: Path, *reports: LoadReport) -> Sequence[str]:
     return [str(path) for path in paths]
 
 
+@pytest.mark.slow
 def test_the_command_prints_both_and_draws_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths, chart = files(tmp_path, load("x", 1, 1.0), load("y", 2, 0.25, seed="3")), tmp_path / "c.svg"
     assert main(["compare", *paths, "--chart", str(chart)]) == 0

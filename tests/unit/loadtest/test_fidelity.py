@@ -24,6 +24,7 @@ from tandem.sim.worker import SimWorker
 from tandem.workload.ask import Ask
 from tests.simulation.clusters import LAPTOP, cluster, mix, slow_spec, traces_of
 
+pytestmark = pytest.mark.slow
 BEGAN_UNIX_S = 1.8e9
 CONFIG = Config(engine=EngineConfig(max_num_batched_tokens=128))
 NOISY = always(0.8, 0.95, 1.0, 1.05, 1.5)

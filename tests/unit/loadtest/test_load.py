@@ -44,6 +44,7 @@ async def loaded(respond: Respond, mix: Path, *flags: str) -> int:
         return await asyncio.to_thread(main, ["load", f"{endpoint.url}/v1", "--workload", str(mix), *flags])
 
 
+@pytest.mark.slow
 async def test_a_load_test_reports_writes_and_draws(
     mix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
