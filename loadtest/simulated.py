@@ -13,8 +13,8 @@ import msgspec
 
 from loadtest.distribution import of_spread
 from loadtest.load_report import LoadReport, Scope
-from tandem.core.histogram import Spread
 from tandem.core.slo import Slo
+from tandem.sim.report import GroupReport
 
 _MEASURES = ("ttft", "itl", "tpot", "e2e")
 
@@ -31,25 +31,11 @@ class _Deployment(msgspec.Struct):
     name: str
 
 
-class _Group(msgspec.Struct):
-    name: str
-    num_requests: int
-    num_complete: int
-    num_good: int
-    num_prompt: int
-    num_output: int
-    errors: dict[str, int]
-    ttft: Spread | None
-    itl: Spread | None
-    tpot: Spread | None
-    e2e: Spread | None
-
-
 class _Report(msgspec.Struct):
     """The first of `groups` is all requests."""
 
     wall_s: float
-    groups: tuple[_Group, ...]
+    groups: tuple[GroupReport, ...]
 
 
 class _Document(msgspec.Struct):
@@ -90,7 +76,7 @@ def _facts(workload: _Workload) -> dict[str, str]:
     return {name: str(value) for name, value in told.items() if value is not None}
 
 
-def _scope(kind: str, group: _Group, buckets: dict[str, tuple[tuple[float, int], ...]], wall_s: float) -> Scope:
+def _scope(kind: str, group: GroupReport, buckets: dict[str, tuple[tuple[float, int], ...]], wall_s: float) -> Scope:
     def rate(number: int) -> float:
         return number / wall_s if wall_s else 0.0
 
