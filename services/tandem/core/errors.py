@@ -16,7 +16,11 @@ class ErrorKind(Enum):
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     BODY_TOO_LARGE = "body_too_large"
+    UNAUTHENTICATED = "unauthenticated"
+    FORBIDDEN = "forbidden"
+    QUOTA = "quota_exceeded"
     OVERLOADED = "overloaded"
+    SLO_MISS = "predicted_slo_miss"
     NO_WORKER = "no_worker"
     DRAINING = "draining"
     WORKER_LOST = "worker_lost"
@@ -43,6 +47,10 @@ ERROR_TABLE: dict[ErrorKind, ErrorFacts] = {
     ErrorKind.NOT_FOUND: ErrorFacts(404, "NOT_FOUND", "invalid_request_error"),
     ErrorKind.METHOD_NOT_ALLOWED: ErrorFacts(405, "UNIMPLEMENTED", "invalid_request_error"),
     ErrorKind.BODY_TOO_LARGE: ErrorFacts(413, "INVALID_ARGUMENT", "invalid_request_error"),
+    ErrorKind.UNAUTHENTICATED: ErrorFacts(401, "UNAUTHENTICATED", "authentication_error"),
+    ErrorKind.FORBIDDEN: ErrorFacts(403, "PERMISSION_DENIED", "permission_error"),
+    ErrorKind.QUOTA: ErrorFacts(429, "RESOURCE_EXHAUSTED", "rate_limit_error"),
+    ErrorKind.SLO_MISS: ErrorFacts(503, "UNAVAILABLE", "overloaded_error"),
     ErrorKind.OVERLOADED: ErrorFacts(503, "UNAVAILABLE", "overloaded_error"),
     ErrorKind.NO_WORKER: ErrorFacts(503, "UNAVAILABLE", "server_error"),
     ErrorKind.DRAINING: ErrorFacts(503, "UNAVAILABLE", "server_error"),
@@ -55,7 +63,8 @@ ERROR_TABLE: dict[ErrorKind, ErrorFacts] = {
 
 
 class TandemError(Exception):
-    """A failure with a kind. `param` names the offending field; `retry_after_s` is in seconds."""
+    """A failure with a kind. `param` names the offending field; `retry_after_s` is in seconds; `reason`, for machines,
+    says of a refused request which limit it met (`requests_per_minute`, `queue_full`, ...)."""
 
     def __init__(
         self,
@@ -64,12 +73,14 @@ class TandemError(Exception):
         *,
         param: str | None = None,
         retry_after_s: float | None = None,
+        reason: str = "",
     ) -> None:
         super().__init__(message)
         self.kind = kind
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
+        self.reason = reason
 
     @property
     def facts(self) -> ErrorFacts:

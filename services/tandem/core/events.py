@@ -39,6 +39,16 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptScored:
+    """The prompt's tokens from the `first_index`-th on, each with its log probability after those before it. The first
+    token of a prompt has none, so the first score is of index 1. An index may come again, with the same score."""
+
+    key: JobKey
+    first_index: int
+    tokens: tuple[SampledToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Tokens:
     """Consecutive output tokens of a choice from the `first_index`-th on, as bare ids, drawn one step after another;
     none of them is the last."""
@@ -93,7 +103,7 @@ class Pulled:
     busy_s: float
 
 
-JobEvent = Token | Pulled | Finished | Failed | Cancelled
+JobEvent = Token | PromptScored | Pulled | Finished | Failed | Cancelled
 TerminalEvent = Finished | Failed | Cancelled
 
 

@@ -17,6 +17,9 @@ Incarnation = NewType("Incarnation", int)
 """One life of a worker process: nanoseconds of its start, so a later life compares greater."""
 HandoffId = NewType("HandoffId", str)
 GatewayId = NewType("GatewayId", str)
+TenantId = NewType("TenantId", str)
+OPEN_TENANT = TenantId("open")
+"""Everybody's, where no key is asked for."""
 
 
 class JobKey(NamedTuple):

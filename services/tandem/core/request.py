@@ -5,20 +5,31 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.ids import BlockHash, HandoffId, JobKey, RequestId, WorkerRef
+from tandem.core.grammar import Grammar
+from tandem.core.ids import OPEN_TENANT, BlockHash, HandoffId, JobKey, RequestId, TenantId, WorkerRef
+from tandem.core.lane import Lane
 
 MAX_TOP_LOGPROBS = 20
+MAX_CHOICES = 128
 MAX_COUNT = 2**31 - 1
 """Fits every integer type that a count passes on its way to a kernel."""
+MAX_BIAS = 100.0
+"""As OpenAI's: enough to forbid or to force a token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How tokens are drawn. The draw is a function of (seed, choice, position, logits) alone.
+    """How tokens are drawn. The draw is a function of (seed, choice, position, known tokens, logits) alone.
 
     `temperature == 0` is greedy. `top_k == 0`, `top_p == 1`, `min_p == 0` switch a filter off.
     `stop_token_ids` is complete: the end-of-sequence set is already in it unless it is ignored.
     `logprobs` is the number of alternatives to report per token; None reports nothing.
+
+    Before the filters, in this order: `repetition_penalty` divides positive logits and multiplies negative ones of all
+    tokens of prompt and output (CTRL, arXiv 1909.05858; 1 is off); `presence_penalty` and, for each time,
+    `frequency_penalty` are subtracted from those of the output (OpenAI; 0 is off); `logit_bias` adds to single tokens,
+    (id, bias) by rising id; no token of `stop_token_ids` is drawn before `min_tokens` are; `grammar` leaves only what
+    may come next. `max_tokens == 0` computes the prompt and draws nothing.
     """
 
     max_tokens: int
@@ -29,9 +40,31 @@ class SamplingParams:
     seed: int = 0
     stop_token_ids: frozenset[int] = frozenset()
     logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    grammar: Grammar | None = None
+
+    @property
+    def needs_history(self) -> bool:
+        """A draw depends on the tokens before it by more than their logits."""
+        penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1)
+        return any(penalties) or self.grammar is not None
 
     def __post_init__(self) -> None:
-        _require(1 <= self.max_tokens <= MAX_COUNT, "max_tokens", f"must be in [1, {MAX_COUNT}]", self.max_tokens)
+        _require(0 <= self.max_tokens <= MAX_COUNT, "max_tokens", f"must be in [0, {MAX_COUNT}]", self.max_tokens)
+        _require(-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", "must be in [-2, 2]", self.presence_penalty)
+        _require(
+            -2.0 <= self.frequency_penalty <= 2.0, "frequency_penalty", "must be in [-2, 2]", self.frequency_penalty
+        )
+        _require(
+            0.0 < self.repetition_penalty <= 10.0, "repetition_penalty", "must be in (0, 10]", self.repetition_penalty
+        )
+        _require(0 <= self.min_tokens <= self.max_tokens, "min_tokens", "must be in [0, max_tokens]", self.min_tokens)
+        for token, bias in self.logit_bias:
+            _require(-MAX_BIAS <= bias <= MAX_BIAS, f"logit_bias.{token}", "must be in [-100, 100]", bias)
         _require(0.0 <= self.temperature <= 2.0, "temperature", "must be in [0, 2]", self.temperature)
         _require(0.0 < self.top_p <= 1.0, "top_p", "must be in (0, 1]", self.top_p)
         _require(0 <= self.top_k <= MAX_COUNT, "top_k", f"must be 0 (off) or in [1, {MAX_COUNT}]", self.top_k)
@@ -48,7 +81,9 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a client asked, as token ids. `priority`: lower runs first. `cache_salt` separates prefix caches.
+    """What a client asked, as token ids. `priority`: lower runs first within its `lane`. `cache_salt` separates prefix
+    caches. `num_choices` answers to one prompt are drawn, choice i with randomness of its own. `prompt_logprobs`: as
+    `SamplingParams.logprobs`, for each token of the prompt but the first.
 
     `block_names` remembers, by root and block size, what the prompt's blocks are called: a function of the rest that
     is dear to work out, so that a process with several workers hashes a prompt once."""
@@ -57,8 +92,12 @@ class Request:
     model: str
     prompt_tokens: tuple[int, ...]
     sampling: SamplingParams
+    tenant: TenantId = OPEN_TENANT
+    lane: Lane = Lane.INTERACTIVE
     priority: int = 0
     cache_salt: str = ""
+    num_choices: int = 1
+    prompt_logprobs: int | None = None
     block_names: dict[tuple[BlockHash, int], tuple[BlockHash, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -66,6 +105,15 @@ class Request:
     def __post_init__(self) -> None:
         _require(bool(self.id), "id", "must not be empty", self.id)
         _require(len(self.prompt_tokens) > 0, "prompt", "must hold at least one token", 0)
+        _require(-MAX_COUNT <= self.priority <= MAX_COUNT, "priority", "must fit in 32 bits", self.priority)
+        _require(1 <= self.num_choices <= MAX_CHOICES, "n", f"must be in [1, {MAX_CHOICES}]", self.num_choices)
+        if self.prompt_logprobs is not None:
+            _require(
+                0 <= self.prompt_logprobs <= MAX_TOP_LOGPROBS,
+                "prompt_logprobs",
+                f"must be in [0, {MAX_TOP_LOGPROBS}]",
+                self.prompt_logprobs,
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

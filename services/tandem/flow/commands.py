@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandem.core.errors import TandemError
-from tandem.core.events import Finished, Token
+from tandem.core.events import Finished, PromptScored, Token
 from tandem.core.ids import JobKey, WorkerRef
 from tandem.core.request import Job
 from tandem.kv.handoff import HandoffKey
@@ -44,10 +44,17 @@ class Deliver:
 
 
 @dataclass(frozen=True, slots=True)
+class Score:
+    """Hand scores of its prompt to the client."""
+
+    scores: PromptScored
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """The one end of the request."""
 
     outcome: Finished | TandemError
 
 
-Command = Place | Submit | CancelJob | ReleaseLease | Deliver | End
+Command = Place | Submit | CancelJob | ReleaseLease | Deliver | Score | End

@@ -12,10 +12,10 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Failed, Finished, JobEvent, Pulled, Token, Tokens
+from tandem.core.events import Cancelled, Failed, Finished, JobEvent, PromptScored, Pulled, Token, Tokens
 from tandem.core.ids import HandoffId, JobKey, WorkerRef
 from tandem.core.request import Generate, Job, Prefill, Request, Resume
-from tandem.flow.commands import CancelJob, Command, Deliver, End, Place, ReleaseLease, Submit
+from tandem.flow.commands import CancelJob, Command, Deliver, End, Place, ReleaseLease, Score, Submit
 from tandem.kv.handoff import HandoffKey
 from tandem.routing.placement import Placement
 
@@ -133,6 +133,8 @@ class RequestLife:
         match event:
             case Token():
                 return self._take_token(event)
+            case PromptScored():
+                return [Score(event)]
             case Pulled():
                 self.pulled = event
                 return []

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 from tandem.core.errors import TandemError
-from tandem.core.events import Finished, Token
+from tandem.core.events import Finished, PromptScored, Token
 from tandem.core.ids import WorkerRef
 from tandem.flow.lifecycle import RequestLife
+from tandem.gateway.ports import Standing
 from tandem.routing.placement import Placement
 
 
@@ -26,14 +27,15 @@ class ActiveRequest:
         self.excluded_until: dict[WorkerRef, float] = {}
         self.waiting_for = "a place"
         self._on_close = on_close
-        self._events: asyncio.Queue[Token | Finished | TandemError] = asyncio.Queue()
+        self.standing = Standing()
+        self._events: asyncio.Queue[Token | PromptScored | Finished | TandemError] = asyncio.Queue()
         self._ended = False
 
     @property
     def path(self) -> str:
         return self.life.placement.path if self.life.placement is not None else ""
 
-    def push(self, event: Token | Finished | TandemError) -> None:
+    def push(self, event: Token | PromptScored | Finished | TandemError) -> None:
         self._events.put_nowait(event)
 
     def exclude(self, workers: frozenset[WorkerRef], until: float) -> None:
@@ -43,13 +45,16 @@ class ActiveRequest:
         self.excluded_until = {w: until for w, until in self.excluded_until.items() if until > now}
         return frozenset(self.excluded_until)
 
-    async def __aiter__(self) -> AsyncIterator[Token | Finished]:
+    async def __aiter__(self) -> AsyncIterator[Token | PromptScored | Finished]:
         while not self._ended:
             event = await self._events.get()
-            self._ended = not isinstance(event, Token)
+            self._ended = isinstance(event, Finished | TandemError)
             if isinstance(event, TandemError):
                 raise event
             yield event
+
+    def finish(self, choice: int) -> None:
+        self._on_close(self)
 
     async def aclose(self) -> None:
         self._on_close(self)

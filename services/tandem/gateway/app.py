@@ -9,10 +9,11 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.gateway.answers import Answers
 from tandem.gateway.asgi import ClientGone, Exchange, Receive, Scope, Send
 from tandem.gateway.health import Health
 from tandem.gateway.openai_http import MODELS_PREFIX, OpenAIRoutes
-from tandem.gateway.ports import Dispatch
+from tandem.gateway.ports import Dispatch, Doorkeeper
 
 Handler = Callable[[Exchange], Awaitable[None]]
 
@@ -92,10 +93,10 @@ class GatewayApp:
             await send({"type": "lifespan.startup.complete"})
 
 
-def create_app(dispatch: Dispatch, config: GatewayConfig) -> GatewayApp:
+def create_app(dispatch: Dispatch, doorkeeper: Doorkeeper, config: GatewayConfig) -> GatewayApp:
     """The gateway's HTTP front over `dispatch`."""
     encoders = ThreadPoolExecutor(_NUM_ENCODERS, thread_name_prefix="tokenize")
-    openai = OpenAIRoutes(dispatch, config.max_body, encoders)
+    openai = OpenAIRoutes(dispatch, Answers(dispatch, encoders), doorkeeper, config.max_body)
     health = Health(dispatch)
     routes: dict[str, dict[str, Handler]] = {
         "/v1/chat/completions": {"POST": openai.chat},

@@ -3,56 +3,81 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from types import TracebackType
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Finished, FinishReason, SampledToken, Token
+from tandem.core.events import Finished, FinishReason, PromptScored, SampledToken, Token
 from tandem.core.request import Request
 from tandem.gateway.detokenize import Detokenizer
-from tandem.gateway.ports import TokenStream
+from tandem.gateway.ports import Standing, TokenStream
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of the `index`-th tool call of a choice. `id` and `name` come once, with its first piece; `arguments` are
+    pieces of one JSON text."""
+
+    index: int
+    arguments: str = ""
+    id: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one event adds. `text` may be empty while characters or stop strings are incomplete.
+    """What one event adds to a choice. `text` may be empty while characters or stop strings are incomplete.
 
     `offset` is where in the whole text the token's own text begins; `token` is None for text that was held back until
-    the end, and for tokens that are no text (end of sequence).
+    the end, and for tokens that are no text (end of sequence). `reasoning` and `tool_calls` are what a parser found in
+    the text; they are not part of `text`.
     """
 
     text: str
     offset: int
     token: SampledToken | None = None
+    choice: int = 0
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The one end of a completion. `num_cached_tokens` is None when a stop string ended it before the worker did."""
+    """The one end of a choice. `num_cached_tokens` is None when a stop string ended it before the worker did."""
 
     reason: FinishReason
     num_output_tokens: int
     num_cached_tokens: int | None
+    choice: int = 0
+
+
+Part = Delta | PromptScored | Ending
 
 
 class Completion:
     """An async context over an open stream: whatever happens inside, the stream is closed exactly once.
 
-    Closing is not interrupted by the cancellation that so often causes it.
+    Closing is not interrupted by the cancellation that so often causes it. `detokenizer` makes one for each choice.
     """
 
-    __slots__ = ("_closed", "_detokenizer", "_hidden", "_stream")
+    __slots__ = ("_closed", "_detokenizers", "_hidden", "_num_tokens", "_open", "_stream")
 
-    def __init__(self, request: Request, stream: TokenStream, detokenizer: Detokenizer) -> None:
+    def __init__(self, request: Request, stream: TokenStream, detokenizer: Callable[[], Detokenizer]) -> None:
         self._stream = stream
-        self._detokenizer = detokenizer
+        self._detokenizers = [detokenizer() for _ in range(request.num_choices)]
+        self._num_tokens = [0] * request.num_choices
+        self._open = set(range(request.num_choices))
         self._hidden = request.sampling.stop_token_ids
         self._closed = False
 
     @property
     def path(self) -> str:
         return self._stream.path
+
+    @property
+    def standing(self) -> Standing:
+        return self._stream.standing
 
     async def __aenter__(self) -> Completion:
         return self
@@ -67,36 +92,56 @@ class Completion:
             self._closed = True
             await _uninterrupted(self._stream)
 
-    async def events(self) -> AsyncIterator[Delta | Ending]:
-        """Deltas, one per token at once when it comes, then one Ending. Raises what the stream raises."""
-        num_tokens = 0
+    async def events(self) -> AsyncIterator[Part]:
+        """Deltas, one per token at once when it comes, and one Ending for each choice. Raises what the stream
+        raises."""
         async for event in self._stream:
             match event:
-                case Token(token=token):
-                    num_tokens += 1
-                    yield self._delta(token)
-                    if self._detokenizer.stopped:
-                        await self.close()
-                        yield Ending(FinishReason.STOP, num_tokens, None)
-                        return
+                case Token():
+                    choice = event.key.choice
+                    if choice not in self._open:
+                        continue
+                    self._num_tokens[choice] += 1
+                    yield self._delta(choice, event.token)
+                    if self._detokenizers[choice].stopped:
+                        await self._stop(choice)
+                        yield Ending(FinishReason.STOP, self._num_tokens[choice], None, choice)
+                case PromptScored():
+                    yield event
                 case Finished():
-                    offset = self._detokenizer.num_chars
-                    yield Delta(self._detokenizer.finish(), offset)
+                    choice = event.key.choice
+                    if choice not in self._open:
+                        continue
+                    self._open.discard(choice)
+                    detokenizer = self._detokenizers[choice]
+                    offset = detokenizer.num_chars
+                    yield Delta(detokenizer.finish(), offset, choice=choice)
                     yield self._ending(event)
-                    return
+            if not self._open:
+                return
         raise TandemError(ErrorKind.INTERNAL, "the tokens ended without an end")
 
-    def _delta(self, token: SampledToken) -> Delta:
-        offset = self._detokenizer.num_chars
+    async def _stop(self, choice: int) -> None:
+        """A stop string is complete: nobody needs more of this choice."""
+        self._open.discard(choice)
+        if self._open:
+            self._stream.finish(choice)
+        else:
+            await self.close()
+
+    def _delta(self, choice: int, token: SampledToken) -> Delta:
+        detokenizer = self._detokenizers[choice]
+        offset = detokenizer.num_chars
         if token.id in self._hidden:
-            return Delta("", offset)
-        return Delta(self._detokenizer.push(token.id), offset, token)
+            return Delta("", offset, choice=choice)
+        return Delta(detokenizer.push(token.id), offset, token, choice)
 
     def _ending(self, finished: Finished) -> Ending:
         if finished.reason is None:
             raise TandemError(ErrorKind.INTERNAL, "the request ended without a reason")
-        reason = FinishReason.STOP if self._detokenizer.stopped else finished.reason
-        return Ending(reason, finished.num_output_tokens, finished.num_cached_tokens)
+        choice = finished.key.choice
+        reason = FinishReason.STOP if self._detokenizers[choice].stopped else finished.reason
+        return Ending(reason, finished.num_output_tokens, finished.num_cached_tokens, choice)
 
 
 async def _uninterrupted(stream: TokenStream) -> None:

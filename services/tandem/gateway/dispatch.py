@@ -17,9 +17,10 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import JobEvent
 from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerRef
 from tandem.core.request import Job, Request, SamplingParams
-from tandem.flow.commands import CancelJob, Command, Deliver, End, Place, ReleaseLease, Submit
+from tandem.flow.commands import CancelJob, Command, Deliver, End, Place, ReleaseLease, Score, Submit
 from tandem.flow.lifecycle import Phase, RequestLife
 from tandem.gateway.active import ActiveRequest
+from tandem.gateway.caller import Caller
 from tandem.gateway.fleet import Fleet
 from tandem.gateway.ports import ServedModel
 from tandem.routing.placement import NoPlacement, Placement
@@ -72,8 +73,10 @@ class Dispatcher:
     def ready(self) -> str | None:
         return "draining" if self._draining else self._fleet.ready()
 
-    async def open(self, request: Request) -> ActiveRequest:
+    async def open(self, request: Request, caller: Caller) -> ActiveRequest:
         """Admit a request; it waits in line when no worker has room."""
+        if request.num_choices > 1:
+            raise TandemError(ErrorKind.UNSUPPORTED, "more than one choice is not supported", param="n")
         if self._draining:
             raise TandemError(ErrorKind.DRAINING, "this gateway is shutting down", retry_after_s=1.0)
         if self._num_queued() >= self._config.max_queued:
@@ -170,6 +173,8 @@ class Dispatcher:
                     self._fleet.release(command.worker, command.key)
                 case Deliver():
                     active.push(command.token)
+                case Score():
+                    active.push(command.scores)
                 case End():
                     self._active.pop(active.life.request.id, None)
                     if not self._active:

@@ -21,6 +21,7 @@ from tandem.core.ids import GatewayId, WorkerRef
 from tandem.gateway.app import create_app
 from tandem.gateway.dispatch import Dispatcher
 from tandem.gateway.fleet import Fleet
+from tandem.gateway.ports import OpenDoor
 from tandem.gateway.server import HttpServer
 from tandem.gateway.text_models import TextModels
 from tandem.stores.registry import RegistryUnavailable, WorkerRegistry
@@ -41,7 +42,7 @@ class Gateway:
         self._fleet = Fleet(name, self._discover, TextModels(config.model.generation_config), clock, config.gateway)
         self._dispatcher = Dispatcher(self._fleet, config.gateway, clock)
         self._server = HttpServer(
-            create_app(self._dispatcher, config.gateway),
+            create_app(self._dispatcher, OpenDoor(), config.gateway),
             config.gateway.host,
             config.gateway.port,
             graceful_s=FLUSH_S,

@@ -11,6 +11,7 @@ from uuid import uuid4
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import RequestId
 from tandem.core.request import MAX_TOP_LOGPROBS, Request, SamplingParams
+from tandem.gateway.caller import Caller
 from tandem.gateway.openai_schema import ChatBody, ChatMessage, CompletionBody, SharedBody
 from tandem.gateway.ports import ServedModel
 
@@ -125,7 +126,7 @@ def _tokens(tokens: list[int], vocab_size: int) -> tuple[int, ...]:
     return tuple(tokens)
 
 
-def request(ask: Ask, served: ServedModel, prompt: tuple[int, ...], id_prefix: str) -> Request:
+def request(ask: Ask, served: ServedModel, prompt: tuple[int, ...], id_prefix: str, caller: Caller) -> Request:
     """The request, with an identity of its own. Raises CONTEXT_LENGTH, or INVALID_REQUEST naming the field."""
     if not prompt:
         raise _invalid(f"{ask.prompt_param} must hold at least one token", ask.prompt_param)
@@ -134,6 +135,8 @@ def request(ask: Ask, served: ServedModel, prompt: tuple[int, ...], id_prefix: s
         model=served.name,
         prompt_tokens=prompt,
         sampling=_sampling(ask, served, _output_room(ask, served, len(prompt))),
+        tenant=caller.tenant.id,
+        lane=caller.tenant.lane if caller.lane is None else caller.lane,
     )
 
 

@@ -1,4 +1,4 @@
-"""What the front of the gateway needs from the dispatch behind it; owns no implementation."""
+"""What the fronts of the gateway need from what is behind them; owns no implementation."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tandem.core.events import Finished, Token
+from tandem.admission.tenant import OPEN, Tenant
+from tandem.core.events import Finished, PromptScored, Token
 from tandem.core.request import Request
+from tandem.gateway.caller import Caller
 from tandem.gateway.text import TextModel
 
 
@@ -21,16 +23,37 @@ class ServedModel:
     created: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What a tenant may still do, for `x-ratelimit-*`; None where there is no limit. Seconds until the limit is whole
+    again."""
+
+    limit_requests: int | None = None
+    remaining_requests: int | None = None
+    reset_requests_s: float = 0.0
+    limit_tokens: int | None = None
+    remaining_tokens: int | None = None
+    reset_tokens_s: float = 0.0
+
+
 class TokenStream(Protocol):
-    """One admitted request. Iterating yields its tokens in order of index, then exactly one Finished; or raises
-    TandemError. Leaving early must be told by `aclose`, which cancels the request everywhere."""
+    """One admitted request. Iterating yields the tokens of each choice in order of index and one Finished for each
+    choice, after which it ends; or raises TandemError. Scores of the prompt come before the first token. Leaving early
+    must be told by `aclose`, which cancels the request everywhere."""
 
     @property
     def path(self) -> str:
         """`remote`, `local` or `fallback;reason=...`; final once the first token was yielded."""
         ...
 
-    def __aiter__(self) -> AsyncIterator[Token | Finished]: ...
+    @property
+    def standing(self) -> Standing: ...
+
+    def __aiter__(self) -> AsyncIterator[Token | PromptScored | Finished]: ...
+
+    def finish(self, choice: int) -> None:
+        """The client has enough of one choice; nothing more comes of it, not even its Finished."""
+        ...
 
     async def aclose(self) -> None: ...
 
@@ -44,6 +67,21 @@ class Dispatch(Protocol):
         """None when requests can be served, else what is missing."""
         ...
 
-    async def open(self, request: Request) -> TokenStream:
+    async def open(self, request: Request, caller: Caller) -> TokenStream:
         """Admit a request. Raises TandemError when it is refused; then nothing of it is left anywhere."""
         ...
+
+
+class Doorkeeper(Protocol):
+    """Knows tenants by their keys."""
+
+    def identify(self, key: str | None) -> Tenant:
+        """Whose key it is; None: the client showed none. Raises TandemError(UNAUTHENTICATED)."""
+        ...
+
+
+class OpenDoor:
+    """A Doorkeeper that lets everybody in (`auth: off`)."""
+
+    def identify(self, key: str | None) -> Tenant:
+        return OPEN

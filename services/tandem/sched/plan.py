@@ -16,12 +16,17 @@ class Sampling:
     the one just drawn.
 
     `index` is the first drawn token's index among the choice's output tokens, which with `params.seed` and `choice`
-    names the random numbers of the draw; each further token has the next index.
+    names the random numbers of the draw; each further token has the next index. `prompt` and `output` are all tokens
+    before the first drawn one, given where `params.needs_history`. With `num_choices` more than one, one token is drawn
+    from the same row for each of the choices from `choice` on, and nothing was guessed.
     """
 
     params: SamplingParams
     choice: int
     index: int
+    prompt: tuple[int, ...] = ()
+    output: tuple[int, ...] = ()
+    num_choices: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,8 @@ class Slice:
     `digest_blocks` are those of `blocks` that are complete after this slice and are to be digested for a hand-off.
     The last `num_drafted` tokens are guesses: a slice draws one token more than it guessed right, and the KV of wrong
     guesses is stale, to be written over by the slices that come after.
+    `scored` are the known tokens at positions `[start + 1, start + 1 + len(scored))`, to be scored by the slice's first
+    rows with `num_top` alternatives each.
     """
 
     seq: SeqId
@@ -44,6 +51,8 @@ class Slice:
     chained: bool = False
     digest_blocks: tuple[BlockId, ...] = ()
     num_drafted: int = 0
+    scored: tuple[int, ...] = ()
+    num_top: int = 0
 
     @property
     def num_certain(self) -> int:
@@ -57,10 +66,13 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One forward pass. `number` rises by one per plan; `slices` holds a sequence at most once, decodes first."""
+    """One forward pass. `number` rises by one per plan; `slices` holds a sequence at most once, decodes first.
+
+    `copies` are (from, to): blocks whose content is copied before anything is computed."""
 
     number: int
     slices: tuple[Slice, ...]
+    copies: tuple[tuple[BlockId, BlockId], ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -77,12 +89,14 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class SliceResult:
-    """What one slice yielded: its drawn tokens in order, at most `1 + num_drafted`. All but the last were guessed."""
+    """What one slice yielded: its drawn tokens in order, at most `1 + num_drafted`, all but the last of them guessed;
+    or one for each choice. `scores` are those of `Slice.scored`."""
 
     seq: SeqId
     tokens: tuple[SampledToken, ...] = ()
     digests: tuple[BlockDigest, ...] = ()
     error: str | None = None
+    scores: tuple[SampledToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

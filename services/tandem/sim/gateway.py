@@ -18,7 +18,7 @@ from tandem.core.events import Cancelled, Failed, Finished, JobEvent, SampledTok
 from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerRef
 from tandem.core.load import Load
 from tandem.core.request import Job
-from tandem.flow.commands import CancelJob, Command, Deliver, End, Place, ReleaseLease, Submit
+from tandem.flow.commands import CancelJob, Command, Deliver, End, Place, ReleaseLease, Score, Submit
 from tandem.flow.lifecycle import Phase, RequestLife
 from tandem.kv.handoff import HandoffKey
 from tandem.routing.placement import Placement
@@ -246,6 +246,8 @@ class SimGateway:
                 case Deliver(token):
                     delay = self._delivery.seconds(active.life.request.id, token.index)
                     active.trace.deliver(token.token.id, (now if at is None else at) + delay)
+                case Score():
+                    pass  # simulated prompts are not scored
                 case End(outcome):
                     self._end(active, outcome)
         if active.life.phase is Phase.QUEUED:

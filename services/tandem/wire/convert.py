@@ -9,12 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import assert_never
+from typing import assert_never, get_args
 
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Failed, Finished, FinishReason, JobEvent, Pulled, TerminalEvent, Token
-from tandem.core.ids import GatewayId, HandoffId, Incarnation, JobKey, RequestId
+from tandem.core.events import (
+    Cancelled,
+    Failed,
+    Finished,
+    FinishReason,
+    JobEvent,
+    PromptScored,
+    Pulled,
+    TerminalEvent,
+    Token,
+)
+from tandem.core.grammar import Grammar, GrammarKind
+from tandem.core.ids import OPEN_TENANT, GatewayId, HandoffId, Incarnation, JobKey, RequestId, TenantId
+from tandem.core.lane import Lane
 from tandem.core.load import Books, Load
 from tandem.core.request import Generate, Job, Prefill, Request, Resume, SamplingParams
 from tandem.core.step_cost import StepCost
@@ -60,6 +72,14 @@ def encode_sampling(sampling: SamplingParams) -> pb.SamplingParams:
         seed=sampling.seed,
         stop_token_ids=sorted(sampling.stop_token_ids),
         logprobs=sampling.logprobs,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        logit_bias=[pb.TokenBias(token=token, bias=bias) for token, bias in sampling.logit_bias],
+        min_tokens=sampling.min_tokens,
+        grammar=None
+        if sampling.grammar is None
+        else pb.Grammar(kind=sampling.grammar.kind, source=sampling.grammar.source),
     )
 
 
@@ -74,7 +94,20 @@ def decode_sampling(message: pb.SamplingParams) -> SamplingParams:
         seed=message.seed,
         stop_token_ids=frozenset(message.stop_token_ids),
         logprobs=message.logprobs if message.HasField("logprobs") else None,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=message.repetition_penalty or 1.0,
+        logit_bias=tuple((entry.token, entry.bias) for entry in message.logit_bias),
+        min_tokens=message.min_tokens,
+        grammar=_decode_grammar(message.grammar) if message.HasField("grammar") else None,
     )
+
+
+def _decode_grammar(message: pb.Grammar) -> Grammar:
+    for kind in get_args(GrammarKind):
+        if kind == message.kind:
+            return Grammar(kind, message.source)
+    raise malformed(f"unknown kind of grammar {message.kind!r}")
 
 
 def encode_submission(submission: Submission) -> pb.SubmitRequest:
@@ -91,6 +124,10 @@ def encode_submission(submission: Submission) -> pb.SubmitRequest:
             priority=request.priority,
             cache_salt=request.cache_salt,
             incarnation=submission.incarnation,
+            lane=request.lane,
+            tenant=request.tenant,
+            num_choices=request.num_choices,
+            prompt_logprobs=request.prompt_logprobs,
         )
     except (ValueError, TypeError) as error:
         raise TandemError(ErrorKind.INVALID_REQUEST, f"request {request.id} cannot be sent: {error}") from None
@@ -122,6 +159,10 @@ def _decode_job(message: pb.SubmitRequest) -> Job:
         sampling=decode_sampling(message.sampling),
         priority=message.priority,
         cache_salt=message.cache_salt,
+        lane=_decode_lane(message.lane),
+        tenant=TenantId(message.tenant or OPEN_TENANT),
+        num_choices=message.num_choices or 1,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
     )
     output = tuple(message.output_tokens)
     attempt, choice = key.attempt, key.choice
@@ -142,6 +183,13 @@ def _decode_job(message: pb.SubmitRequest) -> Job:
             )
         case _:
             raise malformed("a submission has no job")
+
+
+def _decode_lane(value: int) -> Lane:
+    try:
+        return Lane(value)
+    except ValueError:
+        raise malformed(f"unknown lane {value}") from None
 
 
 def _decode_handoff(handoff: str) -> HandoffId:
@@ -183,6 +231,8 @@ def encode_update(
         match event:
             case Token():
                 _add_token(update, runs, event)
+            case PromptScored():
+                update.scores.append(_encode_scores(event))
             case Pulled():
                 update.pulled.append(_encode_pulled(event))
             case Finished() | Failed() | Cancelled():
@@ -201,6 +251,13 @@ def _add_token(update: pb.WatchUpdate, runs: dict[JobKey, pb.TokenRun], event: T
     if run is None or event.index != run.first_index + len(run.tokens):
         run = runs[event.key] = update.runs.add(key=encode_key(event.key), first_index=event.index)
     encode_sampled(event.token, run.tokens.add())
+
+
+def _encode_scores(event: PromptScored) -> pb.PromptScores:
+    message = pb.PromptScores(key=encode_key(event.key), first_index=event.first_index)
+    for token in event.tokens:
+        encode_sampled(token, message.tokens.add())
+    return message
 
 
 def _encode_pulled(event: Pulled) -> pb.PulledKV:
@@ -232,14 +289,19 @@ def _encode_end(event: TerminalEvent) -> pb.JobEnd:
 
 
 def decode_update(message: pb.WatchUpdate) -> tuple[JobEvent, ...]:
-    """Arrived KV first, then tokens in order, then ends."""
+    """Arrived KV and scores first, then tokens in order, then ends."""
     events: list[JobEvent] = [_decode_pulled(pulled) for pulled in message.pulled]
+    events += [_decode_scores(scores) for scores in message.scores]
     for run in message.runs:
         key = decode_key(run.key)
         for index, token in enumerate(run.tokens, run.first_index):
             events.append(Token(key, index, decode_sampled(token)))
     events.extend(_decode_end(end) for end in message.ends)
     return tuple(events)
+
+
+def _decode_scores(message: pb.PromptScores) -> PromptScored:
+    return PromptScored(decode_key(message.key), message.first_index, tuple(map(decode_sampled, message.tokens)))
 
 
 def _decode_pulled(message: pb.PulledKV) -> Pulled:

@@ -145,7 +145,7 @@ def encode_announcement(announcement: Announcement) -> pb.Announcement:
         first_index=announcement.first_index,
         blocks=[pb.OfferedBlock(block=offered.block, digests=offered.heads) for offered in announcement.blocks],
         num_computed=announcement.num_computed,
-        first_token=None if first is None else encode_sampled(first),
+        first_tokens=[] if first is None else [encode_sampled(first)],
     )
 
 
@@ -153,6 +153,6 @@ def decode_announcement(message: pb.Announcement) -> Announcement:
     blocks = tuple(BlockDigest(BlockId(offered.block), tuple(offered.digests)) for offered in message.blocks)
     has_digests = {len(offered.heads) for offered in blocks}
     require(len(has_digests) <= 1, "blocks of one announcement have different numbers of digests")
-    first = decode_sampled(message.first_token) if message.HasField("first_token") else None
+    first = decode_sampled(message.first_tokens[0]) if message.first_tokens else None
     key = decode_handoff_key(message.key)
     return Announcement(key, message.first_index, blocks, message.num_computed, first)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tandem.core.errors import ErrorKind
-from tandem.core.events import Failed, JobEvent, Pulled, TerminalEvent, Token
+from tandem.core.events import Failed, JobEvent, PromptScored, Pulled, TerminalEvent, Token
 from tandem.core.ids import GatewayId, JobKey
 
 
@@ -21,6 +21,8 @@ class _Log:
     first_index: int
     next_index: int
     tokens: list[Token] = field(default_factory=list)
+    scores: list[PromptScored] = field(default_factory=list)
+    num_scores_sent: int = 0
     pulled: Pulled | None = None
     pulled_sent: bool = False
     end: TerminalEvent | None = None
@@ -36,6 +38,8 @@ class _Log:
             case Token():
                 assert event.index == self.stop, f"{event.key}: token {event.index} came when {self.stop} was due"
                 self.tokens.append(event)
+            case PromptScored():
+                self.scores.append(event)
             case Pulled():
                 self.pulled = event
             case _:
@@ -47,6 +51,8 @@ class _Log:
         if self.pulled is not None and not self.pulled_sent:
             self.pulled_sent = True
             events.append(self.pulled)
+        events += self.scores[self.num_scores_sent :]
+        self.num_scores_sent = len(self.scores)
         events += self.tokens[self.next_index - self.first_index :]
         self.next_index = max(self.next_index, self.stop)
         if self.end is not None and self.end_sent_at is None:
@@ -60,6 +66,7 @@ class _Log:
         if next_index < self.first_index:
             return False
         self.next_index = next_index
+        self.num_scores_sent = 0
         self.pulled_sent = False
         self.end_sent_at = None
         return True
@@ -67,6 +74,7 @@ class _Log:
     def mute(self) -> None:
         """Of what has come so far, send nothing (again); an end that comes is sent."""
         self.next_index = self.stop
+        self.num_scores_sent = len(self.scores)
         self.pulled_sent = True
 
 

@@ -15,7 +15,7 @@ from tandem.core.request import Generate, Prefill, Request, SamplingParams
 @pytest.mark.parametrize(
     ("param", "value"),
     [
-        ("max_tokens", 0),
+        ("max_tokens", -1),
         ("max_tokens", 2**31),
         ("temperature", -0.1),
         ("temperature", 2.1),

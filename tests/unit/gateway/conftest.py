@@ -20,7 +20,8 @@ from tandem.core.events import Finished, FinishReason, SampledToken, Token
 from tandem.core.ids import JobKey
 from tandem.core.request import Request
 from tandem.gateway.app import create_app
-from tandem.gateway.ports import ServedModel
+from tandem.gateway.caller import Caller
+from tandem.gateway.ports import OpenDoor, ServedModel, Standing
 from tandem.gateway.server import HttpServer
 from tandem.gateway.text import TextModel
 from tests.unit.gateway.rig import Rig, rigs
@@ -84,6 +85,8 @@ class ScriptedStream:
 
     def __init__(self, steps: Sequence[Step], path: str = "remote") -> None:
         self.path = path
+        self.standing = Standing()
+        self.finished_choices: list[int] = []
         self.num_closes = 0
         self.closed = threading.Event()
         self._steps = steps
@@ -96,6 +99,9 @@ class ScriptedStream:
                 raise step
             else:
                 yield step
+
+    def finish(self, choice: int) -> None:
+        self.finished_choices.append(choice)
 
     async def aclose(self) -> None:
         # A cancellation that came through to here would show as a close that is not finished.
@@ -115,6 +121,7 @@ class ScriptedDispatch:
         self.served = list(self.all_models)
         self.missing: str | None = None
         self.requests: list[Request] = []
+        self.callers: list[Caller] = []
         self.opening: queue.Queue[Request] = queue.Queue()
         self.open_cancelled = threading.Event()
         self.hold_open = False
@@ -126,7 +133,8 @@ class ScriptedDispatch:
     def ready(self) -> str | None:
         return self.missing
 
-    async def open(self, request: Request) -> ScriptedStream:
+    async def open(self, request: Request, caller: Caller) -> ScriptedStream:
+        self.callers.append(caller)
         self.requests.append(request)
         self.opening.put(request)
         if self.hold_open:
@@ -200,7 +208,7 @@ class Front:
             runner.run(self._serve())
 
     async def _serve(self) -> None:
-        app = create_app(self.dispatch, GatewayConfig(max_body=Bytes(1 << 20)))
+        app = create_app(self.dispatch, OpenDoor(), GatewayConfig(max_body=Bytes(1 << 20)))
         server = HttpServer(app, "127.0.0.1", 0, graceful_s=1.0)
         self._loop = asyncio.get_running_loop()
         self.port = server.port

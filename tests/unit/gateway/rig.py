@@ -19,6 +19,7 @@ from tandem.core.ids import GatewayId, JobKey, RequestId, WorkerRef
 from tandem.core.request import Job, Prefill, Request, Resume, SamplingParams
 from tandem.gateway import fleet, worker_link
 from tandem.gateway.active import ActiveRequest
+from tandem.gateway.caller import Caller
 from tandem.gateway.dispatch import Dispatcher
 from tandem.gateway.fleet import Fleet
 from tandem.gateway.text_models import TextModels
@@ -67,7 +68,8 @@ class Rig:
         sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
         identity = RequestId(f"r{next(_numbers)}.")
         return await self.dispatch.open(
-            Request(id=identity, model="tiny", prompt_tokens=tuple(range(16)), sampling=sampling)
+            Request(id=identity, model="tiny", prompt_tokens=tuple(range(16)), sampling=sampling),
+            Caller(request_id=identity),
         )
 
     async def running(self) -> ActiveRequest:

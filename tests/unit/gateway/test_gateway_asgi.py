@@ -15,12 +15,12 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, Token
 from tandem.core.ids import RequestId
 from tandem.core.request import Request, SamplingParams
+from tandem.gateway.answers import Answers
 from tandem.gateway.app import create_app
 from tandem.gateway.asgi import Exchange, header_value
 from tandem.gateway.completion import Completion
-from tandem.gateway.detokenize import Detokenizer
 from tandem.gateway.openai_http import OpenAIRoutes
-from tandem.gateway.ports import ServedModel
+from tandem.gateway.ports import OpenDoor, ServedModel, Standing
 from tandem.gateway.text import TextModel
 
 REQUEST = Request(id=RequestId("r"), model="m", prompt_tokens=(1,), sampling=SamplingParams(max_tokens=1))
@@ -109,6 +109,10 @@ class SlowStream:
     """Never yields; takes a while to close, and knows whether the close came to its end."""
 
     path = "local"
+    standing = Standing()
+
+    def finish(self, choice: int) -> None:
+        raise AssertionError(choice)
 
     def __init__(self) -> None:
         self.closing = asyncio.Event()
@@ -130,10 +134,9 @@ class SlowStream:
 def test_a_close_that_began_is_finished_though_it_is_cancelled(make_text: Callable[..., TextModel]) -> None:
     async def scenario() -> SlowStream:
         stream = SlowStream()
-        detokenizer: Detokenizer = make_text().detokenizer()
 
         async def hold() -> None:
-            async with Completion(REQUEST, stream, detokenizer):
+            async with Completion(REQUEST, stream, make_text().detokenizer):
                 pass
 
         task = asyncio.create_task(hold())
@@ -168,7 +171,9 @@ def test_long_prompts_are_tokenized_by_a_thread(
 
     async def scenario(executor: RecordingExecutor) -> list[Any]:
         client = Client(json.dumps({"model": "tiny", "prompt": "a" * num_chars}).encode())
-        await OpenAIRoutes(front.dispatch, 1 << 20, executor).completions(client.exchange())
+        await OpenAIRoutes(front.dispatch, Answers(front.dispatch, executor), OpenDoor(), 1 << 20).completions(
+            client.exchange()
+        )
         return client.sent
 
     with RecordingExecutor() as executor:
@@ -188,7 +193,7 @@ def test_lifespan_is_answered(front: Any) -> None:
         async def send(message: Any) -> None:
             sent.append(message["type"])
 
-        await create_app(front.dispatch, GatewayConfig())({"type": "lifespan"}, receive, send)
+        await create_app(front.dispatch, OpenDoor(), GatewayConfig())({"type": "lifespan"}, receive, send)
         return sent
 
     assert asyncio.run(scenario()) == ["lifespan.startup.complete", "lifespan.shutdown.complete"]

@@ -10,6 +10,7 @@ import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.request import Request
+from tandem.gateway.caller import Caller
 from tandem.gateway.openai_request import chat_ask, completion_ask, conversation, request, single_prompt
 from tandem.gateway.openai_schema import ChatBody, CompletionBody, parse
 from tandem.gateway.ports import ServedModel
@@ -33,6 +34,7 @@ def chat(served: ServedModel, **fields: Any) -> Request:
         served,
         served.text.encode_chat(conversation(body.messages), body.chat_template_kwargs),
         "chatcmpl-",
+        Caller(request_id="r"),
     )
 
 
@@ -40,7 +42,7 @@ def complete(served: ServedModel, **fields: Any) -> Request:
     body = parse(json.dumps({"model": "tiny", "prompt": "hi"} | fields).encode(), CompletionBody)
     prompt = single_prompt(body.prompt, served.text.vocab_size)
     ids = served.text.encode_text(prompt) if isinstance(prompt, str) else prompt
-    return request(completion_ask(body), served, ids, "cmpl-")
+    return request(completion_ask(body), served, ids, "cmpl-", Caller(request_id="r"))
 
 
 @pytest.mark.parametrize(

@@ -99,18 +99,18 @@ class OfferedBlock(_message.Message):
     def __init__(self, block: _Optional[int] = ..., digests: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Announcement(_message.Message):
-    __slots__ = ("key", "first_index", "blocks", "num_computed", "first_token")
+    __slots__ = ("key", "first_index", "blocks", "num_computed", "first_tokens")
     KEY_FIELD_NUMBER: _ClassVar[int]
     FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_COMPUTED_FIELD_NUMBER: _ClassVar[int]
-    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     key: HandoffKey
     first_index: int
     blocks: _containers.RepeatedCompositeFieldContainer[OfferedBlock]
     num_computed: int
-    first_token: SampledToken
-    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., first_index: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[OfferedBlock, _Mapping]]] = ..., num_computed: _Optional[int] = ..., first_token: _Optional[_Union[SampledToken, _Mapping]] = ...) -> None: ...
+    first_tokens: _containers.RepeatedCompositeFieldContainer[SampledToken]
+    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., first_index: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[OfferedBlock, _Mapping]]] = ..., num_computed: _Optional[int] = ..., first_tokens: _Optional[_Iterable[_Union[SampledToken, _Mapping]]] = ...) -> None: ...
 
 class HandoffEnded(_message.Message):
     __slots__ = ("key", "kind", "message")

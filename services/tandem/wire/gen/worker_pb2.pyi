@@ -18,7 +18,7 @@ class JobKey(_message.Message):
     def __init__(self, request: _Optional[str] = ..., attempt: _Optional[int] = ..., choice: _Optional[int] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
-    __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop_token_ids", "logprobs")
+    __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop_token_ids", "logprobs", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens", "grammar")
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,12 @@ class SamplingParams(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     max_tokens: int
     temperature: float
     top_p: float
@@ -35,7 +41,29 @@ class SamplingParams(_message.Message):
     seed: int
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: int
-    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[int] = ...) -> None: ...
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: _containers.RepeatedCompositeFieldContainer[TokenBias]
+    min_tokens: int
+    grammar: Grammar
+    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[TokenBias, _Mapping]]] = ..., min_tokens: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ...) -> None: ...
+
+class TokenBias(_message.Message):
+    __slots__ = ("token", "bias")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    BIAS_FIELD_NUMBER: _ClassVar[int]
+    token: int
+    bias: float
+    def __init__(self, token: _Optional[int] = ..., bias: _Optional[float] = ...) -> None: ...
+
+class Grammar(_message.Message):
+    __slots__ = ("kind", "source")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    source: str
+    def __init__(self, kind: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
 
 class GenerateJob(_message.Message):
     __slots__ = ()
@@ -56,7 +84,7 @@ class ResumeJob(_message.Message):
     def __init__(self, handoff: _Optional[str] = ..., source: _Optional[_Union[_kv_pb2.WorkerRef, _Mapping]] = ...) -> None: ...
 
 class SubmitRequest(_message.Message):
-    __slots__ = ("gateway", "key", "model", "prompt_tokens", "output_tokens", "sampling", "priority", "cache_salt", "generate", "prefill", "resume", "incarnation")
+    __slots__ = ("gateway", "key", "model", "prompt_tokens", "output_tokens", "sampling", "priority", "cache_salt", "generate", "prefill", "resume", "incarnation", "lane", "tenant", "num_choices", "prompt_logprobs")
     GATEWAY_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +97,10 @@ class SubmitRequest(_message.Message):
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    NUM_CHOICES_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     gateway: str
     key: JobKey
     model: str
@@ -81,7 +113,11 @@ class SubmitRequest(_message.Message):
     prefill: PrefillJob
     resume: ResumeJob
     incarnation: int
-    def __init__(self, gateway: _Optional[str] = ..., key: _Optional[_Union[JobKey, _Mapping]] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., output_tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., generate: _Optional[_Union[GenerateJob, _Mapping]] = ..., prefill: _Optional[_Union[PrefillJob, _Mapping]] = ..., resume: _Optional[_Union[ResumeJob, _Mapping]] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    lane: int
+    tenant: str
+    num_choices: int
+    prompt_logprobs: int
+    def __init__(self, gateway: _Optional[str] = ..., key: _Optional[_Union[JobKey, _Mapping]] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., output_tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., generate: _Optional[_Union[GenerateJob, _Mapping]] = ..., prefill: _Optional[_Union[PrefillJob, _Mapping]] = ..., resume: _Optional[_Union[ResumeJob, _Mapping]] = ..., incarnation: _Optional[int] = ..., lane: _Optional[int] = ..., tenant: _Optional[str] = ..., num_choices: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class SubmitReply(_message.Message):
     __slots__ = ("refusal", "load")
@@ -222,18 +258,30 @@ class StepCost(_message.Message):
     def __init__(self, base_s: _Optional[float] = ..., prefill_token_s: _Optional[float] = ..., decode_seq_s: _Optional[float] = ..., decode_context_s: _Optional[float] = ..., prefill_pair_s: _Optional[float] = ...) -> None: ...
 
 class WatchUpdate(_message.Message):
-    __slots__ = ("runs", "pulled", "ends", "load", "step_cost")
+    __slots__ = ("runs", "pulled", "ends", "load", "step_cost", "scores")
     RUNS_FIELD_NUMBER: _ClassVar[int]
     PULLED_FIELD_NUMBER: _ClassVar[int]
     ENDS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     STEP_COST_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
     runs: _containers.RepeatedCompositeFieldContainer[TokenRun]
     pulled: _containers.RepeatedCompositeFieldContainer[PulledKV]
     ends: _containers.RepeatedCompositeFieldContainer[JobEnd]
     load: Load
     step_cost: StepCost
-    def __init__(self, runs: _Optional[_Iterable[_Union[TokenRun, _Mapping]]] = ..., pulled: _Optional[_Iterable[_Union[PulledKV, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[JobEnd, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., step_cost: _Optional[_Union[StepCost, _Mapping]] = ...) -> None: ...
+    scores: _containers.RepeatedCompositeFieldContainer[PromptScores]
+    def __init__(self, runs: _Optional[_Iterable[_Union[TokenRun, _Mapping]]] = ..., pulled: _Optional[_Iterable[_Union[PulledKV, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[JobEnd, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., step_cost: _Optional[_Union[StepCost, _Mapping]] = ..., scores: _Optional[_Iterable[_Union[PromptScores, _Mapping]]] = ...) -> None: ...
+
+class PromptScores(_message.Message):
+    __slots__ = ("key", "first_index", "tokens")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    key: JobKey
+    first_index: int
+    tokens: _containers.RepeatedCompositeFieldContainer[_kv_pb2.SampledToken]
+    def __init__(self, key: _Optional[_Union[JobKey, _Mapping]] = ..., first_index: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[_kv_pb2.SampledToken, _Mapping]]] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ("key",)

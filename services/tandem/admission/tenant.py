@@ -1,0 +1,34 @@
+"""A tenant's terms as a value; never counts what it has used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tandem.core.ids import OPEN_TENANT, TenantId
+from tandem.core.lane import Lane
+
+DisaggregationPolicy = Literal["off", "prefer", "strict"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """0 is no limit. `models`: None allows all. `lane` is the best one that it may ask for, and the one of requests
+    that ask for none; `weight` is its share against other tenants in a lane. Tokens are those of prompts that were
+    not in the prefix cache, and all output. `cache_sharing` "public" puts its prefixes where every public tenant finds
+    them. `disaggregation`: None follows the gateway."""
+
+    id: TenantId
+    models: frozenset[str] | None = None
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    max_concurrency: int = 0
+    max_prompt_tokens: int = 0
+    lane: Lane = Lane.INTERACTIVE
+    weight: float = 1.0
+    cache_sharing: Literal["private", "public"] = "private"
+    disaggregation: DisaggregationPolicy | None = None
+
+
+OPEN = Tenant(id=OPEN_TENANT, cache_sharing="public")
+"""Everybody, where no key is asked for."""
