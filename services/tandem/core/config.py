@@ -112,6 +112,7 @@ class WorkerConfig:
 class GatewayConfig:
     host: str = _doc("address to bind", "127.0.0.1")
     port: int = _doc("HTTP port; 0: any free one", 8000)
+    grpc_port: int = _doc("gRPC port; 0: any free one; -1: the one after port, any free one where that is 0", -1)
     disaggregation: Literal["off", "prefer", "strict"] = _doc(
         "off: never split; prefer: split when both pools live; strict: refuse otherwise", "prefer"
     )
@@ -121,6 +122,13 @@ class GatewayConfig:
     drain_s: float = _doc("how long requests under way may take after SIGTERM", 20.0)
     worker_silence_s: float = _doc("a worker whose stream carries nothing for this long is lost", 10.0)
     max_queued: int = _doc("requests that may wait for a place", 1024)
+
+    @property
+    def own_grpc_port(self) -> int:
+        """What `grpc_port` comes to; 0: any free one."""
+        if self.grpc_port >= 0:
+            return self.grpc_port
+        return self.port + 1 if self.port else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +222,11 @@ _RULES: tuple[_Rule, ...] = (
     _one("redis.url", f"must start with {', '.join(_REDIS_SCHEMES)}", lambda v: not v or v.startswith(_REDIS_SCHEMES)),
     _one("redis.namespace", "must be letters, digits, '.', '_' or '-'", _is_plain),
     *_each("must be between 0 and 65535", lambda v: 0 <= v <= 65535, "worker.port", "gateway.port"),
+    (
+        "gateway.grpc_port",
+        "must be between 0 and 65535, or -1 where gateway.port is less than 65535",
+        lambda c: -1 <= c.gateway.grpc_port <= 65535 and c.gateway.own_grpc_port <= 65535,
+    ),
     *_each("must be more than 0", lambda v: v > 0, "engine.kv_cache_memory", "gateway.max_body"),
     *_each("must be more than 0", lambda v: v > 0, "handoff.lease_s", "handoff.pull_timeout_s"),
     *_each("must be more than 0", lambda v: v > 0, "handoff.drain_timeout_s", "worker.step_stall_s"),

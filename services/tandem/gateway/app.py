@@ -17,7 +17,7 @@ from tandem.gateway.ports import Dispatch, Doorkeeper
 
 Handler = Callable[[Exchange], Awaitable[None]]
 
-_NUM_ENCODERS = 2
+NUM_ENCODERS = 2
 _log = logging.getLogger(__name__)
 
 
@@ -95,7 +95,7 @@ class GatewayApp:
 
 def create_app(dispatch: Dispatch, doorkeeper: Doorkeeper, config: GatewayConfig) -> GatewayApp:
     """The gateway's HTTP front over `dispatch`."""
-    encoders = ThreadPoolExecutor(_NUM_ENCODERS, thread_name_prefix="tokenize")
+    encoders = ThreadPoolExecutor(NUM_ENCODERS, thread_name_prefix="tokenize")
     openai = OpenAIRoutes(dispatch, Answers(dispatch, encoders), doorkeeper, config.max_body)
     health = Health(dispatch)
     routes: dict[str, dict[str, Handler]] = {

@@ -7,11 +7,11 @@ import math
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
 from typing import Any
-from uuid import uuid4
 
 import msgspec
 
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.gateway.caller import label_of
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -19,7 +19,6 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Header = tuple[bytes, bytes]
 
-_SANE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _UNPRINTABLE = re.compile(rb"[^\x20-\x7e]")
 
 
@@ -44,8 +43,7 @@ class Exchange:
         self.complete = False
         self.late_error: Callable[[TandemError], bytes] | None = None
         """How an error is written into a response that has begun; None where that cannot be."""
-        given = self.header(b"x-request-id") or b""
-        self.request_id = given.decode("ascii") if _SANE_ID.fullmatch(given) else uuid4().hex
+        self.request_id = label_of(self.header(b"x-request-id"))
 
     def header(self, name: bytes) -> bytes | None:
         """The first header of this lower-case name."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from uuid import uuid4
 
 from tandem.admission.tenant import OPEN, Tenant
 from tandem.core.lane import Lane
+
+_SANE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,3 +21,8 @@ class Caller:
     tenant: Tenant = OPEN
     lane: Lane | None = None
     timeout_s: float | None = None
+
+
+def label_of(given: bytes | None) -> str:
+    """A client's `x-request-id` where that is 1 to 128 visible ASCII characters, else a new one."""
+    return given.decode("ascii") if given and _SANE_ID.fullmatch(given) else uuid4().hex

@@ -7,8 +7,10 @@ import json
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 import uvloop
@@ -19,11 +21,15 @@ from tandem.core.config import Bytes, GatewayConfig
 from tandem.core.events import Finished, FinishReason, SampledToken, Token
 from tandem.core.ids import JobKey
 from tandem.core.request import Request
+from tandem.gateway.answers import Answers
 from tandem.gateway.app import create_app
 from tandem.gateway.caller import Caller
+from tandem.gateway.grpc_server import GrpcServer
 from tandem.gateway.ports import OpenDoor, ServedModel, Standing
 from tandem.gateway.server import HttpServer
 from tandem.gateway.text import TextModel
+from tandem.wire.channels import channel_options
+from tandem.wire.gen.inference_pb2_grpc import InferenceStub
 from tests.unit.gateway.rig import Rig, rigs
 
 SPECIAL = ["<s>", "<|im_end|>", "<|im_start|>"]
@@ -146,11 +152,11 @@ class ScriptedDispatch:
 
 
 class Front:
-    """The app on a port of this machine, its dispatch, and helpers to script it."""
+    """Both fronts on ports of this machine, their one dispatch, and helpers to script it."""
 
     def __init__(self, dispatch: ScriptedDispatch, tokenizer: Tokenizer) -> None:
         self.dispatch = dispatch
-        self.port = 0
+        self.port = self.grpc_port = 0
         self._tokenizer = tokenizer
         self._listening = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -213,9 +219,13 @@ class Front:
         self._loop = asyncio.get_running_loop()
         self.port = server.port
         await server.start()
-        self._listening.set()
-        await self._done.wait()
-        await server.stop()
+        with ThreadPoolExecutor(1) as encoders:
+            grpc_server = GrpcServer(self.dispatch, Answers(self.dispatch, encoders), OpenDoor(), 1 << 20)
+            await grpc_server.start("127.0.0.1", 0)
+            self.grpc_port = grpc_server.port
+            self._listening.set()
+            await self._done.wait()
+            await asyncio.gather(server.stop(), grpc_server.stop(1.0))
 
 
 @pytest.fixture(scope="session")
@@ -231,6 +241,19 @@ def running_front(make_text: Callable[..., TextModel], tokenizer: Tokenizer) -> 
 def front(running_front: Front) -> Front:
     running_front.dispatch.reset()
     return running_front
+
+
+@pytest.fixture(scope="session")
+def channel(running_front: Front) -> Iterator[grpc.Channel]:
+    """Without `front`, nothing is scripted."""
+    with grpc.insecure_channel(f"127.0.0.1:{running_front.grpc_port}", options=channel_options()) as channel:
+        yield channel
+
+
+@pytest.fixture
+def stub(front: Front, channel: grpc.Channel) -> Any:
+    """Made for asynchronous calls by its types, but not by its code."""
+    return InferenceStub(channel)  # type: ignore[arg-type]
 
 
 @pytest.fixture
