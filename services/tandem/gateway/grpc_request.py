@@ -26,16 +26,17 @@ _RENAMED = {"content_parts": "content"}
 
 def chat_body(request: pb.ChatRequest) -> ChatBody:
     """Raises INVALID_REQUEST or UNSUPPORTED, as `parse` does."""
-    return parse(_encoded(request), ChatBody)
+    return parse(_encoded(request, "messages"), ChatBody)
 
 
 def completion_body(request: pb.CompleteRequest) -> CompletionBody:
     """Raises INVALID_REQUEST or UNSUPPORTED, as `parse` does."""
-    return parse(_encoded(request), CompletionBody)
+    return parse(_encoded(request, "prompt"), CompletionBody)
 
 
-def _encoded(request: Message) -> bytes:
-    return msgspec.json.encode(_plain(request, ""))
+def _encoded(request: Message, needed: str) -> bytes:
+    """`needed`: the list that the body must have, which here is empty rather than absent."""
+    return msgspec.json.encode({needed: [], **_plain(request, "")})
 
 
 def _plain(message: Message, where: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
@@ -29,40 +28,28 @@ class Form(Generic[Reply]):
         self._endings: list[Ending] = []
         self._begun = False
 
-    def update(self, part: Part) -> Reply | None:
-        """The stream's next message; None where a client would see nothing in it."""
-        match part:
-            case Delta():
-                if not self._shows(part):
-                    return None
-                reply = self._next()
-                self._add(reply, part.choice, [part], "")
-                return reply
-            case PromptScored():
-                return None
-            case Ending():
-                reply = self._next()
-                self._add(reply, part.choice, [], part.reason.value)
-                self._endings.append(part)
-                if len(self._endings) == self._answer.job.num_choices:
-                    self._close(reply)
-                return reply
-
-    def whole(self, parts: Iterable[Part]) -> Reply:
-        """All of it in one message; `parts` are complete."""
-        deltas: dict[int, list[Delta]] = defaultdict(list)
+    def reply(self, parts: Iterable[Part]) -> Reply | None:
+        """What `parts`, the next ones, come to in one message; None where a client would see nothing in it. All parts
+        of an answer at once are the whole of it."""
+        deltas: dict[int, list[Delta]] = {}
+        reasons: dict[int, str] = {}
         for part in parts:
             match part:
                 case Delta():
-                    deltas[part.choice].append(part)
+                    if self._shows(part):
+                        deltas.setdefault(part.choice, []).append(part)
                 case PromptScored():
                     pass
                 case Ending():
+                    reasons[part.choice] = part.reason.value
                     self._endings.append(part)
+        if not deltas and not reasons:
+            return None
         reply = self._next()
-        for ending in sorted(self._endings, key=lambda ending: ending.choice):
-            self._add(reply, ending.choice, deltas[ending.choice], ending.reason.value)
-        self._close(reply)
+        for choice in sorted(deltas.keys() | reasons.keys()):
+            self._add(reply, choice, deltas.get(choice, ()), reasons.get(choice, ""))
+        if reasons and len(self._endings) == self._answer.job.num_choices:
+            self._close(reply)
         return reply
 
     def _add(self, reply: Reply, index: int, deltas: Sequence[Delta], reason: str) -> None:

@@ -8,6 +8,7 @@ from typing import TypeVar
 import grpc.aio
 
 from tandem.core.clock import wall_ns
+from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.answers import Answer, Answers
 from tandem.gateway.grpc_call import Call
 from tandem.gateway.grpc_request import chat_body, completion_body
@@ -78,7 +79,10 @@ async def _whole(call: Call, answer: Answer, form: Form[_Reply]) -> _Reply:
     async with aclosing(answer.parts()) as parts:
         found = [part async for part in parts]
     await call.open(answer)
-    return form.whole(found)
+    reply = form.reply(found)
+    if reply is None:
+        raise TandemError(ErrorKind.INTERNAL, "an answer came to nothing")
+    return reply
 
 
 async def _stream(
@@ -91,7 +95,7 @@ async def _stream(
             if not opened:
                 await call.open(answer)
                 opened = True
-            reply = form.update(part)
+            reply = form.reply((part,))
             if reply is not None:
                 await context.write(reply)
 

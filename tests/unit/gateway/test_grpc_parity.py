@@ -1,0 +1,187 @@
+"""Every case over HTTP and over gRPC, streamed and not: the same request goes to the dispatch, the same answer or the
+same error comes back. Never compares protocols' own refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from tandem.core.errors import ERROR_TABLE, ErrorKind, TandemError
+from tandem.core.events import FinishReason
+from tandem.core.ids import RequestId
+from tandem.core.request import Request
+from tests.unit.gateway.conftest import Front, ScriptedStream
+from tests.unit.gateway.parity import Outcome, ask_grpc, ask_http
+
+HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
+TEXT = {"prompt": "The capital"}
+UNICODE = "Grüße 你好 👩‍🚀 é"
+Script = Callable[[Front], ScriptedStream]
+
+
+def answer(text: str = "Paris is it.", path: str = "remote") -> Script:
+    return lambda front: front.answer(text, path)
+
+
+def steps(*given: Any, path: str = "remote") -> Script:
+    return lambda front: front.stream(*given, path=path)
+
+
+LENGTH = steps("Par", Front.finished(FinishReason.LENGTH, tokens=3, cached=0), path="fallback;reason=no decode worker")
+
+ANSWERED: dict[str, tuple[dict[str, Any], Script]] = {
+    "plain": ({}, answer()),
+    "greedy": ({"temperature": 0, "max_tokens": 9}, answer()),
+    "drawn": ({"temperature": 1.3, "top_p": 0.7, "top_k": 40, "min_p": 0.05, "seed": 7}, answer()),
+    "all of the vocabulary": ({"top_k": -1, "seed": -3}, answer()),
+    "largest seed": ({"seed": 2**63 - 1}, answer()),
+    "the other model": ({"model": "org/tiny"}, answer(path="local")),
+    "unicode": ({}, answer(UNICODE)),
+    "one stop": ({"stop": "is"}, answer()),
+    "stops across tokens": ({"stop": ["s i", "never"]}, answer()),
+    "no stops": ({"stop": []}, answer()),
+    "stop in the middle of characters": ({"stop": ["👩"]}, answer(UNICODE)),
+    "token ids": ({"return_token_ids": True}, answer(UNICODE)),
+    "past the end": ({"ignore_eos": True, "max_tokens": 3}, LENGTH),
+    "length": ({"max_tokens": 3}, LENGTH),
+    "nothing said": ({}, steps(1, Front.finished(tokens=1))),
+    "one choice": ({"n": 1}, answer()),
+}
+
+REFUSED: dict[str, tuple[dict[str, Any], ErrorKind]] = {
+    "temperature": ({"temperature": 2.5}, ErrorKind.INVALID_REQUEST),
+    "top_p": ({"top_p": 0}, ErrorKind.INVALID_REQUEST),
+    "top_k": ({"top_k": -2}, ErrorKind.INVALID_REQUEST),
+    "min_p": ({"min_p": 1.5}, ErrorKind.INVALID_REQUEST),
+    "max_tokens": ({"max_tokens": -1}, ErrorKind.INVALID_REQUEST),
+    "no choice": ({"n": 0}, ErrorKind.INVALID_REQUEST),
+    "empty stop": ({"stop": [""]}, ErrorKind.INVALID_REQUEST),
+    "too many stops": ({"stop": [str(number) for number in range(17)]}, ErrorKind.INVALID_REQUEST),
+    "unknown model": ({"model": "größer"}, ErrorKind.MODEL_NOT_FOUND),
+    "no model": ({"model": None}, ErrorKind.INVALID_REQUEST),
+    "too long an answer": ({"max_tokens": 512}, ErrorKind.CONTEXT_LENGTH),
+}
+
+OF_CHAT: dict[str, tuple[dict[str, Any], Script]] = {
+    "logprobs": ({"logprobs": True, "top_logprobs": 2}, answer(UNICODE)),
+    "logprobs alone": ({"logprobs": True}, answer()),
+    "no logprobs": ({"logprobs": False}, answer()),
+    "newer limit": ({"max_completion_tokens": 5, "max_tokens": 9}, answer()),
+    "roles": (
+        {
+            "messages": [
+                {"role": "developer", "content": "Be kind."},
+                {"role": "user", "content": "Hi", "name": "Ada"},
+                {"role": "assistant", "content": ""},
+                {"role": "tool", "content": "42", "tool_call_id": "x"},
+            ]
+        },
+        answer(),
+    ),
+    "parts": (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": t} for t in ("one", "two", "")]}]},
+        answer(),
+    ),
+    "template variables": ({"chat_template_kwargs": {"enable_thinking": False, "b": [1, None, "ü"]}}, answer()),
+}
+
+OF_COMPLETIONS: dict[str, tuple[dict[str, Any], Script]] = {
+    "logprobs": ({"logprobs": 2}, answer(UNICODE)),
+    "no alternatives": ({"logprobs": 0}, answer()),
+    "token ids in": ({"prompt": [5, 6, 7]}, answer()),
+    "one list of token ids": ({"prompt": [[5, 6, 7]]}, answer()),
+    "one text in a list": ({"prompt": ["你好"]}, answer()),
+}
+
+REFUSED_CHAT: dict[str, tuple[dict[str, Any], ErrorKind]] = {
+    "no messages": ({"messages": []}, ErrorKind.INVALID_REQUEST),
+    "role": ({"messages": [{"role": "boss", "content": "x"}]}, ErrorKind.INVALID_REQUEST),
+    "part": ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, ErrorKind.UNSUPPORTED),
+    "part without text": ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, ErrorKind.INVALID_REQUEST),
+    "too many alternatives": ({"logprobs": True, "top_logprobs": 21}, ErrorKind.INVALID_REQUEST),
+    "alternatives alone": ({"top_logprobs": 2}, ErrorKind.INVALID_REQUEST),
+    "no such variable": ({"chat_template_kwargs": [1]}, ErrorKind.INVALID_REQUEST),
+}
+
+REFUSED_COMPLETION: dict[str, tuple[dict[str, Any], ErrorKind]] = {
+    "unknown token": ({"prompt": [5, 100_000]}, ErrorKind.INVALID_REQUEST),
+    "negative token": ({"prompt": [-1]}, ErrorKind.INVALID_REQUEST),
+    "no prompt": ({"prompt": []}, ErrorKind.INVALID_REQUEST),
+    "too long a prompt": ({"prompt": [5] * 600}, ErrorKind.CONTEXT_LENGTH),
+}
+
+
+def all_cases(shared: Any, chat: Any, completion: Any) -> list[Any]:
+    cases = [(kind, name, *case) for kind in ("chat", "completion") for name, case in shared.items()]
+    cases += [("chat", name, *case) for name, case in chat.items()]
+    cases += [("completion", name, *case) for name, case in completion.items()]
+    return [pytest.param(kind, *case, id=f"{kind}: {name}") for kind, name, *case in cases]
+
+
+def whole_body(kind: str, given: dict[str, Any]) -> dict[str, Any]:
+    body = {"model": "tiny", **(HELLO if kind == "chat" else TEXT), **given}
+    return {name: value for name, value in body.items() if value is not None}
+
+
+def comparable(request: Request, seeded: bool) -> Request:
+    """Identities differ, and so do seeds that the gateway draws."""
+    sampling = request.sampling if seeded else replace(request.sampling, seed=0)
+    return replace(request, id=RequestId("r"), sampling=sampling)
+
+
+def asked_both_ways(http: httpx.Client, stub: Any, kind: str, body: dict[str, Any]) -> list[Outcome]:
+    """HTTP whole, HTTP streamed, gRPC whole, gRPC streamed."""
+    label = {"x-request-id": "mine"}
+    over_http = [ask_http(http, kind, body, stream, label.items()) for stream in (False, True)]
+    return over_http + [ask_grpc(stub, kind, body, stream, label.items()) for stream in (False, True)]
+
+
+@pytest.mark.parametrize(("kind", "given", "script"), all_cases(ANSWERED, OF_CHAT, OF_COMPLETIONS))
+def test_four_ways_to_the_same_answer(
+    front: Front, http: httpx.Client, stub: Any, kind: str, given: dict[str, Any], script: Script
+) -> None:
+    script(front)
+    body = whole_body(kind, given)
+    first, *others = asked_both_ways(http, stub, kind, body)
+    assert first.error == () and first.choices[0].finish_reason and first.usage
+    assert [other.plain() for other in others] == [first.plain()] * 3
+    requests = [comparable(request, "seed" in given) for request in front.dispatch.requests]
+    assert requests == [requests[0]] * 4
+
+
+@pytest.mark.parametrize(("kind", "given", "expected"), all_cases(REFUSED, REFUSED_CHAT, REFUSED_COMPLETION))
+def test_four_ways_to_the_same_refusal(
+    front: Front, http: httpx.Client, stub: Any, kind: str, given: dict[str, Any], expected: ErrorKind
+) -> None:
+    first, *others = asked_both_ways(http, stub, kind, whole_body(kind, given))
+    assert first.error[0] == expected.value and first.error[1]
+    assert [other.plain() for other in others] == [first.plain()] * 3
+    assert front.dispatch.requests == []
+
+
+@pytest.mark.parametrize("expected", list(ErrorKind), ids=lambda kind: kind.value)
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_the_dispatch_raises_is_told_alike(
+    front: Front, http: httpx.Client, stub: Any, expected: ErrorKind, *, begun: bool
+) -> None:
+    """Also in the middle of an answer, where a stream has told a part of it."""
+    error = TandemError(expected, "zu früh", param="messages[0].content", retry_after_s=2.5, reason="queue_full")
+    front.stream(*(["Par"] if begun else []), error)
+    whole, streamed, grpc_whole, grpc_streamed = asked_both_ways(http, stub, "chat", whole_body("chat", {}))
+    assert whole.error == (expected.value, "zu früh", "messages[0].content", ERROR_TABLE[expected].openai_type)
+    assert grpc_whole.plain() == whole.plain()
+    assert grpc_streamed.error == streamed.error == whole.error
+    assert grpc_streamed.choices == streamed.choices and bool(streamed.choices) == begun
+    assert whole.retry_after == grpc_streamed.retry_after == "3"
+
+
+def test_no_worker_is_told_alike(front: Front, http: httpx.Client, stub: Any) -> None:
+    front.dispatch.served = []
+    front.dispatch.missing = "no live worker"
+    first, *others = asked_both_ways(http, stub, "completion", whole_body("completion", {}))
+    assert first.error[0] == "no_worker" and first.retry_after == "1"
+    assert [other.plain() for other in others] == [first.plain()] * 3
