@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.config import Bytes, GatewayConfig
-from tandem.core.events import Finished, FinishReason, SampledToken, Token
+from tandem.core.events import Finished, FinishReason, PromptScored, SampledToken, Token
 from tandem.core.ids import JobKey
 from tandem.core.request import Request
 from tandem.gateway.app import create_app
@@ -24,6 +24,7 @@ from tandem.gateway.caller import Caller
 from tandem.gateway.ports import OpenDoor, ServedModel, Standing
 from tandem.gateway.server import HttpServer
 from tandem.gateway.text import TextModel
+from tests.unit.gateway.instant import instant_events
 from tests.unit.gateway.rig import Rig, rigs
 
 SPECIAL = ["<s>", "<|im_end|>", "<|im_start|>"]
@@ -39,7 +40,7 @@ TEMPLATE = (
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-Step = Token | Finished | Exception | asyncio.Event
+Step = Token | PromptScored | Finished | Exception | asyncio.Event
 
 
 def train_tokenizer() -> Tokenizer:
@@ -83,15 +84,15 @@ def make_text(tokenizer: Tokenizer) -> Callable[..., TextModel]:
 class ScriptedStream:
     """Yields its steps in order: events are yielded, exceptions raised, and an asyncio.Event is waited for."""
 
-    def __init__(self, steps: Sequence[Step], path: str = "remote") -> None:
+    def __init__(self, steps: Sequence[Step], path: str = "remote", standing: Standing | None = None) -> None:
         self.path = path
-        self.standing = Standing()
+        self.standing = standing or Standing()
         self.finished_choices: list[int] = []
         self.num_closes = 0
         self.closed = threading.Event()
         self._steps = steps
 
-    async def __aiter__(self) -> AsyncIterator[Token | Finished]:
+    async def __aiter__(self) -> AsyncIterator[Token | PromptScored | Finished]:
         for step in self._steps:
             if isinstance(step, asyncio.Event):
                 await step.wait()
@@ -181,9 +182,24 @@ class Front:
         self.dispatch.script = lambda request: stream
         return stream
 
+    def instant(self, text: str = "Paris 你好 😀.", standing: Standing | None = None) -> list[ScriptedStream]:
+        """Every request is answered at once; returns the streams as they are opened."""
+        opened: list[ScriptedStream] = []
+
+        def script(request: Request) -> ScriptedStream:
+            opened.append(ScriptedStream(instant_events(request, self.ids(text)), standing=standing))
+            return opened[-1]
+
+        self.dispatch.script = script
+        return opened
+
     def ids(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
+
+    def text(self, ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
 
     @staticmethod
     def finished(reason: FinishReason | None = FinishReason.STOP, tokens: int = 7, cached: int = 4) -> Finished:
