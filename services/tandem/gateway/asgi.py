@@ -19,6 +19,9 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Header = tuple[bytes, bytes]
 
+_REFUSALS = (429, 503)
+DEFAULT_RETRY_S = 1.0
+"""For refusals that do not say when."""
 _UNPRINTABLE = re.compile(rb"[^\x20-\x7e]")
 
 
@@ -33,7 +36,7 @@ class Exchange:
     response carries it. It labels, and is never used as an identity, because clients repeat theirs.
     """
 
-    __slots__ = ("_receive", "_send", "complete", "late_error", "request_id", "scope", "started")
+    __slots__ = ("_receive", "_send", "complete", "late_error", "request_id", "scope", "started", "status")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
@@ -41,6 +44,8 @@ class Exchange:
         self._send = send
         self.started = False
         self.complete = False
+        self.status = 0
+        """Of the response that was started; 0 before."""
         self.late_error: Callable[[TandemError], bytes] | None = None
         """How an error is written into a response that has begun; None where that cannot be."""
         self.request_id = label_of(self.header(b"x-request-id"))
@@ -94,6 +99,7 @@ class Exchange:
 
     async def start(self, status: int, headers: Iterable[Header]) -> None:
         self.started = True
+        self.status = status
         labelled = [*headers, (b"x-request-id", self.request_id.encode("ascii"))]
         await self._send({"type": "http.response.start", "status": status, "headers": labelled})
 
@@ -102,16 +108,37 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
     async def send_json(self, status: int, body: bytes, headers: Iterable[Header] = ()) -> None:
+        await self._send_whole(status, b"application/json", body, headers)
+
+    async def send_text(self, content_type: str, text: str) -> None:
+        await self._send_whole(200, content_type.encode(), text.encode(), ())
+
+    async def _send_whole(self, status: int, content_type: bytes, body: bytes, headers: Iterable[Header]) -> None:
         length = (b"content-length", str(len(body)).encode())
-        await self.start(status, [(b"content-type", b"application/json"), length, *headers])
+        await self.start(status, [(b"content-type", content_type), length, *headers])
         await self.write(body, more=False)
 
     async def send_error(self, error: TandemError, headers: Iterable[Header] = ()) -> None:
-        """OpenAI's error body with the status of the error table."""
+        """OpenAI's error body with the status of the error table. Who is refused for lack of room learns when to come
+        back and, for machines, which limit it met."""
+        status = error.facts.http
         extra = list(headers)
-        if error.retry_after_s is not None:
-            extra.append((b"retry-after", str(max(0, math.ceil(error.retry_after_s))).encode()))
-        await self.send_json(error.facts.http, error_body(error), extra)
+        retry_after_s, reject_reason = refusal(error)
+        if reject_reason is not None:
+            extra.append((b"x-tandem-reject-reason", header_value(reject_reason)))
+        if retry_after_s is not None:
+            extra.append((b"retry-after", str(max(0, math.ceil(retry_after_s))).encode()))
+        if status == 401:
+            extra.append((b"www-authenticate", b"Bearer"))
+        await self.send_json(status, error_body(error), extra)
+
+
+def refusal(error: TandemError) -> tuple[float | None, str | None]:
+    """After how many seconds to try again, and which limit was met; the latter None unless it is one."""
+    if error.facts.http not in _REFUSALS:
+        return error.retry_after_s, None
+    retry_after_s = DEFAULT_RETRY_S if error.retry_after_s is None else error.retry_after_s
+    return retry_after_s, error.reason or error.kind.value
 
 
 def error_body(error: TandemError) -> bytes:

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 from tandem.admission.tenant import OPEN, Tenant
+from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.lane import Lane
+
+LANE_HEADER = "x-tandem-lane"
+_LANES = {lane.label: lane for lane in Lane}
 
 _SANE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
@@ -26,3 +30,20 @@ class Caller:
 def label_of(given: bytes | None) -> str:
     """A client's `x-request-id` where that is 1 to 128 visible ASCII characters, else a new one."""
     return given.decode("ascii") if given and _SANE_ID.fullmatch(given) else uuid4().hex
+
+
+def lane_of(given: str | None) -> Lane | None:
+    """The lane that a client names. Raises INVALID_REQUEST for one that is none."""
+    if given is None:
+        return None
+    label = given.strip().lower()
+    if label not in _LANES:
+        message = f"{LANE_HEADER} must be one of {', '.join(_LANES)}"
+        raise TandemError(ErrorKind.INVALID_REQUEST, message, param=LANE_HEADER)
+    return _LANES[label]
+
+
+def key_of(authorization: str) -> str | None:
+    """The key in `Bearer KEY`; None where there is none."""
+    scheme, _, key = authorization.partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else None

@@ -12,8 +12,9 @@ import grpc.aio
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.answers import Answer
-from tandem.gateway.asgi import header_value
-from tandem.gateway.caller import Caller, label_of
+from tandem.gateway.asgi import header_value, refusal
+from tandem.gateway.caller import LANE_HEADER, Caller, key_of, label_of, lane_of
+from tandem.gateway.delivery import standing_headers
 from tandem.gateway.ports import Doorkeeper
 from tandem.wire.gen import inference_pb2 as pb
 
@@ -33,7 +34,7 @@ class Call:
         self._context = context
         # Of several with one name the first counts, as over HTTP.
         self._metadata = dict(reversed(list(context.invocation_metadata() or ())))
-        self.request_id = label_of(self._text("x-request-id").encode())
+        self.request_id = label_of((self._text("x-request-id") or "").encode())
 
     async def __aenter__(self) -> Call:
         return self
@@ -48,19 +49,24 @@ class Call:
             await self._abort(TandemError(ErrorKind.INTERNAL, f"internal error (request {self.request_id})"))
 
     def caller(self, doorkeeper: Doorkeeper) -> Caller:
-        """Raises UNAUTHENTICATED."""
-        scheme, _, key = self._text("authorization").partition(" ")
-        tenant = doorkeeper.identify(key.strip() if scheme.lower() == "bearer" else None)
-        return Caller(request_id=self.request_id, tenant=tenant, timeout_s=self._context.time_remaining())
+        """Raises UNAUTHENTICATED, or INVALID_REQUEST for an unknown lane."""
+        return Caller(
+            request_id=self.request_id,
+            tenant=doorkeeper.identify(key_of(self._text("authorization") or "")),
+            lane=lane_of(self._text(LANE_HEADER)),
+            timeout_s=self._context.time_remaining(),
+        )
 
     async def open(self, answer: Answer) -> None:
         """Send the initial metadata; the answer's path is final."""
         path = header_value(answer.path).decode()
-        await self._context.send_initial_metadata((("x-request-id", self.request_id), ("x-tandem-path", path)))
+        standing = [(name.decode(), value.decode()) for name, value in standing_headers(answer.standing)]
+        told = (("x-request-id", self.request_id), ("x-tandem-path", path), *standing)
+        await self._context.send_initial_metadata(told)
 
-    def _text(self, name: str) -> str:
-        value = self._metadata.get(name, "")
-        return value if isinstance(value, str) else ""
+    def _text(self, name: str) -> str | None:
+        value = self._metadata.get(name)
+        return value if isinstance(value, str) else None
 
     async def _abort(self, error: TandemError) -> None:
         code = grpc.StatusCode[error.facts.grpc]
@@ -71,11 +77,12 @@ class Call:
 def _trailers(
     error: TandemError, code: grpc.StatusCode, message: str, request_id: str
 ) -> tuple[tuple[str, str | bytes], ...]:
+    retry_after_s, reject_reason = refusal(error)
     detail = pb.ErrorDetail(
         kind=error.kind.value,
         param=None if error.param is None else error.param[:MAX_TEXT],
-        retry_after_s=error.retry_after_s,
-        reason=error.reason,
+        retry_after_s=retry_after_s,
+        reason=reject_reason or error.reason,
         type=error.facts.openai_type,
     ).SerializeToString()
     status = pb.RichStatus(code=code.value[0], message=message)
@@ -85,10 +92,10 @@ def _trailers(
         ("tandem-error-bin", detail),
         ("grpc-status-details-bin", status.SerializeToString()),
     ]
-    if error.retry_after_s is not None:
-        wait_s = max(0.0, error.retry_after_s)
+    if retry_after_s is not None:
+        wait_s = max(0.0, retry_after_s)
         trailers.append(("retry-after", str(math.ceil(wait_s))))
         trailers.append(("grpc-retry-pushback-ms", str(math.ceil(wait_s * 1e3))))
-    if error.reason:
-        trailers.append(("x-tandem-reject-reason", error.reason))
+    if reject_reason is not None:
+        trailers.append(("x-tandem-reject-reason", header_value(reject_reason).decode()))
     return tuple(trailers)

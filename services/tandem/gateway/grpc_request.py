@@ -16,7 +16,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.openai_schema import ChatBody, CompletionBody, parse
+from tandem.gateway.openai_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse
 from tandem.wire.gen import inference_pb2 as pb
 
 _JSON_SUFFIX = "_json"
@@ -34,9 +34,19 @@ def completion_body(request: pb.CompleteRequest) -> CompletionBody:
     return parse(_encoded(request, "prompt"), CompletionBody)
 
 
-def _encoded(request: Message, needed: str) -> bytes:
-    """`needed`: the list that the body must have, which here is empty rather than absent."""
-    return msgspec.json.encode({needed: [], **_plain(request, "")})
+def tokenize_body(request: pb.TokenizeRequest) -> TokenizeBody:
+    """Raises INVALID_REQUEST, as `parse` does."""
+    return parse(_encoded(request), TokenizeBody)
+
+
+def detokenize_body(request: pb.DetokenizeRequest) -> DetokenizeBody:
+    """Raises INVALID_REQUEST, as `parse` does."""
+    return parse(_encoded(request, "tokens"), DetokenizeBody)
+
+
+def _encoded(request: Message, *needed: str) -> bytes:
+    """`needed`: lists that the body must have, which here are empty rather than absent."""
+    return msgspec.json.encode({**{name: [] for name in needed}, **_plain(request, "")})
 
 
 def _plain(message: Message, where: str) -> Any:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
-from tandem.core.events import PromptScored, SampledToken
-from tandem.gateway.answers import Answer
-from tandem.gateway.completion import Delta, Ending, Part, ToolCallDelta
-from tandem.gateway.openai_response import LOWEST_LOGPROB
+from msgspec import UNSET
+
+from tandem.core.events import SampledToken
+from tandem.gateway.answers import Answer, Part
+from tandem.gateway.completion import Delta, Ending, ToolCallDelta
+from tandem.gateway.echo import Echo, Scored
+from tandem.gateway.openai_response import LOWEST_LOGPROB, Heading
 from tandem.wire.gen import inference_pb2 as pb
 
 Reply = TypeVar("Reply", bound=pb.ChatReply | pb.CompleteReply)
@@ -18,19 +21,16 @@ class Form(Generic[Reply]):
     """How one of the two kinds of replies says the same. `created` is in seconds since the epoch."""
 
     def __init__(self, answer: Answer, created: int, reply: type[Reply]) -> None:
-        ask = answer.ask
         self._answer = answer
-        self._created = created
+        self._heading = Heading.of(answer, created)
         self._make = reply
-        self._text = answer.served.text
-        self._with_logprobs = ask.logprobs is not None
-        self._with_token_ids = bool(ask.body.return_token_ids)
-        self._endings: list[Ending] = []
         self._begun = False
+        self._num_open = answer.num_choices
 
     def reply(self, parts: Iterable[Part]) -> Reply | None:
         """What `parts`, the next ones, come to in one message; None where a client would see nothing in it. All parts
         of an answer at once are the whole of it."""
+        scored: list[Scored] = []
         deltas: dict[int, list[Delta]] = {}
         reasons: dict[int, str] = {}
         for part in parts:
@@ -38,17 +38,20 @@ class Form(Generic[Reply]):
                 case Delta():
                     if self._shows(part):
                         deltas.setdefault(part.choice, []).append(part)
-                case PromptScored():
-                    pass
+                case Echo():
+                    deltas.setdefault(part.choice, []).extend(part.deltas)
+                case Scored():
+                    scored.append(part)
                 case Ending():
                     reasons[part.choice] = part.reason.value
-                    self._endings.append(part)
-        if not deltas and not reasons:
+        if not (deltas or reasons or scored):
             return None
         reply = self._next()
+        reply.prompt_logprobs.extend(self._prompt_scores(each) for each in scored)
         for choice in sorted(deltas.keys() | reasons.keys()):
             self._add(reply, choice, deltas.get(choice, ()), reasons.get(choice, ""))
-        if reasons and len(self._endings) == self._answer.job.num_choices:
+        self._num_open -= len(reasons)
+        if not self._num_open:
             self._close(reply)
         return reply
 
@@ -59,38 +62,44 @@ class Form(Generic[Reply]):
         if self._begun:
             return self._make()
         self._begun = True
-        return self._make(id=self._answer.job.id, created=self._created, model=self._answer.served.name)
+        heading = self._heading
+        tier = "" if heading.service_tier is UNSET else heading.service_tier
+        return self._make(id=heading.id, created=heading.created, model=heading.model, service_tier=tier)
 
     def _close(self, reply: Reply) -> None:
-        prompt = len(self._answer.job.prompt_tokens)
-        output = sum(ending.num_output_tokens for ending in self._endings)
-        usage = pb.Usage(prompt_tokens=prompt, completion_tokens=output, total_tokens=prompt + output)
-        cached = [n for ending in self._endings if (n := ending.num_cached_tokens) is not None]
-        if cached:
-            usage.prompt_tokens_details.cached_tokens = max(cached)
-        reply.usage.CopyFrom(usage)
+        told = self._answer.usage
+        usage = reply.usage
+        usage.prompt_tokens, usage.completion_tokens = told.num_prompt, told.num_output
+        usage.total_tokens = told.num_prompt + told.num_output
+        if told.num_cached is not None:
+            usage.prompt_tokens_details.cached_tokens = told.num_cached
         reply.path = self._answer.path
 
     def _shows(self, delta: Delta) -> bool:
-        tells_token = self._with_logprobs or self._with_token_ids
+        tells_token = self._heading.with_logprobs or self._heading.with_token_ids
         return bool(delta.text or delta.reasoning or delta.tool_calls) or (tells_token and delta.token is not None)
 
     def _ids(self, deltas: Sequence[Delta]) -> list[int]:
-        return [delta.token.id for delta in deltas if delta.token] if self._with_token_ids else []
+        return [delta.token.id for delta in deltas if delta.token] if self._heading.with_token_ids else []
 
     def _logprobs(self, deltas: Sequence[Delta]) -> list[pb.TokenLogprob]:
-        if not self._with_logprobs:
+        if not self._heading.with_logprobs:
             return []
         return [self._entry(delta.token, delta.offset) for delta in deltas if delta.token]
 
+    def _prompt_scores(self, scored: Scored) -> pb.PromptLogprobs:
+        return pb.PromptLogprobs(prompt=scored.prompt, tokens=[self._entry(token, 0) for token in scored.tokens])
+
     def _entry(self, token: SampledToken, offset: int) -> pb.TokenLogprob:
-        facts = self._text.token_text(token.id)
-        entry = pb.TokenLogprob(
-            token=facts.text, logprob=_finite(token.logprob), bytes=facts.raw, text_offset=offset, token_id=token.id
-        )
+        text = self._heading.text
+        facts = text.token_text(token.id)
+        entry = pb.TokenLogprob(token=facts.text, bytes=facts.raw, text_offset=offset, token_id=token.id)
+        if token.logprob is None:
+            return entry
+        entry.logprob = max(token.logprob, LOWEST_LOGPROB)
         for other, logprob in token.top:
-            facts = self._text.token_text(other)
-            entry.top_logprobs.add(token=facts.text, logprob=_finite(logprob), bytes=facts.raw, token_id=other)
+            facts = text.token_text(other)
+            entry.top_logprobs.add(token=facts.text, logprob=max(logprob, LOWEST_LOGPROB), bytes=facts.raw, token_id=other)
         return entry
 
 
@@ -141,6 +150,3 @@ def _tool_calls(pieces: Sequence[ToolCallDelta]) -> list[pb.ToolCall]:
         call.function.arguments += piece.arguments
     return [calls[index] for index in sorted(calls)]
 
-
-def _finite(logprob: float | None) -> float:
-    return LOWEST_LOGPROB if logprob is None else max(logprob, LOWEST_LOGPROB)

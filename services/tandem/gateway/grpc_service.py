@@ -11,7 +11,7 @@ from tandem.core.clock import wall_ns
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.answers import Answer, Answers
 from tandem.gateway.grpc_call import Call
-from tandem.gateway.grpc_request import chat_body, completion_body
+from tandem.gateway.grpc_request import chat_body, completion_body, detokenize_body, tokenize_body
 from tandem.gateway.grpc_response import ChatForm, Form, TextForm
 from tandem.gateway.ports import Dispatch, Doorkeeper
 from tandem.wire.gen import inference_pb2 as pb
@@ -60,10 +60,35 @@ class InferenceService(InferenceServicer):
         request: pb.ListModelsRequest,
         context: grpc.aio.ServicerContext[pb.ListModelsRequest, pb.ListModelsReply],
     ) -> pb.ListModelsReply:
-        reply = pb.ListModelsReply()
-        for model in self._dispatch.models():
-            reply.data.add(id=model.name, created=model.created, owned_by="tandem", max_model_len=model.max_model_len)
-        return reply
+        async with Call(context) as call:
+            call.caller(self._doorkeeper)
+            reply = pb.ListModelsReply()
+            for model in self._dispatch.models():
+                for name in model.names:
+                    card = reply.data.add(id=name, created=model.created, owned_by="tandem", root=model.name)
+                    card.max_model_len = model.max_model_len
+            return reply
+
+    async def Tokenize(
+        self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext[pb.TokenizeRequest, pb.TokenizeReply]
+    ) -> pb.TokenizeReply:
+        async with Call(context) as call:
+            call.caller(self._doorkeeper)
+            body = tokenize_body(request)
+            served, ids = await self._answers.tokenize(body)
+            reply = pb.TokenizeReply(count=len(ids), max_model_len=served.max_model_len, tokens=ids)
+            if body.return_token_strs:
+                reply.token_strs.extend(served.text.token_text(token).text for token in ids)
+            return reply
+
+    async def Detokenize(
+        self,
+        request: pb.DetokenizeRequest,
+        context: grpc.aio.ServicerContext[pb.DetokenizeRequest, pb.DetokenizeReply],
+    ) -> pb.DetokenizeReply:
+        async with Call(context) as call:
+            call.caller(self._doorkeeper)
+            return pb.DetokenizeReply(prompt=await self._answers.detokenize(detokenize_body(request)))
 
     async def _chat(self, call: Call, request: pb.ChatRequest) -> Answer:
         """Who asks comes first, so that a stranger costs nothing."""

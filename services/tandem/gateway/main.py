@@ -11,7 +11,6 @@ import secrets
 import signal
 import socket
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import uvloop
 
@@ -19,8 +18,7 @@ from tandem.core.clock import SystemClock
 from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import GatewayId, WorkerRef
-from tandem.gateway.answers import Answers
-from tandem.gateway.app import NUM_ENCODERS, create_app
+from tandem.gateway.app import create_app
 from tandem.gateway.dispatch import Dispatcher
 from tandem.gateway.fleet import Fleet
 from tandem.gateway.grpc_server import GrpcServer
@@ -43,15 +41,9 @@ class Gateway:
         self._registry = WorkerRegistry(config.redis.url, config.redis.namespace)
         self._fleet = Fleet(name, self._discover, TextModels(config.model.generation_config), clock, config.gateway)
         self._dispatcher = Dispatcher(self._fleet, config.gateway, clock)
-        self._server = HttpServer(
-            create_app(self._dispatcher, OpenDoor(), config.gateway),
-            config.gateway.host,
-            config.gateway.port,
-            graceful_s=FLUSH_S,
-        )
-        encoders = ThreadPoolExecutor(NUM_ENCODERS, thread_name_prefix="tokenize")
-        answers = Answers(self._dispatcher, encoders)
-        self._grpc = GrpcServer(self._dispatcher, answers, OpenDoor(), config.gateway.max_body)
+        app = create_app(self._dispatcher, OpenDoor(), config.gateway)
+        self._server = HttpServer(app, config.gateway.host, config.gateway.port, graceful_s=FLUSH_S)
+        self._grpc = GrpcServer(self._dispatcher, app.answers, OpenDoor(), config.gateway.max_body)
         self._config = config.gateway
 
     @property
@@ -79,7 +71,8 @@ class Gateway:
         cut = await self._dispatcher.drain(self._config.drain_s)
         if cut:
             log.warning("%d requests were cut off after %g s", cut, self._config.drain_s)
-        await asyncio.gather(self._server.stop(), self._grpc.stop(FLUSH_S))
+        await self._grpc.stop(FLUSH_S)
+        await self._server.stop()  # last, because what tokenizes for both ends with it
         await self._fleet.stop()
         await self._dispatcher.stop()
         await self._registry.close()

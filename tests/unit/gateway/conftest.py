@@ -7,7 +7,6 @@ import json
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -18,10 +17,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.config import Bytes, GatewayConfig
-from tandem.core.events import Finished, FinishReason, SampledToken, Token
+from tandem.core.events import Finished, FinishReason, PromptScored, SampledToken, Token
 from tandem.core.ids import JobKey
 from tandem.core.request import Request
-from tandem.gateway.answers import Answers
 from tandem.gateway.app import create_app
 from tandem.gateway.caller import Caller
 from tandem.gateway.grpc_server import GrpcServer
@@ -30,6 +28,7 @@ from tandem.gateway.server import HttpServer
 from tandem.gateway.text import TextModel
 from tandem.wire.channels import channel_options
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub
+from tests.unit.gateway.instant import instant_events
 from tests.unit.gateway.rig import Rig, rigs
 
 SPECIAL = ["<s>", "<|im_end|>", "<|im_start|>"]
@@ -45,7 +44,7 @@ TEMPLATE = (
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-Step = Token | Finished | Exception | asyncio.Event
+Step = Token | PromptScored | Finished | Exception | asyncio.Event
 
 
 def train_tokenizer() -> Tokenizer:
@@ -89,15 +88,15 @@ def make_text(tokenizer: Tokenizer) -> Callable[..., TextModel]:
 class ScriptedStream:
     """Yields its steps in order: events are yielded, exceptions raised, and an asyncio.Event is waited for."""
 
-    def __init__(self, steps: Sequence[Step], path: str = "remote") -> None:
+    def __init__(self, steps: Sequence[Step], path: str = "remote", standing: Standing | None = None) -> None:
         self.path = path
-        self.standing = Standing()
+        self.standing = standing or Standing()
         self.finished_choices: list[int] = []
         self.num_closes = 0
         self.closed = threading.Event()
         self._steps = steps
 
-    async def __aiter__(self) -> AsyncIterator[Token | Finished]:
+    async def __aiter__(self) -> AsyncIterator[Token | PromptScored | Finished]:
         for step in self._steps:
             if isinstance(step, asyncio.Event):
                 await step.wait()
@@ -138,6 +137,9 @@ class ScriptedDispatch:
 
     def ready(self) -> str | None:
         return self.missing
+
+    def num_queued(self) -> int:
+        return 0
 
     async def open(self, request: Request, caller: Caller) -> ScriptedStream:
         self.callers.append(caller)
@@ -184,9 +186,24 @@ class Front:
         self.dispatch.script = lambda request: stream
         return stream
 
+    def instant(self, text: str = "Paris 你好 😀.", standing: Standing | None = None) -> list[ScriptedStream]:
+        """Every request is answered at once; returns the streams as they are opened."""
+        opened: list[ScriptedStream] = []
+
+        def script(request: Request) -> ScriptedStream:
+            opened.append(ScriptedStream(instant_events(request, self.ids(text)), standing=standing))
+            return opened[-1]
+
+        self.dispatch.script = script
+        return opened
+
     def ids(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
+
+    def text(self, ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
 
     @staticmethod
     def finished(reason: FinishReason | None = FinishReason.STOP, tokens: int = 7, cached: int = 4) -> Finished:
@@ -219,13 +236,13 @@ class Front:
         self._loop = asyncio.get_running_loop()
         self.port = server.port
         await server.start()
-        with ThreadPoolExecutor(1) as encoders:
-            grpc_server = GrpcServer(self.dispatch, Answers(self.dispatch, encoders), OpenDoor(), 1 << 20)
-            await grpc_server.start("127.0.0.1", 0)
-            self.grpc_port = grpc_server.port
-            self._listening.set()
-            await self._done.wait()
-            await asyncio.gather(server.stop(), grpc_server.stop(1.0))
+        grpc_server = GrpcServer(self.dispatch, app.answers, OpenDoor(), 1 << 20)
+        await grpc_server.start("127.0.0.1", 0)
+        self.grpc_port = grpc_server.port
+        self._listening.set()
+        await self._done.wait()
+        await grpc_server.stop(1.0)
+        await server.stop()
 
 
 @pytest.fixture(scope="session")

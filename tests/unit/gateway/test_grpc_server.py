@@ -18,6 +18,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.answers import Answers
+from tandem.gateway.counters import Counters
 from tandem.gateway.grpc_server import GrpcServer
 from tandem.gateway.ports import OpenDoor, ServedModel
 from tandem.gateway.text import TextModel
@@ -37,7 +38,7 @@ async def serving(make_text: Callable[..., TextModel]) -> AsyncIterator[tuple[Gr
     """A server of its own on the test's loop, its dispatch, and a channel to it."""
     dispatch = ScriptedDispatch([ServedModel(name="tiny", max_model_len=512, text=make_text(), created=1)])
     with ThreadPoolExecutor(1) as encoders:
-        server = GrpcServer(dispatch, Answers(dispatch, encoders), OpenDoor(), 1 << 20)
+        server = GrpcServer(dispatch, Answers(dispatch, encoders, Counters()), OpenDoor(), 1 << 20)
         await server.start("127.0.0.1", 0)
         try:
             async with open_channel(f"127.0.0.1:{server.port}") as channel:
@@ -97,7 +98,7 @@ def test_reflection_is_enough_to_call_without_our_code(front: Front, channel: gr
 async def test_a_taken_port_is_refused_by_name(make_text: Callable[..., TextModel]) -> None:
     async with serving(make_text) as (server, dispatch, _):
         with ThreadPoolExecutor(1) as encoders:
-            second = GrpcServer(dispatch, Answers(dispatch, encoders), OpenDoor(), 1 << 20)
+            second = GrpcServer(dispatch, Answers(dispatch, encoders, Counters()), OpenDoor(), 1 << 20)
             with pytest.raises(TandemError) as refusal:
                 await second.start("127.0.0.1", server.port)
             assert refusal.value.kind is ErrorKind.INVALID_REQUEST and refusal.value.param == "gateway.grpc_port"
@@ -107,7 +108,7 @@ async def test_a_taken_port_is_refused_by_name(make_text: Callable[..., TextMode
 async def test_it_serves_an_ipv6_address(make_text: Callable[..., TextModel]) -> None:
     dispatch = ScriptedDispatch([])
     with ThreadPoolExecutor(1) as encoders:
-        server = GrpcServer(dispatch, Answers(dispatch, encoders), OpenDoor(), 1 << 20)
+        server = GrpcServer(dispatch, Answers(dispatch, encoders, Counters()), OpenDoor(), 1 << 20)
         try:
             await server.start("::1", 0)
         except TandemError:

@@ -60,6 +60,16 @@ class InferenceStub:
                 request_serializer=tandem_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=tandem_dot_v1_dot_inference__pb2.ListModelsReply.FromString,
                 _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/tandem.v1.Inference/Tokenize',
+                request_serializer=tandem_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_inference__pb2.TokenizeReply.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/tandem.v1.Inference/Detokenize',
+                request_serializer=tandem_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_inference__pb2.DetokenizeReply.FromString,
+                _registered_method=True)
 
 
 class InferenceServicer:
@@ -101,6 +111,20 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tokenize(self, request, context):
+        """The token ids that a completion of a prompt, or a chat of messages, would begin with.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """The text of token ids.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -128,6 +152,16 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.ListModels,
                     request_deserializer=tandem_dot_v1_dot_inference__pb2.ListModelsRequest.FromString,
                     response_serializer=tandem_dot_v1_dot_inference__pb2.ListModelsReply.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=tandem_dot_v1_dot_inference__pb2.TokenizeRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_inference__pb2.TokenizeReply.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=tandem_dot_v1_dot_inference__pb2.DetokenizeRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_inference__pb2.DetokenizeReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -266,6 +300,60 @@ class Inference:
             '/tandem.v1.Inference/ListModels',
             tandem_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
             tandem_dot_v1_dot_inference__pb2.ListModelsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.Inference/Tokenize',
+            tandem_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
+            tandem_dot_v1_dot_inference__pb2.TokenizeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.Inference/Detokenize',
+            tandem_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+            tandem_dot_v1_dot_inference__pb2.DetokenizeReply.FromString,
             options,
             channel_credentials,
             insecure,
