@@ -24,14 +24,14 @@ _RENAMED = {"content_parts": "content"}
 """Where OpenAI's field is of two types, each needs a name; both present, the last one counts."""
 
 
-def chat_body(request: pb.ChatRequest) -> ChatBody:
+def chat_body(request: pb.ChatRequest, *, stream: bool = False) -> ChatBody:
     """Raises INVALID_REQUEST or UNSUPPORTED, as `parse` does."""
-    return parse(_encoded(request, "messages"), ChatBody)
+    return parse(_encoded(request, messages=[], stream=stream), ChatBody)
 
 
-def completion_body(request: pb.CompleteRequest) -> CompletionBody:
+def completion_body(request: pb.CompleteRequest, *, stream: bool = False) -> CompletionBody:
     """Raises INVALID_REQUEST or UNSUPPORTED, as `parse` does."""
-    return parse(_encoded(request, "prompt"), CompletionBody)
+    return parse(_encoded(request, prompt=[], stream=stream), CompletionBody)
 
 
 def tokenize_body(request: pb.TokenizeRequest) -> TokenizeBody:
@@ -41,12 +41,12 @@ def tokenize_body(request: pb.TokenizeRequest) -> TokenizeBody:
 
 def detokenize_body(request: pb.DetokenizeRequest) -> DetokenizeBody:
     """Raises INVALID_REQUEST, as `parse` does."""
-    return parse(_encoded(request, "tokens"), DetokenizeBody)
+    return parse(_encoded(request, tokens=[]), DetokenizeBody)
 
 
-def _encoded(request: Message, *needed: str) -> bytes:
-    """`needed`: lists that the body must have, which here are empty rather than absent."""
-    return msgspec.json.encode({**{name: [] for name in needed}, **_plain(request, "")})
+def _encoded(request: Message, **unsaid: Any) -> bytes:
+    """`unsaid`: what the body must have where the request has nothing; a list that is empty here is absent there."""
+    return msgspec.json.encode({**unsaid, **_plain(request, "")})
 
 
 def _plain(message: Message, where: str) -> Any:

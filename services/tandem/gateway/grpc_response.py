@@ -99,7 +99,9 @@ class Form(Generic[Reply]):
         entry.logprob = max(token.logprob, LOWEST_LOGPROB)
         for other, logprob in token.top:
             facts = text.token_text(other)
-            entry.top_logprobs.add(token=facts.text, logprob=max(logprob, LOWEST_LOGPROB), bytes=facts.raw, token_id=other)
+            entry.top_logprobs.add(
+                token=facts.text, logprob=max(logprob, LOWEST_LOGPROB), bytes=facts.raw, token_id=other
+            )
         return entry
 
 
@@ -149,4 +151,3 @@ def _tool_calls(pieces: Sequence[ToolCallDelta]) -> list[pb.ToolCall]:
         call.function.name += piece.name
         call.function.arguments += piece.arguments
     return [calls[index] for index in sorted(calls)]
-

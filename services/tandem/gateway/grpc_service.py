@@ -40,7 +40,7 @@ class InferenceService(InferenceServicer):
     async def StreamChat(  # type: ignore[override]
         self, request: pb.ChatRequest, context: grpc.aio.ServicerContext[pb.ChatRequest, pb.ChatReply]
     ) -> None:
-        async with Call(context) as call, await self._chat(call, request) as answer:
+        async with Call(context) as call, await self._chat(call, request, stream=True) as answer:
             await _stream(call, answer, ChatForm(answer, _now_s()), context)
 
     async def Complete(
@@ -52,7 +52,7 @@ class InferenceService(InferenceServicer):
     async def StreamComplete(  # type: ignore[override]
         self, request: pb.CompleteRequest, context: grpc.aio.ServicerContext[pb.CompleteRequest, pb.CompleteReply]
     ) -> None:
-        async with Call(context) as call, await self._complete(call, request) as answer:
+        async with Call(context) as call, await self._complete(call, request, stream=True) as answer:
             await _stream(call, answer, TextForm(answer, _now_s()), context)
 
     async def ListModels(
@@ -90,14 +90,14 @@ class InferenceService(InferenceServicer):
             call.caller(self._doorkeeper)
             return pb.DetokenizeReply(prompt=await self._answers.detokenize(detokenize_body(request)))
 
-    async def _chat(self, call: Call, request: pb.ChatRequest) -> Answer:
+    async def _chat(self, call: Call, request: pb.ChatRequest, *, stream: bool = False) -> Answer:
         """Who asks comes first, so that a stranger costs nothing."""
         caller = call.caller(self._doorkeeper)
-        return await self._answers.chat(chat_body(request), caller)
+        return await self._answers.chat(chat_body(request, stream=stream), caller)
 
-    async def _complete(self, call: Call, request: pb.CompleteRequest) -> Answer:
+    async def _complete(self, call: Call, request: pb.CompleteRequest, *, stream: bool = False) -> Answer:
         caller = call.caller(self._doorkeeper)
-        return await self._answers.complete(completion_body(request), caller)
+        return await self._answers.complete(completion_body(request, stream=stream), caller)
 
 
 async def _whole(call: Call, answer: Answer, form: Form[_Reply]) -> _Reply:

@@ -45,6 +45,8 @@ class Outcome:
     """`error` is kind, message, parameter and type. `usage` are the tokens of prompt, answer, both, and cache."""
 
     choices: dict[int, Choice] = field(default_factory=dict)
+    prompt_logprobs: dict[int, Any] = field(default_factory=dict)
+    tier: str = ""
     usage: tuple[int | None, ...] = ()
     model: str = ""
     path: str = ""
@@ -86,6 +88,9 @@ def _take_json(outcome: Outcome, kind: str, said: Any) -> None:
         outcome.error = (error["code"], error["message"], error["param"], error["type"])
         return
     outcome.model = said["model"]
+    outcome.tier = said.get("service_tier") or ""
+    if "prompt_logprobs" in said:
+        outcome.prompt_logprobs[0] = said["prompt_logprobs"]
     outcome.path = said.get("tandem", {}).get("path", outcome.path)
     if usage := said.get("usage"):
         cached = usage["prompt_tokens_details"] and usage["prompt_tokens_details"]["cached_tokens"]
@@ -98,6 +103,8 @@ def _take_json(outcome: Outcome, kind: str, said: Any) -> None:
         choice.role += message.get("role") or ""
         choice.finish_reason += given["finish_reason"] or ""
         choice.token_ids += given.get("token_ids") or []
+        if "prompt_logprobs" in given:
+            outcome.prompt_logprobs[given["index"]] = given["prompt_logprobs"]
         for order, call in enumerate(message.get("tool_calls") or []):
             pieces = (call.get("id"), call.get("type"), call["function"].get("name"), call["function"]["arguments"])
             _add_call(choice, call.get("index", order), pieces)
@@ -150,6 +157,9 @@ def _take_error(outcome: Outcome, error: Any) -> None:
 def _take_reply(outcome: Outcome, kind: str, reply: Any) -> None:
     outcome.model = outcome.model or reply.model
     outcome.path = reply.path or outcome.path
+    outcome.tier += reply.service_tier
+    for scored in reply.prompt_logprobs:
+        outcome.prompt_logprobs[scored.prompt] = [_proto_prompt_scores(entry) for entry in scored.tokens]
     if reply.HasField("usage"):
         usage = reply.usage
         details = usage.prompt_tokens_details
@@ -177,6 +187,17 @@ def _proto_logprob(kind: str, entry: Any) -> tuple[Any, ...]:
         return (entry.token, list(entry.bytes), logprob, top)
     named = {_name(other): other.logprob for other in (*entry.top_logprobs, entry)} if logprob is not None else None
     return (_name(entry), entry.text_offset, logprob, named)
+
+
+def _proto_prompt_scores(entry: Any) -> Any:
+    """As vLLM writes them: by token id, with the rank among the alternatives."""
+    if not entry.HasField("logprob"):
+        return None
+    ranks = {other.token_id: rank for rank, other in enumerate(entry.top_logprobs, start=1)}
+    return {
+        str(each.token_id): {"logprob": each.logprob, "rank": ranks.get(each.token_id), "decoded_token": each.token}
+        for each in (entry, *entry.top_logprobs)
+    }
 
 
 def _name(entry: Any) -> str:

@@ -168,7 +168,8 @@ def test_every_error_has_its_code_and_details(front: Front, stub: Any, kind: Err
     assert error.value.code().name == ERROR_TABLE[kind].grpc
     assert error.value.details() == "größer"
     detail = pb.ErrorDetail.FromString(trailers["tandem-error-bin"])
-    assert (detail.kind, detail.param, detail.retry_after_s, detail.reason) == (kind.value, "n", 1.25, "queue_full")
+    assert (detail.kind, detail.param, detail.retry_after_s) == (kind.value, "n", 1.25)
+    assert (detail.reason, detail.type) == ("queue_full", ERROR_TABLE[kind].openai_type)
     assert trailers["retry-after"] == "2" and trailers["grpc-retry-pushback-ms"] == "1250"
 
 
@@ -183,7 +184,17 @@ def test_details_are_there_for_standard_clients_too(front: Front, stub: Any) -> 
     detail = pb.ErrorDetail()
     assert status.details[0].type_url == DETAIL_TYPE and status.details[0].Unpack(detail)
     assert detail.kind == "overloaded" and not detail.HasField("param")
-    assert "retry-after" not in trailers
+    assert (trailers["retry-after"], trailers["x-tandem-reject-reason"]) == ("1", "overloaded")
+
+
+def test_what_no_wait_mends_names_no_wait(front: Front, stub: Any) -> None:
+    front.stream(TandemError(ErrorKind.INVALID_REQUEST, "never"))
+    with pytest.raises(grpc.RpcError) as error:
+        consume(stub, "Chat")
+    assert (
+        not {"retry-after", "grpc-retry-pushback-ms", "x-tandem-reject-reason"}
+        & dict(error.value.trailing_metadata()).keys()
+    )
 
 
 def test_a_bug_is_an_internal_error_without_its_secrets(

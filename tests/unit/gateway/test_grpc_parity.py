@@ -3,7 +3,7 @@ same error comes back. Never compares protocols' own refusals."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +31,11 @@ def steps(*given: Any, path: str = "remote") -> Script:
     return lambda front: front.stream(*given, path=path)
 
 
+def instant(front: Front) -> Any:
+    return front.instant(UNICODE)
+
+
+END = Front.finished(tokens=4)
 LENGTH = steps("Par", Front.finished(FinishReason.LENGTH, tokens=3, cached=0), path="fallback;reason=no decode worker")
 
 ANSWERED: dict[str, tuple[dict[str, Any], Script]] = {
@@ -50,6 +55,16 @@ ANSWERED: dict[str, tuple[dict[str, Any], Script]] = {
     "length": ({"max_tokens": 3}, LENGTH),
     "nothing said": ({}, steps(1, Front.finished(tokens=1))),
     "one choice": ({"n": 1}, answer()),
+    "choices": ({"n": 3, "max_tokens": 6}, instant),
+    "choices that stop": ({"n": 2, "stop": ["Par"]}, instant),
+    "stop tokens": ({"stop_token_ids": [5, 6, 7], "min_tokens": 2, "max_tokens": 4}, LENGTH),
+    "stop shown": ({"stop": "is", "include_stop_str_in_output": True}, answer()),
+    "control tokens": ({"skip_special_tokens": False, "spaces_between_special_tokens": True}, steps("Par", 2, END)),
+    "penalties": ({"presence_penalty": 0.5, "frequency_penalty": -1.5, "repetition_penalty": 1.1}, answer()),
+    "bias": ({"logit_bias": {"5": -100, "7": 2.5}}, answer()),
+    "who asks": ({"user": "Ada", "priority": -3, "cache_salt": "salt"}, answer()),
+    "tier": ({"service_tier": "flex"}, answer()),
+    "own special tokens": ({"add_special_tokens": False}, answer()),
 }
 
 REFUSED: dict[str, tuple[dict[str, Any], ErrorKind]] = {
@@ -63,6 +78,16 @@ REFUSED: dict[str, tuple[dict[str, Any], ErrorKind]] = {
     "too many stops": ({"stop": [str(number) for number in range(17)]}, ErrorKind.INVALID_REQUEST),
     "unknown model": ({"model": "größer"}, ErrorKind.MODEL_NOT_FOUND),
     "no model": ({"model": None}, ErrorKind.INVALID_REQUEST),
+    "priority": ({"priority": -(2**31)}, ErrorKind.INVALID_REQUEST),
+    "tier": ({"service_tier": "gold"}, ErrorKind.INVALID_REQUEST),
+    "bias": ({"logit_bias": {"5": 101}}, ErrorKind.INVALID_REQUEST),
+    "bias of no token": ({"logit_bias": {"-1": 1}}, ErrorKind.INVALID_REQUEST),
+    "penalty": ({"presence_penalty": 2.5}, ErrorKind.INVALID_REQUEST),
+    "repetition": ({"repetition_penalty": 0}, ErrorKind.INVALID_REQUEST),
+    "stop token": ({"stop_token_ids": [-1]}, ErrorKind.INVALID_REQUEST),
+    "more tokens than most": ({"min_tokens": 5, "max_tokens": 4}, ErrorKind.INVALID_REQUEST),
+    "scores": ({"prompt_logprobs": 21}, ErrorKind.INVALID_REQUEST),
+    "too many choices": ({"n": 129}, ErrorKind.INVALID_REQUEST),
     "too long an answer": ({"max_tokens": 512}, ErrorKind.CONTEXT_LENGTH),
 }
 
@@ -86,6 +111,14 @@ OF_CHAT: dict[str, tuple[dict[str, Any], Script]] = {
         {"messages": [{"role": "user", "content": [{"type": "text", "text": t} for t in ("one", "two", "")]}]},
         answer(),
     ),
+    "goes on": (
+        {
+            "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well"}],
+            "continue_final_message": True,
+            "add_generation_prompt": False,
+        },
+        answer(),
+    ),
     "template variables": ({"chat_template_kwargs": {"enable_thinking": False, "b": [1, None, "ü"]}}, answer()),
 }
 
@@ -94,6 +127,12 @@ OF_COMPLETIONS: dict[str, tuple[dict[str, Any], Script]] = {
     "no alternatives": ({"logprobs": 0}, answer()),
     "token ids in": ({"prompt": [5, 6, 7]}, answer()),
     "one list of token ids": ({"prompt": [[5, 6, 7]]}, answer()),
+    "several texts": ({"prompt": ["a", "größer"], "n": 2}, instant),
+    "several lists": ({"prompt": [[5, 6], [7]], "logprobs": 1}, instant),
+    "echo": ({"echo": True}, instant),
+    "echo alone": ({"echo": True, "max_tokens": 0, "logprobs": 2, "prompt": "größer"}, instant),
+    "echo of all": ({"echo": True, "logprobs": 3, "n": 2, "prompt": ["a b", "c"], "return_token_ids": True}, instant),
+    "best": ({"n": 2, "best_of": 2}, instant),
     "one text in a list": ({"prompt": ["你好"]}, answer()),
 }
 
@@ -111,8 +150,17 @@ REFUSED_COMPLETION: dict[str, tuple[dict[str, Any], ErrorKind]] = {
     "unknown token": ({"prompt": [5, 100_000]}, ErrorKind.INVALID_REQUEST),
     "negative token": ({"prompt": [-1]}, ErrorKind.INVALID_REQUEST),
     "no prompt": ({"prompt": []}, ErrorKind.INVALID_REQUEST),
+    "mixed prompts": ({"prompt": ["a", [1], ""]}, ErrorKind.INVALID_REQUEST),
+    "best": ({"n": 1, "best_of": 2}, ErrorKind.UNSUPPORTED),
     "too long a prompt": ({"prompt": [5] * 600}, ErrorKind.CONTEXT_LENGTH),
 }
+
+
+@pytest.fixture(scope="module")
+def http(running_front: Front) -> Iterator[httpx.Client]:
+    """One for all cases: making a client takes longer than they do."""
+    with httpx.Client(base_url=running_front.url, timeout=20, trust_env=False) as client:
+        yield client
 
 
 def all_cases(shared: Any, chat: Any, completion: Any) -> list[Any]:
@@ -150,7 +198,22 @@ def test_four_ways_to_the_same_answer(
     assert first.error == () and first.choices[0].finish_reason and first.usage
     assert [other.plain() for other in others] == [first.plain()] * 3
     requests = [comparable(request, "seed" in given) for request in front.dispatch.requests]
-    assert requests == [requests[0]] * 4
+    assert requests and requests == requests[: len(requests) // 4] * 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [("chat", {"prompt_logprobs": 2}), ("completion", {"prompt_logprobs": 1, "prompt": ["a b", "c"]})],
+)
+def test_a_prompt_is_scored_alike(
+    front: Front, http: httpx.Client, stub: Any, kind: str, given: dict[str, Any]
+) -> None:
+    """Not in streams."""
+    front.instant(UNICODE)
+    whole, streamed, grpc_whole, grpc_streamed = asked_both_ways(http, stub, kind, whole_body(kind, given))
+    assert whole.prompt_logprobs[0][0] is None and len(whole.prompt_logprobs[0][1]) == given["prompt_logprobs"]
+    assert grpc_whole.plain() == whole.plain()
+    assert streamed.error[0] == "invalid_request" and grpc_streamed.plain() == streamed.plain()
 
 
 @pytest.mark.parametrize(("kind", "given", "expected"), all_cases(REFUSED, REFUSED_CHAT, REFUSED_COMPLETION))
