@@ -7,6 +7,7 @@ import json
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -44,6 +45,8 @@ TEMPLATE = (
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+HEARTBEAT_S = 0.05
+"""A test that holds a stream back sees heartbeats soon; one that does not is over before."""
 Step = Token | PromptScored | Finished | Exception | asyncio.Event
 
 
@@ -231,7 +234,7 @@ class Front:
             runner.run(self._serve())
 
     async def _serve(self) -> None:
-        app = create_app(self.dispatch, OpenDoor(), GatewayConfig(max_body=Bytes(1 << 20)))
+        app = create_app(self.dispatch, OpenDoor(), GatewayConfig(max_body=Bytes(1 << 20), heartbeat_s=HEARTBEAT_S))
         server = HttpServer(app, "127.0.0.1", 0, graceful_s=1.0)
         self._loop = asyncio.get_running_loop()
         self.port = server.port
@@ -250,6 +253,7 @@ def running_front(make_text: Callable[..., TextModel], tokenizer: Tokenizer) -> 
     text = make_text(config={"temperature": 0.6, "top_p": 0.9, "eos_token_id": [1]})
     names = ("tiny", "org/tiny")
     served = [ServedModel(name=name, max_model_len=512, text=text, created=1_700_000_000) for name in names]
+    served.append(replace(served[0], name="many", aliases=("other", "org/third")))
     with Front(ScriptedDispatch(served), tokenizer) as front:
         yield front
 
