@@ -16,8 +16,10 @@ from tandem.core.events import SampledToken
 from tandem.core.ids import BlockId, SeqId
 from tandem.kv.handoff import BlockDigest
 from tandem.kv.layout import KVLayout
+from tandem.runtime.adjuster import Adjuster
 from tandem.runtime.batch import build_batch
 from tandem.runtime.cache import KVCache
+from tandem.runtime.grammar_masks import GrammarMasks
 from tandem.runtime.models.causal import CausalModel
 from tandem.runtime.sampler import LogitRows
 from tandem.sched.plan import Slice, SliceResult, StepPlan, StepResult
@@ -34,12 +36,16 @@ class _Work:
 
 
 class TorchExecutor:
-    """An `engine.ports.Executor`. `max_model_len` bounds positions, in tokens."""
+    """An `engine.ports.Executor`. `max_model_len` bounds positions, in tokens. Without `grammars` a slice that draws by
+    a grammar reports an error."""
 
-    def __init__(self, model: CausalModel, cache: KVCache, max_model_len: int) -> None:
+    def __init__(
+        self, model: CausalModel, cache: KVCache, max_model_len: int, grammars: GrammarMasks | None = None
+    ) -> None:
         self.cache = cache
         self.max_model_len = max_model_len
         self.model = model
+        self._adjuster = Adjuster(grammars)
         # The token sampled last for each sequence that one of the last two plans named.
         self._last: dict[SeqId, int] = {}
         self._previous: frozenset[SeqId] = frozenset()
@@ -143,7 +149,8 @@ class TorchExecutor:
         try:
             tokens: tuple[SampledToken, ...] = ()
             if logits is not None and piece.sampling is not None:
-                tokens = logits.sample_while_guessed(row, piece.sampling, work.tokens[piece.num_certain :])
+                guesses, adjust = work.tokens[piece.num_certain :], self._adjuster.adjust(piece.seq, piece.sampling)
+                tokens = logits.sample_while_guessed(row, piece.sampling, guesses, adjust)
             return SliceResult(piece.seq, tokens, self._digests(piece))
         except _FAILURES as error:
             return SliceResult(piece.seq, error=f"{type(error).__name__}: {error}")
@@ -163,6 +170,7 @@ class TorchExecutor:
                 self._last.pop(result.seq, None)
             elif result.tokens:
                 self._last[result.seq] = result.tokens[-1].id
+        self._adjuster.retain(self._previous | named)
         self._previous = named
 
     def __repr__(self) -> str:
