@@ -12,8 +12,9 @@ JSON_FORM: Mapping[str, Any] = {"whitespace_flexible": False, "item_separator": 
 """How JSON is written where a schema asks for it, as llguidance's options: one blank at most, behind a comma or colon,
 so that no model loops on blanks; both ways of Python's `json`."""
 MAX_SOURCE_CHARS = 256 * 1024
-LIMITS: Mapping[str, int] = {"max_grammar_size": 50_000, "max_lexer_states": 50_000}
-"""Of llguidance's parser, in symbols and states of automata: a second or so of compiling, and some tens of MB."""
+MAX_SYMBOLS = 50_000
+MAX_LEXER_STATES = 50_000
+"""Of one grammar: half a second of compiling, and some tens of MB."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -16,18 +16,17 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.grammar import JSON_FORM, LIMITS, Grammar
+from tandem.core.grammar import JSON_FORM, MAX_LEXER_STATES, MAX_SYMBOLS, Grammar
 from tandem.core.ids import SeqId
 
 MAX_COMPILED = 64
 """Grammars that stay compiled: those of running sequences, and of clients that ask for the same again."""
-MAX_SEQUENCES = 1024
-"""Sequences whose place in their grammar is kept; one more costs the oldest to be walked anew."""
+_LIMITS = LLParserLimits(max_grammar_size=MAX_SYMBOLS, max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
 
 
 class GrammarMasks:
-    """The grammars of one worker's sequences, over the tokens that its bundle knows of `vocab_size` that its model
-    draws from. Used by one thread."""
+    """A `grammar_masks.GrammarMasks` over the tokens that a worker's bundle knows, of `vocab_size` that its model draws
+    from."""
 
     def __init__(self, bundle: TokenizerBundle, vocab_size: int) -> None:
         """Takes a quarter of a second for 49,000 tokens. Raises UNSUPPORTED for a tokenizer that cannot be read."""
@@ -37,9 +36,9 @@ class GrammarMasks:
             self._tokenizer = LLTokenizer(bundle.tokenizer_json.decode(), eos_token=self._ends or None)
         except ValueError as error:
             raise TandemError(ErrorKind.UNSUPPORTED, f"no grammars over this tokenizer: {error}") from error
-        self._no_text = list(self._tokenizer.eos_tokens)
+        self._no_text = [token for token in self._tokenizer.eos_tokens if token < vocab_size]
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
-        self._walks: OrderedDict[SeqId, _Walk] = OrderedDict()
+        self._walks: dict[SeqId, _Walk] = {}
 
     def allowed(self, seq: SeqId, grammar: Grammar, output: Sequence[int], stop_ids: frozenset[int]) -> torch.Tensor:
         """bool `[vocab_size]`: the tokens that may follow `output`; at least one.
@@ -65,9 +64,9 @@ class GrammarMasks:
             raise ValueError("grammar: no token may come next")
         return torch.from_numpy(allowed)
 
-    def forget(self, seq: SeqId) -> None:
-        """Of a sequence that has ended; harmless for one that has not."""
-        self._walks.pop(seq, None)
+    def retain(self, seqs: Collection[SeqId]) -> None:
+        """The places of all others are forgotten."""
+        self._walks = {seq: walk for seq, walk in self._walks.items() if seq in seqs}
 
     @property
     def num_kept(self) -> tuple[int, int]:
@@ -82,16 +81,13 @@ class GrammarMasks:
         walk = self._walks.get(seq)
         if walk is None or walk.grammar != grammar:
             walk = self._walks[seq] = _Walk(grammar, self._compile(grammar))
-            if len(self._walks) > MAX_SEQUENCES:
-                self._walks.popitem(last=False)
-        self._walks.move_to_end(seq)
         return walk
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         """At the beginning of a grammar; a failure is kept too, it would be found again."""
         matcher = self._compiled.get(grammar)
         if matcher is None:
-            matcher = LLMatcher(self._tokenizer, _written(grammar), log_level=0, limits=LLParserLimits(**LIMITS))
+            matcher = LLMatcher(self._tokenizer, _written(grammar), log_level=0, limits=_LIMITS)
             self._compiled[grammar] = matcher
             if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
