@@ -121,6 +121,12 @@ class GatewayConfig:
     drain_s: float = _doc("how long requests under way may take after SIGTERM", 20.0)
     worker_silence_s: float = _doc("a worker whose stream carries nothing for this long is lost", 10.0)
     max_queued: int = _doc("requests that may wait for a place", 1024)
+    tool_parser: Literal["auto", "hermes", "llama3", "mistral", "none"] = _doc(
+        "how the model writes tool calls; auto: as its chat template or vocabulary tells", "auto"
+    )
+    reasoning_parser: Literal["auto", "think", "none"] = _doc(
+        "whether text in <think> is reasoning; auto: if the model's template or vocabulary knows the mark", "auto"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

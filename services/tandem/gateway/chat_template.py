@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -34,19 +34,29 @@ class ChatTemplate:
     `special_tokens` are its variables such as `bos_token`; `now_ns` is what `strftime_now` shows, in local time.
     """
 
-    __slots__ = ("_defect", "_developer", "_special_tokens", "_template")
+    __slots__ = ("_defect", "_developer", "_special_tokens", "_template", "source", "takes_tools")
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, now_ns: Callable[[], int] = wall_ns) -> None:
+        self.source = source
+        self.takes_tools = False
+        """It has a place for tools, and so knows messages that call them and that tell their results."""
         self._special_tokens = dict(special_tokens)
         self._developer = "developer" in source
         self._defect = "" if source else "the model has no chat template; use /v1/completions"
         try:
-            self._template = _environment(now_ns).from_string(source)
+            environment = _environment(now_ns)
+            self._template = environment.from_string(source)
+            self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
         except TemplateError as error:
             # Plain completions of such a model still work, so this is told to those who chat.
             self._defect = f"the model's chat template does not compile: {error}"
 
-    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """The prompt, up to and including the header of the answer. `variables` are the client's own.
 
         Raises INVALID_REQUEST when the template refuses the messages, or fails over them.
@@ -62,7 +72,7 @@ class ChatTemplate:
         conversation = [self._message(message) for message in messages]
         try:
             return self._template.render(
-                context, messages=conversation, tools=None, documents=None, add_generation_prompt=True
+                context, messages=conversation, tools=tools, documents=None, add_generation_prompt=True
             )
         except TemplateError as error:
             message = f"the chat template refuses these messages: {error.message}"

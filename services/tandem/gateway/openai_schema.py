@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.gateway.response_format import ResponseFormat, StructuredOutputs
+from tandem.gateway.tools import MessageCall, Tool, ToolChoice
 
 _WHERE = re.compile(r" - at `\$?\.?(?P<path>.*)`$")
 _MISSING = re.compile(r"missing required field `(?P<name>[^`]*)`")
@@ -16,11 +18,8 @@ _MISSING = re.compile(r"missing required field `(?P<name>[^`]*)`")
 # Fields that would change the answer and that nothing here implements yet, with the values that ask for nothing.
 # Fields in neither this table nor the structs below (metadata, user, store, ...) leave the answer as it is.
 _OFF: Mapping[str, tuple[Any, ...]] = {
-    "tools": (None, []),
-    "tool_choice": (None, "none"),
     "functions": (None, []),
     "function_call": (None, "none"),
-    "response_format": (None, {"type": "text"}),
     "logit_bias": (None, {}),
     "presence_penalty": (None, 0),
     "frequency_penalty": (None, 0),
@@ -39,17 +38,12 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
     "cache_salt": (None, ""),
     "continue_final_message": (None, False),
     "documents": (None, []),
-    "guided_choice": (None,),
-    "guided_grammar": (None,),
-    "guided_json": (None,),
-    "guided_regex": (None,),
     "include_stop_str_in_output": (None, False),
     "min_tokens": (None, 0),
     "priority": (None, 0),
     "prompt_logprobs": (None,),
     "skip_special_tokens": (None, True),
     "stop_token_ids": (None, []),
-    "structured_outputs": (None,),
     "truncate_prompt_tokens": (None,),
     "use_beam_search": (None, False),
 }
@@ -67,7 +61,8 @@ class ChatMessage(msgspec.Struct):
     content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[Any] | None = None
+    tool_calls: list[MessageCall] | None = None
+    reasoning_content: str | None = None
     function_call: dict[str, Any] | None = None
     audio: dict[str, Any] | None = None
 
@@ -92,6 +87,12 @@ class SharedBody(msgspec.Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
 
 
 class ChatBody(SharedBody, kw_only=True):
@@ -100,6 +101,9 @@ class ChatBody(SharedBody, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class CompletionBody(SharedBody, kw_only=True):

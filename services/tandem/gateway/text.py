@@ -94,10 +94,13 @@ class TextModel:
         """Recommendations of the generation config that requests will not follow."""
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> tuple[int, ...]:
         """Token ids of a conversation with the answer's header. `messages` hold `role` and `content` as strings."""
-        prompt = self._template.render(messages, variables or {})
+        prompt = self._template.render(messages, variables or {}, tools)
         return tuple(self._tokenizer.encode(prompt, add_special_tokens=False).ids)
 
     def encode_text(self, text: str) -> tuple[int, ...]:
@@ -115,8 +118,26 @@ class TextModel:
             ids = [*ids, *self._tokenizer.encode(eos, add_special_tokens=False).ids]
         return tuple(ids)
 
-    def detokenizer(self, stops: Sequence[str] = ()) -> Detokenizer:
-        return Detokenizer(self._tokenizer, self._special, stops)
+    def detokenizer(self, stops: Sequence[str] = (), shown: frozenset[int] = frozenset()) -> Detokenizer:
+        """`shown` are special tokens whose text is to be seen all the same."""
+        return Detokenizer(self._tokenizer, self._special - shown, stops)
+
+    @property
+    def template(self) -> ChatTemplate:
+        return self._template
+
+    def knows(self, text: str) -> bool:
+        """It is one token of the vocabulary."""
+        return self._tokenizer.token_to_id(text) is not None
+
+    def special_token(self, text: str) -> int | None:
+        """The id of a special token; None for a text that is none."""
+        token = self._tokenizer.token_to_id(text)
+        return token if token in self._special else None
+
+    def ends_with(self, tokens: Sequence[int], text: str) -> bool:
+        """Whether `tokens`, blanks at their end aside, end with this text, of at most 16 tokens."""
+        return self._tokenizer.decode(list(tokens[-16:]), skip_special_tokens=False).rstrip().endswith(text)
 
     def token_text(self, token: int) -> TokenText:
         return self._vocabulary.token(token)
