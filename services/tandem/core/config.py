@@ -120,6 +120,7 @@ class GatewayConfig:
     progress_timeout_s: float = _doc("a request without a new token for this long fails", 120.0)
     drain_s: float = _doc("how long requests under way may take after SIGTERM", 20.0)
     worker_silence_s: float = _doc("a worker whose stream carries nothing for this long is lost", 10.0)
+    heartbeat_s: float = _doc("a stream without a first token yet sends a comment this often", 10.0)
     max_queued: int = _doc("requests that may wait for a place", 1024)
     tool_parser: Literal["auto", "hermes", "llama3", "mistral", "none"] = _doc(
         "how the model writes tool calls; auto: as its chat template or vocabulary tells", "auto"
@@ -223,6 +224,7 @@ _RULES: tuple[_Rule, ...] = (
     *_each("must be more than 0", lambda v: v > 0, "engine.kv_cache_memory", "gateway.max_body"),
     *_each("must be more than 0", lambda v: v > 0, "handoff.lease_s", "handoff.pull_timeout_s"),
     *_each("must be more than 0", lambda v: v > 0, "handoff.drain_timeout_s", "worker.step_stall_s"),
+    _one("gateway.heartbeat_s", "must be more than 0", lambda v: v > 0),
     *_each("must be more than 0", lambda v: v > 0, "gateway.queue_timeout_s", "gateway.progress_timeout_s"),
     _one("gateway.worker_silence_s", "must be at least 3, because workers speak once per second", lambda v: v >= 3),
     _one("gateway.max_queued", "must be at least 1, because every request begins in the queue", lambda v: v >= 1),

@@ -12,7 +12,7 @@ from tandem.core.ids import BlockHash, JobKey
 
 
 class FinishReason(Enum):
-    """The values are OpenAI's. A worker knows the first two; TOOL_CALLS is a STOP in whose text a gateway found calls."""
+    """The values are OpenAI's. A worker knows the first two; TOOL_CALLS is a STOP in whose text there are calls."""
 
     STOP = "stop"
     LENGTH = "length"

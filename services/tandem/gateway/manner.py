@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,8 +44,9 @@ class Manner:
     @property
     def shown(self) -> frozenset[int]:
         """Special tokens whose text the readers of answers need."""
-        marks = (OPENING, CLOSING) if self.may_think else ()
-        marks += self.family.marks if self._reads_calls and self.family is not None else ()
+        marks: tuple[str, ...] = (OPENING, CLOSING) if self.may_think else ()
+        if self._reads_calls and self.family is not None:
+            marks += self.family.marks
         return frozenset(token for mark in marks if (token := self.text.special_token(mark)) is not None)
 
     def conversation(
@@ -137,8 +138,8 @@ class Manners:
 
 
 def shaped(job: Request, grammar: Grammar | None, text: TextModel) -> Request:
-    """The request with its grammar. What must end by an end of sequence does so even with `ignore_eos`: then no end comes
-    before nothing else may."""
+    """The request with its grammar. What must end by an end of sequence does so even with `ignore_eos`, but then only
+    where nothing else may come."""
     if grammar is None:
         return job
     sampling = job.sampling
@@ -160,5 +161,3 @@ def _call_id() -> str:
 def _mistral_id() -> str:
     """Its templates take ids of nine letters and digits only."""
     return "".join(secrets.choice(_ID_CHARS) for _ in range(9))
-
-

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from llguidance import LLMatcher, LLParserLimits
@@ -18,6 +18,7 @@ from tandem.core.grammar import JSON_FORM, MAX_LEXER_STATES, MAX_SOURCE_CHARS, M
 MAX_CHECKED = 256
 """Grammars that are known to be good."""
 _LIMITS = LLParserLimits(max_grammar_size=MAX_SYMBOLS, max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
+_ANY_OBJECT = Grammar("json_schema", '{"type":"object"}')
 
 
 class JsonSchemaFormat(msgspec.Struct):
@@ -30,9 +31,9 @@ class JsonSchemaFormat(msgspec.Struct):
 
 
 class ResponseFormat(msgspec.Struct):
-    """`type` is `text`, `json_object` or `json_schema`."""
+    """`json_schema` goes with the type of that name."""
 
-    type: str
+    type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
 
 
@@ -57,8 +58,8 @@ class Form:
 def asked_form(
     response_format: ResponseFormat | None, structured: StructuredOutputs | None, guided: Mapping[str, Any]
 ) -> Form | None:
-    """`guided` holds vLLM's older `guided_json`, `guided_regex`, `guided_choice` and `guided_grammar` by the name behind
-    the underscore. Raises INVALID_REQUEST naming the field, also when more than one asks."""
+    """`guided` holds vLLM's older `guided_json`, `guided_regex`, `guided_choice` and `guided_grammar` by the name
+    behind the underscore. Raises INVALID_REQUEST naming the field, also when more than one asks."""
     forms = [_of_response_format(response_format)] if response_format is not None else []
     if structured is not None:
         forms += _guided("structured_outputs.", msgspec.structs.asdict(structured))
@@ -106,20 +107,16 @@ class GrammarCheck:
 
 
 def _of_response_format(wanted: ResponseFormat) -> Form | None:
-    match wanted.type:
-        case "text":
-            return None
-        case "json_object":
-            return Form(Grammar("json_schema", '{"type":"object"}'), "response_format")
-        case "json_schema":
-            given = wanted.json_schema
-            if given is None or given.schema is None:
-                param = "response_format.json_schema" + ("" if given is None else ".schema")
-                raise _invalid(f"{param} is missing", param)
-            source = schema_source(given.schema, lenient=given.strict is False)
-            return Form(Grammar("json_schema", source), "response_format.json_schema.schema")
-    kinds = "text, json_object or json_schema"
-    raise _invalid(f"response_format.type must be {kinds}, got {wanted.type!r}", "response_format.type")
+    if wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return Form(_ANY_OBJECT, "response_format")
+    given = wanted.json_schema
+    if given is None or given.schema is None:
+        param = "response_format.json_schema" + ("" if given is None else ".schema")
+        raise _invalid(f"{param} is missing", param)
+    source = schema_source(given.schema, lenient=given.strict is False)
+    return Form(Grammar("json_schema", source), "response_format.json_schema.schema")
 
 
 def _guided(prefix: str, fields: Mapping[str, Any]) -> list[Form | None]:
@@ -135,14 +132,15 @@ def _guided_grammar(name: str, value: Any, param: str) -> Grammar:
         case "json":
             return Grammar("json_schema", schema_source(_schema(value, param)))
         case "json_object":
-            return Grammar("json_schema", '{"type":"object"}')
+            return _ANY_OBJECT
         case "regex":
             return Grammar("regex", value)
         case "choice":
             if not value or not all(value):
                 raise _invalid(f"{param} must hold at least one text, and no empty one", param)
             return Grammar("lark", "start: " + " | ".join(_text(text) for text in value))
-    return Grammar("lark", _lark(value, param))
+        case _:
+            return Grammar("lark", _lark(value, param))
 
 
 def _schema(value: str | dict[str, Any], param: str) -> dict[str, Any]:
@@ -176,12 +174,11 @@ def _defect(grammar: Grammar) -> str:
                 written = LLMatcher.grammar_from_json_schema(grammar.source, overrides=dict(JSON_FORM))  # type: ignore[arg-type]
             case "regex":
                 written = LLMatcher.grammar_from_regex(grammar.source)
-            case "lark":
+            case _:
                 written = LLMatcher.grammar_from_lark(grammar.source)
     except ValueError as error:
         return str(error)
-    matcher_says = LLMatcher.validate_grammar(written, limits=_LIMITS)
-    return matcher_says.strip()
+    return LLMatcher.validate_grammar(written, limits=_LIMITS).strip()
 
 
 def _text(value: Any) -> str:

@@ -22,9 +22,9 @@ _NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012
 class ToolCalls:
     """`push` and `finish` return the text that is no call; `take` the pieces of calls since it was last asked.
 
-    A call is told of as soon as its name is known and its arguments begin, if `is_eager`; else when it is complete. What
-    looked like a call and is none, because it is not what its family writes or names none of `names`, is text, except
-    that an eager call that was told of stays one, whatever its arguments turn out to be. With `max_calls` further ones
+    A call is told of as soon as its name is known and its arguments begin, if `is_eager`; else when it is complete.
+    What looked like a call and is none, because it is not what its family writes or names none of `names`, is text;
+    but an eager call that was told of stays one, whatever its arguments turn out to be. With `max_calls` further ones
     are dropped. `new_id` makes the id of a call.
     """
 

@@ -56,15 +56,8 @@ def tool_family(parser: ToolParser, template: str, knows: Callable[[str], bool])
     """`template` is the chat template's source, `knows` says whether a text is one token of the vocabulary. A model of
     which neither says anything is asked to write as Hermes does (see `tool_prompt`)."""
     mistral = MISTRAL_V11 if knows("[ARGS]") else MISTRAL
-    match parser:
-        case "none":
-            return None
-        case "hermes":
-            return HERMES
-        case "llama3":
-            return LLAMA3
-        case "mistral":
-            return mistral
+    if parser != "auto":
+        return {"none": None, "hermes": HERMES, "llama3": LLAMA3, "mistral": mistral}[parser]
     if HERMES.opening in template:
         return HERMES
     if MISTRAL.opening in template or knows(MISTRAL.opening):

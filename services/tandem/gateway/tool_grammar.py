@@ -1,4 +1,4 @@
-"""Writes the grammar of answers that are tool calls, in the form that their family's parser reads; never compiles it."""
+"""Writes the grammar of answers that are tool calls, in the form that their family is read in; never compiles it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SpecialToken = Callable[[str], int | None]
 
 
 def call_rules(box: Toolbox, family: ToolFamily, special: SpecialToken, *, is_marked: bool = False) -> str:
-    """Lark's rules for one call or more, from `calls` on. With `is_marked` the first one has its family's mark even where
-    it could do without, so that it is no other JSON."""
+    """Lark's rules for one call or more, from `calls` on. With `is_marked` the first one has its family's mark even
+    where it could do without, so that it is no other JSON."""
     most = MAX_CALLS if box.max_calls is None else box.max_calls
     opening, closing = _mark(family.opening, special), _mark(family.closing, special) if family.closing else ""
     one_of = " | ".join(f"call_{index}" for index in range(len(box.callable_tools)))
@@ -50,9 +50,7 @@ def answer_grammar(
         return form
     if form is not None and form.kind == "lark":
         if calls is not None:
-            raise TandemError(
-                ErrorKind.UNSUPPORTED, "a Lark grammar and tools exclude each other", param="tool_choice"
-            )
+            raise TandemError(ErrorKind.UNSUPPORTED, "a Lark grammar and tools exclude each other", param="tool_choice")
         return form  # its rules may have any names: it says itself what comes before
     rules = []
     if form is not None:

@@ -82,7 +82,7 @@ class Toolbox:
 
 
 def toolbox(tools: Sequence[Tool] | None, choice: ToolChoice | None, parallel: bool | None) -> Toolbox | None:
-    """None where there is nothing to call and nothing to show. Raises INVALID_REQUEST or UNSUPPORTED naming the field."""
+    """None where there are no tools. Raises INVALID_REQUEST or UNSUPPORTED naming the field."""
     if not tools:
         if choice not in (None, "none", "auto"):
             raise _invalid("tool_choice asks for a call, but there are no tools", "tool_choice")
@@ -140,7 +140,9 @@ def _check(tools: Sequence[Tool]) -> None:
             raise TandemError(ErrorKind.UNSUPPORTED, message, param=f"{where}.type")
         name = tool.function.name
         if not _NAME.fullmatch(name):
-            message = f"{where}.function.name must have 1 to 64 letters, digits, dots, dashes or underscores, got {name!r}"
+            message = (
+                f"{where}.function.name must have 1 to 64 letters, digits, dots, dashes or underscores, got {name!r}"
+            )
             raise _invalid(message, f"{where}.function.name")
         if name in seen:
             raise _invalid(f"{where}.function.name {name!r} is there twice", f"{where}.function.name")

@@ -133,6 +133,9 @@ class ScriptedDispatch:
     def ready(self) -> str | None:
         return self.missing
 
+    def num_queued(self) -> int:
+        return 0
+
     async def open(self, request: Request, caller: Caller) -> ScriptedStream:
         self.callers.append(caller)
         self.requests.append(request)
