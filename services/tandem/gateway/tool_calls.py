@@ -29,6 +29,7 @@ class ToolCalls:
     """
 
     __slots__ = (
+        "_body",
         "_call",
         "_family",
         "_is_eager",
@@ -61,7 +62,8 @@ class ToolCalls:
         self._max_calls = max_calls
         self._pieces: list[ToolCallDelta] = []
         self._text: list[str] = []  # settled, to be returned
-        self._raw = ""  # held back: blanks and the beginning of a mark, or all since a mark that made no call yet
+        self._raw = ""  # held back: blanks and a mark or its beginning
+        self._body: list[str] = []  # characters of what may become a call, behind the mark
         self._state: Callable[[str], None] = self._at_start
         self._call: JsonObject | None = None
         self._name = ""
@@ -146,7 +148,7 @@ class ToolCalls:
         self._begin_telling()
 
     def _in_named_arguments(self, character: str) -> None:
-        self._raw += character
+        self._body.append(character)
         assert self._call is not None
         self._call.push(character)
         if self._call.failed:
@@ -156,7 +158,7 @@ class ToolCalls:
             self._end_call()
 
     def _in_call(self, character: str) -> None:
-        self._raw += character
+        self._body.append(character)
         assert self._call is not None
         self._call.push(character)
         if self._call.failed:
@@ -224,7 +226,7 @@ class ToolCalls:
         if self._call is None or self._num_told < 0:
             return
         member = next(member for member in self._call.members if member.key in _ARGUMENTS)
-        fresh = member.text[self._num_told :]
+        fresh = "".join(member.written[self._num_told :]).rstrip(_BLANKS)
         self._num_told += len(fresh)
         self._add(ToolCallDelta(self.num_calls, fresh))
 
@@ -239,6 +241,7 @@ class ToolCalls:
     def _close_call(self) -> None:
         self.num_calls += 1
         self._call, self._name, self._num_told, self._raw = None, "", -1, ""
+        self._body.clear()
         self._state = self._after_call
 
     def _fail(self) -> None:
@@ -252,8 +255,9 @@ class ToolCalls:
         self._state = self._in_text
 
     def _give_up(self) -> None:
-        self._text.append(self._raw)
+        self._text += [self._raw, *self._body]
         self._raw, self._call, self._name = "", None, ""
+        self._body.clear()
 
     def _settled(self) -> str:
         text = "".join(self._text)
