@@ -35,6 +35,8 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": (None,),
     "use_beam_search": (None, False),
 }
+_INSTEAD = {"functions": "tools", "function_call": "tool_choice"}
+"""OpenAI's own older names for what is served."""
 _OFF_IN_CHAT = {**_OFF, "echo": (None, False), "best_of": (None, 1)}
 _OFF_IN_COMPLETIONS = {**_OFF, "suffix": (None, ""), "top_logprobs": (None,)}
 
@@ -174,7 +176,7 @@ def parse(body: bytes, kind: type[Body]) -> Body:
         off = _OFF_OF[kind]
         unserved = [name for name in fields if name in off and not _is_off(fields[name], off[name])]
         if unserved:
-            raise TandemError(ErrorKind.UNSUPPORTED, f"{unserved[0]} is not supported", param=unserved[0])
+            raise TandemError(ErrorKind.UNSUPPORTED, _unserved(unserved[0]), param=unserved[0])
         return msgspec.json.decode(body, type=kind)
     except UnicodeDecodeError as error:
         message = f"the request body is not valid UTF-8 (byte {error.start})"
@@ -197,6 +199,11 @@ def _check_names(body: bytes, fields: Mapping[str, msgspec.Raw]) -> None:
         if name in seen:
             raise TandemError(ErrorKind.INVALID_REQUEST, f"{name} is there more than once", param=name)
         seen.add(name)
+
+
+def _unserved(name: str) -> str:
+    instead = _INSTEAD.get(name)
+    return f"{name} is not supported" + (f"; use {instead}" if instead else "")
 
 
 def _is_off(raw: msgspec.Raw, off: tuple[Any, ...]) -> bool:
