@@ -40,13 +40,18 @@ def _doc(text: str, default: Any) -> Any:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     id: str = _doc("alias, directory, .gguf file or hub id", "smollm2-135m-instruct")
-    served_name: str = _doc("name clients use; empty: the id's last part", "")
+    served_name: str = _doc("name clients use, or several, by commas; empty: the id's last part", "")
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = _doc("of weights, activations and KV", "float32")
     quantization: Literal["none", "int8"] = _doc("of weights; int8 computes in float32 with 8-bit products", "none")
     compact: bool = _doc("keep weights in fewer bits where each comes back exactly (compiled kernels)", True)
     device: Literal["cpu", "cuda"] = _doc("where the model runs", "cpu")
     generation_config: Literal["auto", "none"] = _doc("none: ignore the model's own sampling defaults", "auto")
     cache_dir: str = _doc("imported models; empty: $XDG_CACHE_HOME/tandem/models", "")
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """The model's name and its aliases; empty where none was chosen."""
+        return tuple(name.strip() for name in self.served_name.split(",")) if self.served_name else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +205,11 @@ def _has_pair(config: Config) -> bool:
 
 _RULES: tuple[_Rule, ...] = (
     _one("model.id", "must not be empty", bool),
+    (
+        "model.served_name",
+        "must be different names, none of them empty",
+        lambda c: all(c.model.served_names) and len(set(c.model.served_names)) == len(c.model.served_names),
+    ),
     _one("engine.max_num_seqs", "must be at least 1", lambda v: v >= 1),
     (
         "engine.max_num_batched_tokens",

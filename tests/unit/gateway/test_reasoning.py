@@ -43,7 +43,9 @@ def test_thought_and_answer(said: str, is_open: bool, thought: str, answer: str)
 def test_any_text() -> None:
     rng = random.Random(2)
     for _, is_open in itertools.product(range(800), (False, True)):
-        said = "".join(rng.choices(["<think>", "</think>", "<thi", "nk>", "</", " ", "\n", "a", "é"], k=rng.randrange(9)))
+        said = "".join(
+            rng.choices(["<think>", "</think>", "<thi", "nk>", "</", " ", "\n", "a", "é"], k=rng.randrange(9))
+        )
         whole = parts([said], is_open=is_open)
         assert parts(cuts(said, rng), is_open=is_open) == whole, said
         assert parts(said, is_open=is_open) == whole, said

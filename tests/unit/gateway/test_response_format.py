@@ -35,7 +35,9 @@ def test_openai_s_forms() -> None:
     assert form() is None
     assert form({"type": "text"}) is None
     assert form({"type": "json_object"}) == Form(Grammar("json_schema", '{"type":"object"}'), "response_format")
-    assert schema_form(SCHEMA, strict=True) == Form(Grammar("json_schema", json.dumps(SCHEMA, separators=(",", ":"))), FIELD)
+    assert schema_form(SCHEMA, strict=True) == Form(
+        Grammar("json_schema", json.dumps(SCHEMA, separators=(",", ":"))), FIELD
+    )
 
 
 @pytest.mark.parametrize("name", ["structured", "guided"])

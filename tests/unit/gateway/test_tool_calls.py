@@ -18,6 +18,7 @@ from tandem.gateway.tool_family import HERMES, LLAMA3, MISTRAL, MISTRAL_V11, Too
 NAMES = ("get_weather", "add", "now")
 WEATHER = '{"city": "Köln } ] \\" </tool_call>", "days": [1, {"a": {}}]}'
 HERMES_CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {WEATHER}}}\n</tool_call>'
+NOW = ("now", "{}")
 FAMILIES = {"hermes": HERMES, "llama3": LLAMA3, "mistral": MISTRAL, "mistral v11": MISTRAL_V11}
 
 
@@ -63,15 +64,15 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("hermes", " \n a  \n", " \n a  \n", []),
     ("hermes", '{"name": "add", "arguments": {}}', '{"name": "add", "arguments": {}}', []),
     ("llama3", f'{{"name": "get_weather", "parameters": {WEATHER}}}', "", [("get_weather", WEATHER)]),
-    ("llama3", '\n{"name": "now", "parameters": {}}; {"name": "add", "parameters": {"a":1}}', "", [("now", "{}"), ("add", '{"a":1}')]),
+    ("llama3", '\n{"name": "now", "parameters": {}}; {"name": "now", "parameters": {}}', "", [NOW, NOW]),
     ("llama3", '<|python_tag|>{"name": "now", "parameters": {}}', "", [("now", "{}")]),
     ("llama3", 'Well. <|python_tag|>{"name": "now", "parameters": {}}', "Well.", [("now", "{}")]),
     ("llama3", '{"name": "Paris", "population": 2}', '{"name": "Paris", "population": 2}', []),
     ("llama3", 'As JSON: {"name": "now", "parameters": {}}', 'As JSON: {"name": "now", "parameters": {}}', []),
     ("mistral", f'[TOOL_CALLS] [{{"name": "get_weather", "arguments": {WEATHER}}}]', "", [("get_weather", WEATHER)]),
-    ("mistral", '[TOOL_CALLS][{"name": "now", "arguments": {}, "id": "abcdefghi"}, {"name": "now", "arguments": {}}]', "", [("now", "{}")] * 2),
+    ("mistral", '[TOOL_CALLS][{"name": "now", "arguments": {}, "id": "a"}, {"name": "now"}]', "", [NOW] * 2),
     ("mistral", 'So [1] [TOOL_CALLS]now{}', "So [1]", [("now", "{}")]),
-    ("mistral v11", f"[TOOL_CALLS]get_weather[ARGS]{WEATHER}[TOOL_CALLS]now[ARGS]{{}}", "", [("get_weather", WEATHER), ("now", "{}")]),
+    ("mistral v11", f"[TOOL_CALLS]add[ARGS]{WEATHER}[TOOL_CALLS]now[ARGS]{{}}", "", [("add", WEATHER), NOW]),
     ("mistral v11", '[TOOL_CALLS]add[CALL_ID]123456789[ARGS]{"a": 1}', "", [("add", '{"a": 1}')]),
 ]  # fmt: skip
 MALFORMED = [
@@ -127,7 +128,14 @@ def test_any_text_around_calls(rng: random.Random | None = None) -> None:
     rng = rng or random.Random(4)
     pieces = [
         *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "[ARGS]", "\n", " ", ", ", "; ", "[", "]"),
-        *('{"name": "now", "arguments": {}}', '{"name": "add", "parameters": {"a": [1, "}"]}}', "now", "add", "{}", "}"),
+        *(
+            '{"name": "now", "arguments": {}}',
+            '{"name": "add", "parameters": {"a": [1, "}"]}}',
+            "now",
+            "add",
+            "{}",
+            "}",
+        ),
         *("<tool", "{", '"', "\\", "text", "é", "😀"),
     ]
     for _ in range(600):
