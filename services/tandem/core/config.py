@@ -128,6 +128,12 @@ class GatewayConfig:
     worker_silence_s: float = _doc("a worker whose stream carries nothing for this long is lost", 10.0)
     heartbeat_s: float = _doc("a stream without a first token yet sends a comment this often", 10.0)
     max_queued: int = _doc("requests that may wait for a place", 1024)
+    tool_parser: Literal["auto", "hermes", "llama3", "mistral", "none"] = _doc(
+        "how the model writes tool calls; auto: as its chat template or vocabulary tells", "auto"
+    )
+    reasoning_parser: Literal["auto", "think", "none"] = _doc(
+        "whether text in <think> is reasoning; auto: if the model's template or vocabulary knows the mark", "auto"
+    )
 
     @property
     def own_grpc_port(self) -> int:

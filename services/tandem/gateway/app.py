@@ -13,6 +13,7 @@ from tandem.gateway.answers import Answers
 from tandem.gateway.asgi import ClientGone, Exchange, Receive, Scope, Send
 from tandem.gateway.counters import Counters
 from tandem.gateway.health import METRICS_TYPE, Health
+from tandem.gateway.manner import Manners
 from tandem.gateway.openai_http import MODELS_PREFIX, OpenAIRoutes
 from tandem.gateway.openai_reply import (
     ChatChunk,
@@ -125,7 +126,8 @@ def create_app(dispatch: Dispatch, doorkeeper: Doorkeeper, config: GatewayConfig
     """The gateway's HTTP front over `dispatch`."""
     encoders = ThreadPoolExecutor(_NUM_ENCODERS, thread_name_prefix="tokenize")
     counters = Counters()
-    answers = Answers(dispatch, encoders, counters)
+    manners = Manners(config.tool_parser, config.reasoning_parser)
+    answers = Answers(dispatch, encoders, counters, manners)
     openai = OpenAIRoutes(dispatch, answers, doorkeeper, config.max_body, config.heartbeat_s)
     reference = Reference()
     health = Health(dispatch, counters)
