@@ -221,7 +221,7 @@ def spell(body: Mapping[str, Any], message: Any) -> Any:
     for name, value in body.items():
         if value is None:
             continue
-        if name == "prompt":
+        if name == "prompt" and fields[name].message_type is not None:
             _spell_prompts(message, value)
         elif name == "tool_choice":
             _spell_tool_choice(message.tool_choice, value)

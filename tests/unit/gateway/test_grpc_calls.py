@@ -240,11 +240,3 @@ def test_bytes_that_are_no_message_are_refused_and_others_go_on(
             call(garbage, timeout=PATIENCE_S)
     consume(stub, "Chat")
     assert len(front.dispatch.requests) == 1
-
-
-def test_models_are_listed(front: Front, stub: Any) -> None:
-    listed = stub.ListModels(pb.ListModelsRequest()).data
-    assert [(model.id, model.max_model_len, model.owned_by) for model in listed] == [
-        ("tiny", 512, "tandem"),
-        ("org/tiny", 512, "tandem"),
-    ]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 
@@ -14,8 +15,10 @@ from tandem.core.errors import ERROR_TABLE, ErrorKind, TandemError
 from tandem.core.events import FinishReason
 from tandem.core.ids import RequestId
 from tandem.core.request import Request
+from tandem.gateway.ports import Standing
+from tandem.wire.gen import inference_pb2 as pb
 from tests.unit.gateway.conftest import Front, ScriptedStream
-from tests.unit.gateway.parity import Outcome, ask_grpc, ask_http
+from tests.unit.gateway.parity import Outcome, ask_grpc, ask_http, spell
 
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
 TEXT = {"prompt": "The capital"}
@@ -248,3 +251,66 @@ def test_no_worker_is_told_alike(front: Front, http: httpx.Client, stub: Any) ->
     first, *others = asked_both_ways(http, stub, "completion", whole_body("completion", {}))
     assert first.error[0] == "no_worker" and first.retry_after == "1"
     assert [other.plain() for other in others] == [first.plain()] * 3
+
+
+def test_models_are_listed_alike(front: Front, http: httpx.Client, stub: Any) -> None:
+    over_http = http.get("/v1/models").json()["data"]
+    cards = stub.ListModels(pb.ListModelsRequest()).data
+    names = ("id", "created", "owned_by", "root", "max_model_len")
+    assert len(cards) >= 2
+    assert [[getattr(card, name) for name in names] for card in cards] == [
+        [card[name] for name in names] for card in over_http
+    ]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": UNICODE, "return_token_strs": True},
+        {"prompt": "", "add_special_tokens": False},
+        {**HELLO, "add_generation_prompt": False},
+        {"prompt": "a", **HELLO},
+        {},
+    ],
+    ids=["text", "nothing", "chat", "both", "neither"],
+)
+def test_tokens_are_counted_alike(front: Front, http: httpx.Client, stub: Any, body: dict[str, Any]) -> None:
+    answer = http.post("/tokenize", json={"model": "tiny", **body})
+    request = spell({"model": "tiny", **body}, pb.TokenizeRequest())
+    if answer.status_code == 200:
+        said = answer.json()
+        reply = stub.Tokenize(request)
+        assert (reply.count, list(reply.tokens), reply.max_model_len) == (said["count"], said["tokens"], 512)
+        assert list(reply.token_strs) == (said["token_strs"] or [])
+        assert (
+            stub.Detokenize(pb.DetokenizeRequest(model="tiny", tokens=said["tokens"])).prompt
+            == (http.post("/detokenize", json={"model": "tiny", "tokens": said["tokens"]}).json()["prompt"])
+        )
+    else:
+        with pytest.raises(grpc.RpcError) as error:
+            stub.Tokenize(request)
+        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert error.value.details() == answer.json()["error"]["message"]
+
+
+def test_a_lane_is_named_alike(front: Front, http: httpx.Client, stub: Any) -> None:
+    front.instant()
+    body = whole_body("completion", {})
+    for given in ("batch", "Standard", "interactive"):
+        outcomes = [ask_http(http, "completion", body, False, {"x-tandem-lane": given}.items())]
+        outcomes.append(ask_grpc(stub, "completion", body, False, {"x-tandem-lane": given}.items()))
+        assert [outcome.error for outcome in outcomes] == [(), ()]
+        assert [request.lane.label for request in front.dispatch.requests[-2:]] == [given.lower()] * 2
+    wrong = {"x-tandem-lane": "fast", "x-request-id": "mine"}.items()
+    over_http, over_grpc = ask_http(http, "chat", {}, False, wrong), ask_grpc(stub, "chat", {}, False, wrong)
+    assert over_http.error[0] == "invalid_request" and over_grpc.plain() == over_http.plain()
+
+
+def test_what_is_left_of_a_quota_is_told_alike(front: Front, http: httpx.Client, stub: Any) -> None:
+    left = Standing(limit_requests=10, remaining_requests=3, reset_requests_s=61.0, limit_tokens=5, remaining_tokens=0)
+    front.instant(standing=left)
+    headers = http.post("/v1/completions", json=whole_body("completion", {})).headers
+    _, call = stub.Complete.with_call(spell(whole_body("completion", {}), pb.CompleteRequest()))
+    told = {name: value for name, value in call.initial_metadata() if name.startswith("x-ratelimit")}
+    assert told == {name: value for name, value in headers.items() if name.startswith("x-ratelimit")}
+    assert told["x-ratelimit-remaining-requests"] == "3" and len(told) == 6

@@ -17,6 +17,7 @@ from tandem.wire.gen import inference_pb2 as pb
 NOT_OVER_GRPC = {
     "stream": "the method says it",
     "stream_options": "the last update always tells the usage",
+    **{f"guided_{form}": "structured_outputs is its successor" for form in ("json", "regex", "choice", "grammar")},
     "messages.function_call": "refused over HTTP too; tool_calls is its successor",
     "messages.audio": "refused over HTTP too",
 }

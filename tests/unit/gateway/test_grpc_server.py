@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,9 +15,9 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.answers import Answers
-from tandem.gateway.counters import Counters
+from tandem.gateway.app import create_app
 from tandem.gateway.grpc_server import GrpcServer
 from tandem.gateway.ports import OpenDoor, ServedModel
 from tandem.gateway.text import TextModel
@@ -37,14 +36,17 @@ HELLO = pb.ChatRequest(model="tiny", messages=[pb.ChatMessage(role="user", conte
 async def serving(make_text: Callable[..., TextModel]) -> AsyncIterator[tuple[GrpcServer, ScriptedDispatch, Any]]:
     """A server of its own on the test's loop, its dispatch, and a channel to it."""
     dispatch = ScriptedDispatch([ServedModel(name="tiny", max_model_len=512, text=make_text(), created=1)])
-    with ThreadPoolExecutor(1) as encoders:
-        server = GrpcServer(dispatch, Answers(dispatch, encoders, Counters()), OpenDoor(), 1 << 20)
-        await server.start("127.0.0.1", 0)
-        try:
-            async with open_channel(f"127.0.0.1:{server.port}") as channel:
-                yield server, dispatch, channel
-        finally:
-            await server.stop(0.0)
+    server = make_server(dispatch)
+    await server.start("127.0.0.1", 0)
+    try:
+        async with open_channel(f"127.0.0.1:{server.port}") as channel:
+            yield server, dispatch, channel
+    finally:
+        await server.stop(0.0)
+
+
+def make_server(dispatch: ScriptedDispatch) -> GrpcServer:
+    return GrpcServer(dispatch, create_app(dispatch, OpenDoor(), GatewayConfig()).answers, OpenDoor(), 1 << 20)
 
 
 def check(channel: grpc.Channel, service: str) -> int:
@@ -97,25 +99,22 @@ def test_reflection_is_enough_to_call_without_our_code(front: Front, channel: gr
 
 async def test_a_taken_port_is_refused_by_name(make_text: Callable[..., TextModel]) -> None:
     async with serving(make_text) as (server, dispatch, _):
-        with ThreadPoolExecutor(1) as encoders:
-            second = GrpcServer(dispatch, Answers(dispatch, encoders, Counters()), OpenDoor(), 1 << 20)
-            with pytest.raises(TandemError) as refusal:
-                await second.start("127.0.0.1", server.port)
-            assert refusal.value.kind is ErrorKind.INVALID_REQUEST and refusal.value.param == "gateway.grpc_port"
-            await second.stop(0.0)
+        second = make_server(dispatch)
+        with pytest.raises(TandemError) as refusal:
+            await second.start("127.0.0.1", server.port)
+        assert refusal.value.kind is ErrorKind.INVALID_REQUEST and refusal.value.param == "gateway.grpc_port"
+        await second.stop(0.0)
 
 
 async def test_it_serves_an_ipv6_address(make_text: Callable[..., TextModel]) -> None:
-    dispatch = ScriptedDispatch([])
-    with ThreadPoolExecutor(1) as encoders:
-        server = GrpcServer(dispatch, Answers(dispatch, encoders, Counters()), OpenDoor(), 1 << 20)
-        try:
-            await server.start("::1", 0)
-        except TandemError:
-            pytest.skip("no IPv6 here")
-        async with open_channel(f"[::1]:{server.port}") as channel:
-            assert list((await InferenceStub(channel).ListModels(pb.ListModelsRequest())).data) == []
-        await server.stop(0.0)
+    server = make_server(ScriptedDispatch([]))
+    try:
+        await server.start("::1", 0)
+    except TandemError:
+        pytest.skip("no IPv6 here")
+    async with open_channel(f"[::1]:{server.port}") as channel:
+        assert list((await InferenceStub(channel).ListModels(pb.ListModelsRequest())).data) == []
+    await server.stop(0.0)
 
 
 async def test_a_stop_lets_streams_end_and_takes_no_new_call(
