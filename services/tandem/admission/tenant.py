@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from tandem.admission.quota import Limits
 from tandem.core.ids import OPEN_TENANT, TenantId
 from tandem.core.lane import Lane
 
@@ -28,6 +29,13 @@ class Tenant:
     weight: float = 1.0
     cache_sharing: Literal["private", "public"] = "private"
     disaggregation: DisaggregationPolicy | None = None
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.requests_per_minute, self.tokens_per_minute, self.max_concurrency)
+
+    def allows(self, model: str) -> bool:
+        return self.models is None or model in self.models
 
 
 OPEN = Tenant(id=OPEN_TENANT, cache_sharing="public")
