@@ -34,8 +34,10 @@ class Tenant:
     def limits(self) -> Limits:
         return Limits(self.requests_per_minute, self.tokens_per_minute, self.max_concurrency)
 
-    def allows(self, model: str) -> bool:
-        return self.models is None or model in self.models
+    def may_use(self, *names: str) -> bool:
+        """A model that clients may call by any of these names. One that it may not use is, for this tenant, not there:
+        a refusal of another kind would tell it what there is."""
+        return self.models is None or not self.models.isdisjoint(names)
 
 
 OPEN = Tenant(id=OPEN_TENANT, cache_sharing="public")

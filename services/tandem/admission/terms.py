@@ -1,4 +1,4 @@
-"""Holds a request against its tenant's terms, all but its quotas; never changes what will be computed.
+"""Holds a request against its tenant's terms, all but quotas and models; never changes what will be computed.
 
 A prefix cache tells who uses it what others have asked: a prompt that was seen before answers sooner. So the names of
 blocks begin with a salt per tenant (`kv.hashing`), and one tenant's prompts never hit another's blocks. The salt is no
@@ -22,11 +22,8 @@ _SALT_BYTES = 16
 def on_terms(request: Request, tenant: Tenant) -> Request:
     """The request as this tenant may have it: within its own part of the prefix caches. Raises TandemError.
 
-    A model that it may not use is as unknown to it as one that is not there. A better lane than its own is refused,
-    not lowered: whoever asks for one counts on it.
+    A better lane than its own is refused, not lowered: whoever asks for one counts on it.
     """
-    if not tenant.allows(request.model):
-        raise unknown_model(request.model)
     num_tokens = len(request.prompt_tokens)
     if 0 < tenant.max_prompt_tokens < num_tokens:
         message = f"prompts may have at most {tenant.max_prompt_tokens} tokens, and this one has {num_tokens}"
@@ -35,10 +32,6 @@ def on_terms(request: Request, tenant: Tenant) -> Request:
         message = f"the lane {request.lane.label} is not open to this key, the best one is {tenant.lane.label}"
         raise TandemError(ErrorKind.FORBIDDEN, message, param="lane", reason="lane")
     return replace(request, tenant=tenant.id, cache_salt=cache_salt(tenant, request.cache_salt))
-
-
-def unknown_model(name: str) -> TandemError:
-    return TandemError(ErrorKind.MODEL_NOT_FOUND, f"the model {name!r} does not exist", param="model")
 
 
 def cache_salt(tenant: Tenant, chosen: str = "") -> str:

@@ -112,6 +112,8 @@ class WorkerConfig:
 class GatewayConfig:
     host: str = _doc("address to bind", "127.0.0.1")
     port: int = _doc("HTTP port; 0: any free one", 8000)
+    auth: Literal["keys", "off"] = _doc("keys: whoever has none is refused; off: everybody is served", "keys")
+    tenants: str = _doc("YAML file of tenants and the hashes of their keys; read again when it changes", "")
     disaggregation: Literal["off", "prefer", "strict"] = _doc(
         "off: never split; prefer: split when both pools live; strict: refuse otherwise", "prefer"
     )

@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from types import TracebackType
 from typing import cast
 
+from tandem.admission.tenant import Tenant
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.request import Request
 from tandem.gateway.caller import Caller
@@ -63,20 +64,23 @@ class Answers:
         self._dispatch = dispatch
         self._encoders = encoders
 
-    def find(self, name: str) -> ServedModel:
+    def models(self, tenant: Tenant) -> list[ServedModel]:
+        """Those that it may use."""
+        return [model for model in self._dispatch.models() if tenant.may_use(model.name)]
+
+    def find(self, name: str, tenant: Tenant) -> ServedModel:
         """The model that clients call so. Raises MODEL_NOT_FOUND, or NO_WORKER while none is served."""
-        models = self._dispatch.models()
-        for model in models:
+        for model in self.models(tenant):
             if model.name == name:
                 return model
-        if not models:
+        if not self._dispatch.models():
             reason = self._dispatch.ready() or "no model is served yet"
             raise TandemError(ErrorKind.NO_WORKER, reason, retry_after_s=1.0)
         raise TandemError(ErrorKind.MODEL_NOT_FOUND, f"the model {name!r} does not exist", param="model")
 
     async def chat(self, body: ChatBody, caller: Caller) -> Answer:
         """Admit a chat completion. Raises TandemError when it is refused."""
-        served, ask = self.find(body.model), chat_ask(body)
+        served, ask = self.find(body.model, caller.tenant), chat_ask(body)
         messages = conversation(body.messages)
 
         def encode() -> tuple[int, ...]:
@@ -87,7 +91,7 @@ class Answers:
 
     async def complete(self, body: CompletionBody, caller: Caller) -> Answer:
         """Admit a plain completion. Raises TandemError when it is refused."""
-        served, ask = self.find(body.model), completion_ask(body)
+        served, ask = self.find(body.model, caller.tenant), completion_ask(body)
         given = single_prompt(body.prompt, served.text.vocab_size)
         if isinstance(given, str):
             text = given

@@ -97,7 +97,7 @@ def create_app(dispatch: Dispatch, doorkeeper: Doorkeeper, config: GatewayConfig
     """The gateway's HTTP front over `dispatch`."""
     encoders = ThreadPoolExecutor(_NUM_ENCODERS, thread_name_prefix="tokenize")
     openai = OpenAIRoutes(dispatch, Answers(dispatch, encoders), doorkeeper, config.max_body)
-    health = Health(dispatch)
+    health = Health(dispatch, doorkeeper)
     routes: dict[str, dict[str, Handler]] = {
         "/v1/chat/completions": {"POST": openai.chat},
         "/v1/completions": {"POST": openai.completions},

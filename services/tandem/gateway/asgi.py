@@ -113,6 +113,8 @@ class Exchange:
         extra = list(headers)
         if error.retry_after_s is not None:
             extra.append((b"retry-after", str(max(0, math.ceil(error.retry_after_s))).encode()))
+        if error.kind is ErrorKind.UNAUTHENTICATED:
+            extra.append((b"www-authenticate", b"Bearer"))
         await self.send_json(error.facts.http, error_body(error), extra)
 
 

@@ -21,8 +21,8 @@ from tandem.core.ids import GatewayId, WorkerRef
 from tandem.gateway.app import create_app
 from tandem.gateway.dispatch import Dispatcher
 from tandem.gateway.fleet import Fleet
-from tandem.gateway.ports import OpenDoor
 from tandem.gateway.server import HttpServer
+from tandem.gateway.tenancy import Tenancy
 from tandem.gateway.text_models import TextModels
 from tandem.stores.registry import RegistryUnavailable, WorkerRegistry
 
@@ -40,9 +40,10 @@ class Gateway:
         self._drain_s = config.gateway.drain_s
         self._registry = WorkerRegistry(config.redis.url, config.redis.namespace)
         self._fleet = Fleet(name, self._discover, TextModels(config.model.generation_config), clock, config.gateway)
-        self._dispatcher = Dispatcher(self._fleet, config.gateway, clock)
+        self._tenancy = Tenancy(name, config, clock)
+        self._dispatcher = Dispatcher(self._fleet, config.gateway, clock, self._tenancy.quotas)
         self._server = HttpServer(
-            create_app(self._dispatcher, OpenDoor(), config.gateway),
+            create_app(self._dispatcher, self._tenancy.door, config.gateway),
             config.gateway.host,
             config.gateway.port,
             graceful_s=FLUSH_S,
@@ -53,6 +54,7 @@ class Gateway:
         return self._server.port
 
     async def start(self) -> None:
+        await self._tenancy.start()
         await self._dispatcher.start()
         await self._fleet.start(self._dispatcher)
         await self._server.start()
@@ -65,6 +67,7 @@ class Gateway:
         await self._server.stop()
         await self._fleet.stop()
         await self._dispatcher.stop()
+        await self._tenancy.stop()
         await self._registry.close()
 
     async def _discover(self) -> Sequence[WorkerRef]:

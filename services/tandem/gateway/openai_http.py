@@ -13,6 +13,7 @@ from tandem.gateway.answers import Answer, Answers
 from tandem.gateway.asgi import Exchange, Header, header_value
 from tandem.gateway.caller import Caller
 from tandem.gateway.completion import Delta, Ending, Part
+from tandem.gateway.doorkeeper import shown_key
 from tandem.gateway.openai_response import ChatForm, Form, Heading, TextForm
 from tandem.gateway.openai_schema import ChatBody, CompletionBody, parse
 from tandem.gateway.ports import Dispatch, Doorkeeper, ServedModel
@@ -33,13 +34,14 @@ class OpenAIRoutes:
         self._max_body = max_body
 
     async def models(self, exchange: Exchange) -> None:
-        data = [_model_card(model) for model in self._dispatch.models()]
+        data = [_model_card(model) for model in self._answers.models(self._caller(exchange).tenant)]
         await exchange.send_json(200, msgspec.json.encode({"object": "list", "data": data}))
 
     async def model(self, exchange: Exchange) -> None:
         """A model's name may hold slashes, so it is all of the path after the prefix."""
         name = str(exchange.scope["path"]).removeprefix(MODELS_PREFIX)
-        await exchange.send_json(200, msgspec.json.encode(_model_card(self._answers.find(name))))
+        tenant = self._caller(exchange).tenant
+        await exchange.send_json(200, msgspec.json.encode(_model_card(self._answers.find(name, tenant))))
 
     async def chat(self, exchange: Exchange) -> None:
         caller = self._caller(exchange)
@@ -63,9 +65,10 @@ class OpenAIRoutes:
 
     def _caller(self, exchange: Exchange) -> Caller:
         """Who asks; before its body is read, so that a stranger costs nothing."""
-        given = (exchange.header(b"authorization") or b"").decode("latin-1")
-        scheme, _, key = given.partition(" ")
-        tenant = self._doorkeeper.identify(key.strip() if scheme.lower() == "bearer" else None)
+        authorization, x_api_key = (
+            (exchange.header(name) or b"").decode("latin-1") for name in (b"authorization", b"x-api-key")
+        )
+        tenant = self._doorkeeper.identify(shown_key(authorization, x_api_key))
         return Caller(request_id=exchange.request_id, tenant=tenant)
 
 
