@@ -7,7 +7,7 @@ gateways differ, and the fastest of them would fill everybody's buckets.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -39,9 +39,10 @@ class RedisQuotas:
         self._now_ms = now_ms
         self._line = ScriptLine(connect(url, ANSWER_S), (files("tandem.stores") / "lua" / "quota.lua").read_text())
 
-    async def reserve(self, tenant: TenantId, limits: Limits, ask: Ask) -> Verdict:
-        answer = await self._call(tenant, "reserve", limits, ask.id, ask.requests, ask.tokens, int(ask.force))
-        return Verdict(_levels(answer, limits), answer[2].decode(), answer[3])
+    def reserve(self, tenant: TenantId, limits: Limits, ask: Ask) -> Coroutine[Any, Any, Verdict]:
+        """Called at once, before anything that is called later; as is `settle`."""
+        answer = self._call(tenant, "reserve", limits, ask.id, ask.requests, ask.tokens, int(ask.force))
+        return _verdict(answer, limits)
 
     async def renew(self, tenant: TenantId, limits: Limits, used: Mapping[str, int]) -> set[str]:
         """Those that are not open. Without any to renew, this settles those whose time is over."""
@@ -51,7 +52,6 @@ class RedisQuotas:
         return {name.decode() for answer in await asyncio.gather(*calls) for name in answer[2:]}
 
     def settle(self, tenant: TenantId, limits: Limits, name: str, used: int | None) -> Awaitable[Any]:
-        """Made at once, before anything that is called later."""
         return self._call(tenant, "settle", limits, name, "" if used is None else used)
 
     async def close(self) -> None:
@@ -65,6 +65,11 @@ class RedisQuotas:
         """Braces: Redis Cluster hashes only what is between them, so that a tenant's books are on one server, and those
         of many tenants on many."""
         return [f"{self._namespace}:quota:{{{tenant}}}:{name}" for name in ("levels", "open", "expiry")]
+
+
+async def _verdict(answering: Awaitable[Any], limits: Limits) -> Verdict:
+    answer = await answering
+    return Verdict(_levels(answer, limits), answer[2].decode(), answer[3])
 
 
 def _levels(answer: Sequence[Any], limits: Limits) -> Levels:
