@@ -20,18 +20,17 @@ _SALT_BYTES = 16
 
 
 def on_terms(request: Request, tenant: Tenant) -> Request:
-    """The request as this tenant may have it: within its own part of the prefix caches. Raises TandemError.
+    """The request as this tenant may have it: in its lane, and within its own part of the prefix caches. Raises
+    INVALID_REQUEST for a prompt that is too long.
 
-    A better lane than its own is refused, not lowered: whoever asks for one counts on it.
+    A better lane than its own becomes its own, as OpenAI's service tiers do; the answer says which it was.
     """
     num_tokens = len(request.prompt_tokens)
     if 0 < tenant.max_prompt_tokens < num_tokens:
         message = f"prompts may have at most {tenant.max_prompt_tokens} tokens, and this one has {num_tokens}"
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="prompt", reason="max_prompt_tokens")
-    if request.lane < tenant.lane:
-        message = f"the lane {request.lane.label} is not open to this key, the best one is {tenant.lane.label}"
-        raise TandemError(ErrorKind.FORBIDDEN, message, param="lane", reason="lane")
-    return replace(request, tenant=tenant.id, cache_salt=cache_salt(tenant, request.cache_salt))
+    salt = cache_salt(tenant, request.cache_salt)
+    return replace(request, tenant=tenant.id, lane=max(request.lane, tenant.lane), cache_salt=salt)
 
 
 def cache_salt(tenant: Tenant, chosen: str = "") -> str:
