@@ -50,7 +50,8 @@ class ActiveRequest:
 
     def spent(self) -> Spent | None:
         """A Meter. How much of a prompt an end before the last token left uncomputed nobody knows: all of it counts."""
-        if not self.was_begun:
+        # What it says may be here before the worker's word that it took the job.
+        if not self.was_begun and not self._num_output:
             return None
         return Spent(len(self.life.request.prompt_tokens) - self._num_cached, self._num_output)
 

@@ -210,6 +210,20 @@ async def test_who_leaves_pays_for_the_prompt_and_what_came(rig: Rig, quotas: Sc
     assert quotas.entries[0].closes == [Spent(16, 1)]
 
 
+async def test_tokens_may_come_before_the_answer_to_their_submit(rig: Rig, quotas: ScriptedQuotas) -> None:
+    prefill, decode = await rig.pair()
+    prefill.hold_submit = asyncio.Event()
+    request = await rig.open()
+    await until(lambda: prefill.verbs(request.life.request.id) == ["prefill"])
+    key = request.life.key
+    prefill.tell(token(key, 0), Finished(key, None, 1, 0))
+    decode.tell(pulled(key), token(key, 0), token(key, 1), Finished(key, FinishReason.LENGTH, 2, 0))
+    async for _ in request:
+        pass
+    prefill.hold_submit.set()
+    assert quotas.entries[0].closes == [Spent(16, 2)]
+
+
 async def test_who_never_ran_pays_nothing(rig: Rig, quotas: ScriptedQuotas) -> None:
     await rig.pair()
     for worker in rig.workers:
