@@ -161,7 +161,7 @@ class Processes:
             *("--num-threads", str(engine.num_threads), "--kv-cache-memory", str(engine.kv_cache_memory)),
             *("--kv-transport", "local", "--disaggregation", "off"),
         ]
-        for name, more in (("worker", ("--pool", "mixed")), ("gateway", ("--port", "0"))):
+        for name, more in (("worker", ("--pool", "mixed")), ("gateway", ("--port", "0", "--auth", "off"))):
             log = (self._directory / f"{name}.log").open("w")
             command = (sys.executable, "-m", "tandem.cli", name, *more, *flags)
             self._started[name] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)

@@ -52,7 +52,7 @@ async def _serve(args: argparse.Namespace, flags: list[str]) -> None:
         workers = [running_worker(pool, own.get(pool, flags), logs / f"{pool}-{i}") for i, pool in enumerate(pools)]
         for entering in asyncio.as_completed([stack.enter_async_context(worker) for worker in workers]):
             await entering
-        command = (sys.executable, "-m", "tandem.cli", "gateway", "--port", str(args.port), *flags)
+        command = (sys.executable, "-m", "tandem.cli", "gateway", "--auth", "off", "--port", str(args.port), *flags)
         gateway = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
         ended = asyncio.create_task(gateway.wait())
         told = asyncio.create_task(stopped.wait())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from tandem.admission.quota import Limits
 from tandem.core.ids import OPEN_TENANT, TenantId
 from tandem.core.lane import Lane
 
@@ -28,6 +29,15 @@ class Tenant:
     weight: float = 1.0
     cache_sharing: Literal["private", "public"] = "private"
     disaggregation: DisaggregationPolicy | None = None
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.requests_per_minute, self.tokens_per_minute, self.max_concurrency)
+
+    def may_use(self, *names: str) -> bool:
+        """A model that clients may call by any of these names. One that it may not use is, for this tenant, not there:
+        a refusal of another kind would tell it what there is."""
+        return self.models is None or not self.models.isdisjoint(names)
 
 
 OPEN = Tenant(id=OPEN_TENANT, cache_sharing="public")

@@ -38,7 +38,12 @@ def _add_chat_flags(command: argparse.ArgumentParser) -> None:
 
 # Imported on use: the gateway must start without torch, and `tandem config` without anything.
 _PROGRAMS = {
-    "serve": _Program("start workers and a gateway on this machine", "tandem.cli.serve:run", "gateway,worker"),
+    "serve": _Program(
+        "start workers and a gateway on this machine",
+        "tandem.cli.serve:run",
+        "gateway,worker",
+        defaults=MappingProxyType({"gateway.auth": "off"}),
+    ),
     "gateway": _Program("run one gateway; workers are found in Redis", "tandem.cli.programs:run_gateway", "gateway"),
     "worker": _Program("run one worker", "tandem.cli.programs:run_worker", "worker"),
     "chat": _Program("talk to a running gateway", "tandem.cli.chat:run", "gateway", add_flags=_add_chat_flags),
@@ -65,6 +70,7 @@ _PROGRAMS = {
         (),
         add_flags=sim_flags.add_fit_flags,
     ),
+    "key": _Program("draw an API key, and its hash for the tenants file", "tandem.cli.key:run", "", ()),
     "config": _Program("print the resolved settings and where each came from", "tandem.cli.show:run", ""),
 }
 

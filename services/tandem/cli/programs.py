@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from importlib import import_module
 
+from tandem.cli.door import require_door
 from tandem.cli.free_port import require_free_port
 from tandem.cli.logs import set_up_logging
 from tandem.core.errors import ErrorKind, TandemError
@@ -16,6 +17,7 @@ def run_gateway(resolved: Resolved, _args: argparse.Namespace) -> int:
     if not resolved.config.redis.url:
         message = "a gateway finds its workers in Redis: say where with --redis-url"
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="redis.url")
+    require_door(resolved)
     set_up_logging()
     return int(import_module("tandem.gateway.main").run(resolved.config))
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
+from tandem.cli.door import require_door
 from tandem.cli.free_port import require_free_port
 from tandem.cli.gateway_child import GatewayChild
 from tandem.cli.logs import set_up_logging
@@ -28,6 +29,7 @@ READY_TIMEOUT_S = 180.0
 def run(resolved: Resolved, _args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM, then drain and leave no process behind."""
     require_free_port(resolved.config.gateway)
+    require_door(resolved)
     code = enter_own_session()
     if code is not None:
         return code

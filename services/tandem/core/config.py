@@ -118,6 +118,8 @@ class GatewayConfig:
     host: str = _doc("address to bind", "127.0.0.1")
     port: int = _doc("HTTP port; 0: any free one", 8000)
     grpc_port: int = _doc("gRPC port; 0: any free one; -1: the one after port, any free one where that is 0", -1)
+    auth: Literal["keys", "off"] = _doc("keys: whoever has none is refused; off: everybody is served", "keys")
+    tenants: str = _doc("YAML file of tenants and the hashes of their keys; read again when it changes", "")
     disaggregation: Literal["off", "prefer", "strict"] = _doc(
         "off: never split; prefer: split when both pools live; strict: refuse otherwise", "prefer"
     )

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
+from tandem.admission.estimate import Spent
 from tandem.core.errors import TandemError
 from tandem.core.events import Finished, PromptScored, Token
 from tandem.core.ids import WorkerRef
 from tandem.flow.lifecycle import RequestLife
-from tandem.gateway.ports import Standing
+from tandem.gateway.ports import QuotaEntry, Standing
 from tandem.routing.placement import Placement
+from tandem.routing.router import Disaggregation
 
 
 class ActiveRequest:
     """A TokenStream over a life. `came_at` is when it was admitted and `moved_at` when it last came forward, on the
     dispatch's clock.
 
+    `disaggregation` is the tenant's own policy, None for the gateway's; `was_begun`: a worker computes it, or has.
     `pinned` names the workers of a probe, which is not routed. The queue is bounded by the request's `max_tokens`.
     """
 
@@ -26,8 +29,11 @@ class ActiveRequest:
         self.pinned: Placement | None = None
         self.excluded_until: dict[WorkerRef, float] = {}
         self.waiting_for = "a place"
+        self.disaggregation: Disaggregation | None = None
+        self.quota: QuotaEntry | None = None
+        self.was_begun = False
+        self._num_output = self._num_cached = 0
         self._on_close = on_close
-        self.standing = Standing()
         self._events: asyncio.Queue[Token | PromptScored | Finished | TandemError] = asyncio.Queue()
         self._ended = False
 
@@ -36,7 +42,22 @@ class ActiveRequest:
         return self.life.placement.path if self.life.placement is not None else ""
 
     def push(self, event: Token | PromptScored | Finished | TandemError) -> None:
+        if isinstance(event, Token):
+            self._num_output += 1
+        elif isinstance(event, Finished):
+            self._num_cached = max(self._num_cached, event.num_cached_tokens)
         self._events.put_nowait(event)
+
+    def spent(self) -> Spent | None:
+        """A Meter. How much of a prompt an end before the last token left uncomputed nobody knows: all of it counts."""
+        # What it says may be here before the worker's word that it took the job.
+        if not self.was_begun and not self._num_output:
+            return None
+        return Spent(len(self.life.request.prompt_tokens) - self._num_cached, self._num_output)
+
+    @property
+    def standing(self) -> Standing:
+        return Standing() if self.quota is None else self.quota.standing
 
     def exclude(self, workers: frozenset[WorkerRef], until: float) -> None:
         self.excluded_until.update(dict.fromkeys(workers, until))

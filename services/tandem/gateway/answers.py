@@ -10,6 +10,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TypeVar, cast
 
+from tandem.admission.tenant import Tenant
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import PromptScored
 from tandem.core.request import Request
@@ -186,13 +187,16 @@ class Answers:
         self._manners = manners
         self._grammars = GrammarCheck()
 
-    def find(self, name: str) -> ServedModel:
+    def models(self, tenant: Tenant) -> list[ServedModel]:
+        """Those that it may use."""
+        return [model for model in self._dispatch.models() if tenant.may_use(*model.names)]
+
+    def find(self, name: str, tenant: Tenant) -> ServedModel:
         """The model that clients call so. Raises MODEL_NOT_FOUND, or NO_WORKER while none is served."""
-        models = self._dispatch.models()
-        for model in models:
+        for model in self.models(tenant):
             if name in model.names:
                 return model
-        if not models:
+        if not self._dispatch.models():
             reason = self._dispatch.ready() or "no model is served yet"
             raise TandemError(ErrorKind.NO_WORKER, reason, retry_after_s=1.0)
         raise TandemError(ErrorKind.MODEL_NOT_FOUND, f"the model {name!r} does not exist", param="model")
@@ -200,7 +204,7 @@ class Answers:
     async def chat(self, body: ChatBody, caller: Caller) -> Answer:
         """Admit a chat completion. Raises TandemError when it is refused."""
         with self._counters.admission("chat") as count:
-            served, ask = self.find(body.model), chat_ask(body)
+            served, ask = self.find(body.model, caller.tenant), chat_ask(body)
             manner = self._manners.of_chat(body, served.text)
             prompt = Prompt(await self._encode_chat(served, body, manner))
             return await self._open(ask, served, manner, [prompt], new_id("chatcmpl-"), caller, count)
@@ -208,7 +212,7 @@ class Answers:
     async def complete(self, body: CompletionBody, caller: Caller) -> Answer:
         """Admit a plain completion of one or several prompts. Raises TandemError when one of them is refused."""
         with self._counters.admission("completion") as count:
-            served, ask = self.find(body.model), completion_ask(body)
+            served, ask = self.find(body.model, caller.tenant), completion_ask(body)
             manner = self._manners.of_completion(body, served.text)
             given = given_prompts(body.prompt, served.text.vocab_size)
             add_special_tokens = body.add_special_tokens is not False
@@ -219,9 +223,9 @@ class Answers:
             prompts = await self._encode(encode_all, sum(len(each) for each in given if isinstance(each, str)))
             return await self._open(ask, served, manner, prompts, new_id("cmpl-"), caller, count)
 
-    async def tokenize(self, body: TokenizeBody) -> tuple[ServedModel, tuple[int, ...]]:
+    async def tokenize(self, body: TokenizeBody, tenant: Tenant) -> tuple[ServedModel, tuple[int, ...]]:
         """The token ids that a completion of this prompt, or a chat of these messages, would begin with."""
-        served = self._named_or_only(body.model)
+        served = self._named_or_only(body.model, tenant)
         if (body.prompt is None) == (body.messages is None):
             raise TandemError(ErrorKind.INVALID_REQUEST, "either prompt or messages must be given", param="prompt")
         if body.prompt is None:
@@ -230,17 +234,17 @@ class Answers:
         found = await self._encode(lambda: served.text.encode_text(prompt, add_special_tokens=add), len(prompt))
         return served, found
 
-    async def detokenize(self, body: DetokenizeBody) -> str:
-        served = self._named_or_only(body.model)
+    async def detokenize(self, body: DetokenizeBody, tenant: Tenant) -> str:
+        served = self._named_or_only(body.model, tenant)
         tokens = checked_tokens(body.tokens, served.text.vocab_size, "tokens")
         return await self._encode(lambda: served.text.decode(tokens), len(tokens))
 
-    def _named_or_only(self, name: str | None) -> ServedModel:
-        models = self._dispatch.models()
+    def _named_or_only(self, name: str | None, tenant: Tenant) -> ServedModel:
+        models = self.models(tenant)
         if name is None and len(models) > 1:
             message = "model must be given, because several are served"
             raise TandemError(ErrorKind.INVALID_REQUEST, message, param="model")
-        return self.find(models[0].name if name is None and models else name or "")
+        return self.find(models[0].name if name is None and models else name or "", tenant)
 
     async def _encode_chat(self, served: ServedModel, body: ChatBody | TokenizeBody, manner: Manner) -> tuple[int, ...]:
         given = body.messages or []

@@ -128,9 +128,9 @@ def create_app(dispatch: Dispatch, doorkeeper: Doorkeeper, config: GatewayConfig
     counters = Counters()
     manners = Manners(config.tool_parser, config.reasoning_parser)
     answers = Answers(dispatch, encoders, counters, manners)
-    openai = OpenAIRoutes(dispatch, answers, doorkeeper, config.max_body, config.heartbeat_s)
+    openai = OpenAIRoutes(answers, doorkeeper, config.max_body, config.heartbeat_s)
     reference = Reference()
-    health = Health(dispatch, counters)
+    health = Health(dispatch, doorkeeper, counters)
     routes = [*_answer_routes(openai), *_lookup_routes(openai), *_operator_routes(health), *reference.routes()]
     reference.write(routes)
     return GatewayApp(routes, answers, encoders, counters)

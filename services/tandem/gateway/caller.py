@@ -41,9 +41,3 @@ def lane_of(given: str | None) -> Lane | None:
         message = f"{LANE_HEADER} must be one of {', '.join(_LANES)}"
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param=LANE_HEADER)
     return _LANES[label]
-
-
-def key_of(authorization: str) -> str | None:
-    """The key in `Bearer KEY`; None where there is none."""
-    scheme, _, key = authorization.partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else None

@@ -11,10 +11,11 @@ import contextlib
 import secrets
 from collections.abc import Coroutine, Sequence
 
+from tandem.admission.terms import on_terms
 from tandem.core.clock import Clock
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import JobEvent
+from tandem.core.events import Finished, JobEvent
 from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerRef
 from tandem.core.request import Job, Request, SamplingParams
 from tandem.flow.commands import CancelJob, Command, Deliver, End, Place, ReleaseLease, Score, Submit
@@ -22,7 +23,7 @@ from tandem.flow.lifecycle import Phase, RequestLife
 from tandem.gateway.active import ActiveRequest
 from tandem.gateway.caller import Caller
 from tandem.gateway.fleet import Fleet
-from tandem.gateway.ports import ServedModel
+from tandem.gateway.ports import Quotas, ServedModel
 from tandem.routing.placement import NoPlacement, Placement
 from tandem.routing.router import place
 
@@ -34,8 +35,9 @@ PROBE_TIMEOUT_S = 30.0
 class Dispatcher:
     """The one Dispatch of a gateway. All of it runs on one event loop."""
 
-    def __init__(self, fleet: Fleet, config: GatewayConfig, clock: Clock) -> None:
+    def __init__(self, fleet: Fleet, config: GatewayConfig, clock: Clock, quotas: Quotas) -> None:
         self._fleet = fleet
+        self._quotas = quotas
         self._config = config
         self._clock = clock
         self._active: dict[RequestId, ActiveRequest] = {}
@@ -80,13 +82,19 @@ class Dispatcher:
         """Admit a request; it waits in line when no worker has room."""
         if request.num_choices > 1:
             raise TandemError(ErrorKind.UNSUPPORTED, "more than one choice is not supported", param="n")
-        if self._draining:
-            raise TandemError(ErrorKind.DRAINING, "this gateway is shutting down", retry_after_s=1.0)
-        if self.num_queued() >= self._config.max_queued:
-            raise TandemError(
-                ErrorKind.OVERLOADED, f"{self._config.max_queued} requests are waiting already", retry_after_s=1.0
-            )
+        request = on_terms(request, caller.tenant)
+        self._refuse_when_full()
+        most = request.sampling.max_tokens * request.num_choices
+        quota = await self._quotas.enter(caller.tenant, len(request.prompt_tokens), most)
+        try:
+            self._refuse_when_full()  # it may be by now
+        except TandemError:
+            quota.close()
+            raise
         active = self._admit(request)
+        quota.watch(active.spent)
+        active.quota = quota
+        active.disaggregation = caller.tenant.disaggregation
         self.place_queued()
         return active
 
@@ -135,6 +143,14 @@ class Dispatcher:
 
     # ---- inside
 
+    def _refuse_when_full(self) -> None:
+        if self._draining:
+            raise TandemError(ErrorKind.DRAINING, "this gateway is shutting down", retry_after_s=1.0)
+        if self.num_queued() >= self._config.max_queued:
+            raise TandemError(
+                ErrorKind.OVERLOADED, f"{self._config.max_queued} requests are waiting already", retry_after_s=1.0
+            )
+
     def _admit(self, request: Request) -> ActiveRequest:
         life = RequestLife(request, HandoffId(secrets.token_hex(12)))
         self._idle.clear()
@@ -149,7 +165,7 @@ class Dispatcher:
         outcome: Placement | NoPlacement
         excluded = active.excluded(now)
         if active.pinned is None:
-            model, policy = active.life.request.model, self._config.disaggregation
+            model, policy = active.life.request.model, active.disaggregation or self._config.disaggregation
             outcome = place(self._fleet.candidates(), model, policy, excluded)
         elif excluded & {active.pinned.prefill, active.pinned.decode}:
             outcome = NoPlacement("a worker of the pair refused a moment ago", may_pass=True)
@@ -176,10 +192,15 @@ class Dispatcher:
                 case Score():
                     active.push(command.scores)
                 case End():
-                    self._active.pop(active.life.request.id, None)
-                    if not self._active:
-                        self._idle.set()
-                    active.push(command.outcome)
+                    self._end(active, command.outcome)
+
+    def _end(self, active: ActiveRequest, outcome: Finished | TandemError) -> None:
+        self._active.pop(active.life.request.id, None)
+        if not self._active:
+            self._idle.set()
+        active.push(outcome)
+        if active.quota is not None:
+            active.quota.close()
 
     async def _submit(self, active: ActiveRequest, worker: WorkerRef, job: Job) -> None:
         try:
@@ -188,6 +209,7 @@ class Dispatcher:
             commands = active.life.refused(worker, job.key, error)
         else:
             commands = active.life.accepted(worker, job.key)
+            active.was_begun = active.was_begun or active.life.phase is Phase.RUNNING
             active.moved_at = self._clock.now()
         self._carry_out(active, commands)
 

@@ -13,8 +13,9 @@ import grpc.aio
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.answers import Answer
 from tandem.gateway.asgi import header_value, refusal
-from tandem.gateway.caller import LANE_HEADER, Caller, key_of, label_of, lane_of
+from tandem.gateway.caller import LANE_HEADER, Caller, label_of, lane_of
 from tandem.gateway.delivery import standing_headers
+from tandem.gateway.doorkeeper import shown_key
 from tandem.gateway.ports import Doorkeeper
 from tandem.wire.gen import inference_pb2 as pb
 
@@ -52,7 +53,7 @@ class Call:
         """Raises UNAUTHENTICATED, or INVALID_REQUEST for an unknown lane."""
         return Caller(
             request_id=self.request_id,
-            tenant=doorkeeper.identify(key_of(self._text("authorization") or "")),
+            tenant=doorkeeper.identify(shown_key(self._text("authorization"), self._text("x-api-key"))),
             lane=lane_of(self._text(LANE_HEADER)),
             timeout_s=self._context.time_remaining(),
         )

@@ -25,7 +25,7 @@ class GrpcServer:
         self._health = HealthService(dispatch, (SERVICE,))
         self._server = grpc.aio.server(options=_options(max_message))
         self.port = 0
-        add_InferenceServicer_to_server(InferenceService(dispatch, answers, doorkeeper), self._server)
+        add_InferenceServicer_to_server(InferenceService(answers, doorkeeper), self._server)
         add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
 

@@ -13,7 +13,7 @@ from tandem.gateway.answers import Answer, Answers
 from tandem.gateway.grpc_call import Call
 from tandem.gateway.grpc_request import chat_body, completion_body, detokenize_body, tokenize_body
 from tandem.gateway.grpc_response import ChatForm, Form, TextForm
-from tandem.gateway.ports import Dispatch, Doorkeeper
+from tandem.gateway.ports import Doorkeeper
 from tandem.wire.gen import inference_pb2 as pb
 from tandem.wire.gen.inference_pb2_grpc import InferenceServicer
 
@@ -26,8 +26,7 @@ _Reply = TypeVar("_Reply", bound=pb.ChatReply | pb.CompleteReply)
 class InferenceService(InferenceServicer):
     """One handler per rpc. Streams are coroutines that write, so that a cancel ends them at once."""
 
-    def __init__(self, dispatch: Dispatch, answers: Answers, doorkeeper: Doorkeeper) -> None:
-        self._dispatch = dispatch
+    def __init__(self, answers: Answers, doorkeeper: Doorkeeper) -> None:
         self._answers = answers
         self._doorkeeper = doorkeeper
 
@@ -61,9 +60,9 @@ class InferenceService(InferenceServicer):
         context: grpc.aio.ServicerContext[pb.ListModelsRequest, pb.ListModelsReply],
     ) -> pb.ListModelsReply:
         async with Call(context) as call:
-            call.caller(self._doorkeeper)
+            caller = call.caller(self._doorkeeper)
             reply = pb.ListModelsReply()
-            for model in self._dispatch.models():
+            for model in self._answers.models(caller.tenant):
                 for name in model.names:
                     card = reply.data.add(id=name, created=model.created, owned_by="tandem", root=model.name)
                     card.max_model_len = model.max_model_len
@@ -73,9 +72,9 @@ class InferenceService(InferenceServicer):
         self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext[pb.TokenizeRequest, pb.TokenizeReply]
     ) -> pb.TokenizeReply:
         async with Call(context) as call:
-            call.caller(self._doorkeeper)
+            caller = call.caller(self._doorkeeper)
             body = tokenize_body(request)
-            served, ids = await self._answers.tokenize(body)
+            served, ids = await self._answers.tokenize(body, caller.tenant)
             reply = pb.TokenizeReply(count=len(ids), max_model_len=served.max_model_len, tokens=ids)
             if body.return_token_strs:
                 reply.token_strs.extend(served.text.token_text(token).text for token in ids)
@@ -87,8 +86,9 @@ class InferenceService(InferenceServicer):
         context: grpc.aio.ServicerContext[pb.DetokenizeRequest, pb.DetokenizeReply],
     ) -> pb.DetokenizeReply:
         async with Call(context) as call:
-            call.caller(self._doorkeeper)
-            return pb.DetokenizeReply(prompt=await self._answers.detokenize(detokenize_body(request)))
+            caller = call.caller(self._doorkeeper)
+            text = await self._answers.detokenize(detokenize_body(request), caller.tenant)
+            return pb.DetokenizeReply(prompt=text)
 
     async def _chat(self, call: Call, request: pb.ChatRequest, *, stream: bool = False) -> Answer:
         """Who asks comes first, so that a stranger costs nothing."""

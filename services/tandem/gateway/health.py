@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec import UNSET
 
 from tandem.gateway.asgi import Exchange
 from tandem.gateway.counters import Counters
 from tandem.gateway.openai_reply import HealthReply
-from tandem.gateway.ports import Dispatch
+from tandem.gateway.ports import Dispatch, Doorkeeper
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -15,20 +16,24 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 class Health:
     """`/health` and `/live` are for whoever restarts the process, `/ready` for whoever sends it traffic."""
 
-    __slots__ = ("_counters", "_dispatch")
+    __slots__ = ("_counters", "_dispatch", "_doorkeeper")
 
-    def __init__(self, dispatch: Dispatch, counters: Counters) -> None:
+    def __init__(self, dispatch: Dispatch, doorkeeper: Doorkeeper, counters: Counters) -> None:
         self._dispatch = dispatch
+        self._doorkeeper = doorkeeper
         self._counters = counters
 
     async def health(self, exchange: Exchange) -> None:
         await exchange.send_json(200, msgspec.json.encode(HealthReply("ok")))
 
     async def ready(self, exchange: Exchange) -> None:
-        """503 with what is missing, until requests can be served."""
+        """503 with what is missing, until requests can be served. What is wrong and stops nobody is told all the
+        same."""
         missing = self._dispatch.ready()
         if missing is None:
-            await exchange.send_json(200, msgspec.json.encode(HealthReply("ready")))
+            await exchange.send_json(
+                200, msgspec.json.encode(HealthReply("ready", warning=self._doorkeeper.problem() or UNSET))
+            )
         else:
             body = msgspec.json.encode(HealthReply("not_ready", missing))
             await exchange.send_json(503, body, [(b"retry-after", b"1")])

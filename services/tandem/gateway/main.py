@@ -22,8 +22,8 @@ from tandem.gateway.app import create_app
 from tandem.gateway.dispatch import Dispatcher
 from tandem.gateway.fleet import Fleet
 from tandem.gateway.grpc_server import GrpcServer
-from tandem.gateway.ports import OpenDoor
 from tandem.gateway.server import HttpServer
+from tandem.gateway.tenancy import Tenancy
 from tandem.gateway.text_models import TextModels
 from tandem.stores.registry import RegistryUnavailable, WorkerRegistry
 
@@ -40,10 +40,12 @@ class Gateway:
         clock = SystemClock()
         self._registry = WorkerRegistry(config.redis.url, config.redis.namespace)
         self._fleet = Fleet(name, self._discover, TextModels(config.model.generation_config), clock, config.gateway)
-        self._dispatcher = Dispatcher(self._fleet, config.gateway, clock)
-        app = create_app(self._dispatcher, OpenDoor(), config.gateway)
+        self._tenancy = Tenancy(name, config, clock)
+        self._dispatcher = Dispatcher(self._fleet, config.gateway, clock, self._tenancy.quotas)
+        door = self._tenancy.door
+        app = create_app(self._dispatcher, door, config.gateway)
         self._server = HttpServer(app, config.gateway.host, config.gateway.port, graceful_s=FLUSH_S)
-        self._grpc = GrpcServer(self._dispatcher, app.answers, OpenDoor(), config.gateway.max_body)
+        self._grpc = GrpcServer(self._dispatcher, app.answers, door, config.gateway.max_body)
         self._config = config.gateway
 
     @property
@@ -61,6 +63,7 @@ class Gateway:
         return f"[{self._config.host}]" if ":" in self._config.host else self._config.host
 
     async def start(self) -> None:
+        await self._tenancy.start()
         await self._dispatcher.start()
         await self._fleet.start(self._dispatcher)
         await self._server.start()
@@ -75,6 +78,7 @@ class Gateway:
         await self._server.stop()  # last, because what tokenizes for both ends with it
         await self._fleet.stop()
         await self._dispatcher.stop()
+        await self._tenancy.stop()
         await self._registry.close()
 
     async def _discover(self) -> Sequence[WorkerRef]:

@@ -8,12 +8,13 @@ import msgspec
 from tandem.core.clock import wall_ns
 from tandem.gateway.answers import Answers
 from tandem.gateway.asgi import Exchange
-from tandem.gateway.caller import LANE_HEADER, Caller, key_of, lane_of
+from tandem.gateway.caller import LANE_HEADER, Caller, lane_of
 from tandem.gateway.delivery import deliver
+from tandem.gateway.doorkeeper import shown_key
 from tandem.gateway.openai_reply import DetokenizeReply, ModelCard, ModelList, TokenizeReply
 from tandem.gateway.openai_response import ChatForm, Heading, TextForm
 from tandem.gateway.openai_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse
-from tandem.gateway.ports import Dispatch, Doorkeeper, ServedModel
+from tandem.gateway.ports import Doorkeeper, ServedModel
 
 MODELS_PREFIX = "/v1/models/"
 
@@ -21,27 +22,24 @@ MODELS_PREFIX = "/v1/models/"
 class OpenAIRoutes:
     """One handler per endpoint. `heartbeat_s` is how long a stream stays silent before its first token."""
 
-    __slots__ = ("_answers", "_dispatch", "_doorkeeper", "_heartbeat_s", "_max_body")
+    __slots__ = ("_answers", "_doorkeeper", "_heartbeat_s", "_max_body")
 
-    def __init__(
-        self, dispatch: Dispatch, answers: Answers, doorkeeper: Doorkeeper, max_body: int, heartbeat_s: float
-    ) -> None:
-        self._dispatch = dispatch
+    def __init__(self, answers: Answers, doorkeeper: Doorkeeper, max_body: int, heartbeat_s: float) -> None:
         self._answers = answers
         self._doorkeeper = doorkeeper
         self._max_body = max_body
         self._heartbeat_s = heartbeat_s
 
     async def models(self, exchange: Exchange) -> None:
-        self._caller(exchange)
-        cards = [_model_card(model, name) for model in self._dispatch.models() for name in model.names]
+        models = self._answers.models(self._caller(exchange).tenant)
+        cards = [_model_card(model, name) for model in models for name in model.names]
         await exchange.send_json(200, msgspec.json.encode(ModelList(cards)))
 
     async def model(self, exchange: Exchange) -> None:
         """A model's name may hold slashes, so it is all of the path after the prefix."""
-        self._caller(exchange)
+        tenant = self._caller(exchange).tenant
         name = str(exchange.scope["path"]).removeprefix(MODELS_PREFIX)
-        await exchange.send_json(200, msgspec.json.encode(_model_card(self._answers.find(name), name)))
+        await exchange.send_json(200, msgspec.json.encode(_model_card(self._answers.find(name, tenant), name)))
 
     async def chat(self, exchange: Exchange) -> None:
         caller = self._caller(exchange)
@@ -64,22 +62,23 @@ class OpenAIRoutes:
         await exchange.run_until_disconnect(answer())
 
     async def tokenize(self, exchange: Exchange) -> None:
-        self._caller(exchange)
+        tenant = self._caller(exchange).tenant
         body = parse(await exchange.read_body(self._max_body), TokenizeBody)
-        served, ids = await self._answers.tokenize(body)
+        served, ids = await self._answers.tokenize(body, tenant)
         texts = [served.text.token_text(token).text for token in ids] if body.return_token_strs else None
         reply = TokenizeReply(len(ids), served.max_model_len, list(ids), texts)
         await exchange.send_json(200, msgspec.json.encode(reply))
 
     async def detokenize(self, exchange: Exchange) -> None:
-        self._caller(exchange)
+        tenant = self._caller(exchange).tenant
         body = parse(await exchange.read_body(self._max_body), DetokenizeBody)
-        reply = DetokenizeReply(await self._answers.detokenize(body))
+        reply = DetokenizeReply(await self._answers.detokenize(body, tenant))
         await exchange.send_json(200, msgspec.json.encode(reply))
 
     def _caller(self, exchange: Exchange) -> Caller:
         """Who asks; before its body is read, so that a stranger costs nothing."""
-        tenant = self._doorkeeper.identify(key_of(_text(exchange, "authorization") or ""))
+        key = shown_key(_text(exchange, "authorization"), _text(exchange, "x-api-key"))
+        tenant = self._doorkeeper.identify(key)
         return Caller(request_id=exchange.request_id, tenant=tenant, lane=lane_of(_text(exchange, LANE_HEADER)))
 
 

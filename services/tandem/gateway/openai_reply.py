@@ -209,7 +209,8 @@ class DetokenizeReply(msgspec.Struct):
 
 
 class HealthReply(msgspec.Struct):
-    """`reason` says what is missing."""
+    """`reason` says what is missing, `warning` what is wrong though requests are served."""
 
     status: str
     reason: str | UnsetType = UNSET
+    warning: str | UnsetType = UNSET

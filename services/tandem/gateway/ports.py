@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from tandem.admission.estimate import Spent
 from tandem.admission.tenant import OPEN, Tenant
 from tandem.core.events import Finished, PromptScored, Token
 from tandem.core.request import Request
@@ -82,11 +83,43 @@ class Dispatch(Protocol):
         ...
 
 
+Meter = Callable[[], Spent | None]
+"""Tokens of a request so far that count against quotas; None: no worker has begun it."""
+
+
+class QuotaEntry(Protocol):
+    """An admitted request's part of its tenant's quotas. It must be closed, however the request ends."""
+
+    @property
+    def standing(self) -> Standing: ...
+
+    def watch(self, meter: Meter) -> None:
+        """What is used from now on; without a meter nothing is."""
+        ...
+
+    def close(self) -> None:
+        """Settle with what the meter says at last. A second time nothing happens."""
+        ...
+
+
+class Quotas(Protocol):
+    """Counts what tenants use against their limits."""
+
+    async def enter(self, tenant: Tenant, num_prompt_tokens: int, max_output_tokens: int) -> QuotaEntry:
+        """Reserve what a request may use. Raises TandemError(QUOTA) with the limit that it met as its reason, or
+        INVALID_REQUEST where it is larger than any minute's worth."""
+        ...
+
+
 class Doorkeeper(Protocol):
     """Knows tenants by their keys."""
 
     def identify(self, key: str | None) -> Tenant:
         """Whose key it is; None: the client showed none. Raises TandemError(UNAUTHENTICATED)."""
+        ...
+
+    def problem(self) -> str | None:
+        """What is wrong with what it knows, though it goes on with that."""
         ...
 
 
@@ -95,3 +128,6 @@ class OpenDoor:
 
     def identify(self, key: str | None) -> Tenant:
         return OPEN
+
+    def problem(self) -> str | None:
+        return None

@@ -8,14 +8,15 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 _ANSWER_S = 2.0
-"""No command of ours takes longer on a server that is well, and nothing in Tandem waits for one on the request path."""
+"""No command of ours takes longer on a server that is well."""
 
 
-def connect(url: str) -> Redis:
-    """A client for `redis://`, `rediss://` or `unix://` that connects at its first command.
+def connect(url: str, answer_s: float = _ANSWER_S) -> Redis:
+    """A client for `redis://`, `rediss://` or `unix://` that connects at its first command, and waits `answer_s`
+    seconds for a connection or an answer.
 
     One retry, at once, because a pooled connection may have died unseen; beyond that the caller decides. Raises
     ValueError for another kind of URL.
     """
     retry = Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,))
-    return Redis.from_url(url, socket_timeout=_ANSWER_S, socket_connect_timeout=_ANSWER_S, retry=retry)
+    return Redis.from_url(url, socket_timeout=answer_s, socket_connect_timeout=answer_s, retry=retry)

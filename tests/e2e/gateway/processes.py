@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -87,7 +88,8 @@ class Cluster:
         return self._add(Worker(self._directory, name, *arguments))
 
     def gateway(self, name: str, *settings: str) -> Gateway:
-        return self._add(Gateway(self._directory, name, "gateway", "--port", "0", *self._settings, *settings))
+        program = ("gateway", "--port", "0", *(() if "--auth" in settings else ("--auth", "off")))
+        return self._add(Gateway(self._directory, name, *program, *self._settings, *settings))
 
     def again(self, worker: Worker) -> Worker:
         """A new life of a worker that has ended."""
@@ -123,6 +125,15 @@ class Redis:
         options = ("--port", "0", "--unixsocket", str(self._socket), "--save", "")
         self._process = spawn(str(find_program()), *options, stdout=subprocess.DEVNULL, cwd=self._socket.parent)
         until(self._socket.exists, "the socket of a Redis server")
+
+    def pause(self) -> None:
+        """It takes connections and commands, and answers none."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
         if self._process is not None:

@@ -84,6 +84,10 @@ def test_what_config_prints_reads_back_as_the_same(tmp_path: Path, capsys: pytes
         (["gateway", "--port", "http"], "gateway.port = 'http' (from command line) must be a whole number"),
         (["serve", "--prefill", "0"], "serve.mixed"),
         (["gateway", "--port", "0"], "say where with --redis-url"),
+        (["gateway", "--port", "0", "--redis-url", "redis://127.0.0.1:1"], "with --tenants, or serve everybody with"),
+        (["gateway", "--port", "0", "--redis-url", "redis://h", "--tenants", "/nowhere.yaml"], "cannot read /nowhere"),
+        (["serve", "--port", "0", "--host", "0.0.0.0"], "which others can reach: ask for keys with --auth keys"),
+        (["serve", "--port", "0", "--tenants", "tenants.yaml"], "say --auth keys"),
         (["serve", "--config", "/nowhere/tandem.yaml"], "cannot read /nowhere/tandem.yaml"),
     ],
 )
@@ -143,6 +147,7 @@ def test_a_missing_extra_is_named(
 ) -> None:
     monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, missing, None)
+    monkeypatch.setenv("TANDEM_GATEWAY__AUTH", "off")
     assert main([command, "--redis-url", "redis://127.0.0.1:1"]) == 1
     assert f"{missing} is not installed: pip install '{extra}'" in capsys.readouterr().err
 

@@ -21,7 +21,9 @@ from tandem.gateway import fleet, worker_link
 from tandem.gateway.active import ActiveRequest
 from tandem.gateway.caller import Caller
 from tandem.gateway.dispatch import Dispatcher
+from tandem.gateway.entry import NoQuotas
 from tandem.gateway.fleet import Fleet
+from tandem.gateway.ports import Quotas
 from tandem.gateway.text_models import TextModels
 from tests.unit.gateway.scripted_worker import ScriptedWorker, until
 
@@ -31,14 +33,14 @@ _numbers = itertools.count(1)
 class Rig:
     """`workers` is what the registry lists, unless `registry_fails`. `left_over` says what the dispatcher forgot."""
 
-    def __init__(self, bundle: TokenizerBundle, **config: object) -> None:
+    def __init__(self, bundle: TokenizerBundle, quotas: Quotas | None = None, **config: object) -> None:
         self.config = replace(GatewayConfig(), **config)  # type: ignore[arg-type]
         self.workers: list[ScriptedWorker] = []
         self.registry_fails = False
         self._bundle = bundle
         clock = SystemClock()
         self.fleet = Fleet(GatewayId("g"), self._discover, TextModels(), clock, self.config)
-        self.dispatch = Dispatcher(self.fleet, self.config, clock)
+        self.dispatch = Dispatcher(self.fleet, self.config, clock, quotas or NoQuotas())
 
     async def start(self) -> None:
         await self.dispatch.start()
@@ -64,12 +66,12 @@ class Rig:
         await until(lambda: not self.left_over())
         return prefill, decode
 
-    async def open(self, max_tokens: int = 3) -> ActiveRequest:
+    async def open(self, max_tokens: int = 3, caller: Caller | None = None) -> ActiveRequest:
         sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
         identity = RequestId(f"r{next(_numbers)}.")
         return await self.dispatch.open(
             Request(id=identity, model="tiny", prompt_tokens=tuple(range(16)), sampling=sampling),
-            Caller(request_id=identity),
+            caller or Caller(request_id=identity),
         )
 
     async def running(self) -> ActiveRequest:
@@ -99,8 +101,8 @@ async def rigs(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> AsyncIt
     )
     made: list[Rig] = []
 
-    def make(**config: object) -> Rig:
-        made.append(Rig(bundle, **config))
+    def make(quotas: Quotas | None = None, **config: object) -> Rig:
+        made.append(Rig(bundle, quotas, **config))
         return made[-1]
 
     try:

@@ -174,7 +174,7 @@ def test_long_prompts_are_tokenized_by_a_thread(
     async def scenario(executor: RecordingExecutor) -> list[Any]:
         client = Client(json.dumps({"model": "tiny", "prompt": "a" * num_chars}).encode())
         answers = Answers(front.dispatch, executor, Counters(), Manners())
-        await OpenAIRoutes(front.dispatch, answers, OpenDoor(), 1 << 20, 10.0).completions(client.exchange())
+        await OpenAIRoutes(answers, OpenDoor(), 1 << 20, 10.0).completions(client.exchange())
         return client.sent
 
     with RecordingExecutor() as executor:

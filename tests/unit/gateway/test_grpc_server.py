@@ -156,4 +156,4 @@ async def test_a_stop_cuts_what_takes_too_long(make_text: Callable[..., TextMode
             while True:
                 await anext(updates)
         assert cut.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert stream.num_closes == 1
+        assert await asyncio.to_thread(stream.closed.wait, 20) and stream.num_closes == 1

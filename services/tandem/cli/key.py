@@ -1,0 +1,17 @@
+"""Draws a new API key, shows it once, and its hash for the tenants file; never stores either."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+
+from tandem.admission.keys import KEY_BYTES, hash_text, key_digest, key_text
+from tandem.core.settings import Resolved
+
+
+def run(_resolved: Resolved, _args: argparse.Namespace) -> int:
+    """`tandem key`: two lines of YAML, the key for its owner and the hash for the tenants file."""
+    key = key_text(secrets.token_bytes(KEY_BYTES))
+    print(f"key: {key}")  # noqa: T201 - the command's output
+    print(f"hash: {hash_text(key_digest(key))}")  # noqa: T201
+    return 0

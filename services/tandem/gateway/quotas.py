@@ -1,0 +1,257 @@
+"""Tenants' quotas at one gateway: shared books in Redis while it answers, a share of its own while it does not; never
+keeps a request waiting for longer than Redis has to answer, and never fails one because Redis is gone.
+
+While Redis is away this gateway keeps a book per tenant with its part of the limits: they are divided by the number of
+gateways that were last known to be up. When Redis is back, what is still open is entered there, and what was used and
+has not filled up again in the meantime is taken from the shared buckets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Awaitable, Iterable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+from tandem.admission.estimate import Spent
+from tandem.admission.quota import Ask, Limits, Verdict
+from tandem.admission.tenant import Tenant
+from tandem.core.clock import Clock
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.ids import GatewayId, TenantId
+from tandem.gateway.account import Account
+from tandem.gateway.entry import Entry, FreeEntry, standing
+from tandem.stores.quota import RedisQuotas
+from tandem.stores.roll import GatewayRoll
+from tandem.stores.script_line import StoreUnavailable
+
+BEATS_PER_TTL = 4
+RETRY_S = 0.5
+"""Between two looks for a Redis that is away."""
+FORGET_S = 600.0
+"""A tenant that asked for nothing for so long is unknown again, with the guess at its outputs."""
+_WORDS = {
+    "requests_per_minute": "requests per minute",
+    "tokens_per_minute": "tokens per minute",
+    "concurrency": "requests at once",
+}
+log = logging.getLogger(__name__)
+
+
+class _Settlement(NamedTuple):
+    account: Account
+    name: str
+    used: int | None
+
+
+class TenantQuotas:
+    """The Quotas of a gateway. All of it runs on one event loop."""
+
+    def __init__(self, gateway: GatewayId, store: RedisQuotas, roll: GatewayRoll, clock: Clock) -> None:
+        self._gateway = gateway
+        self._store = store
+        self._roll = roll
+        self._clock = clock
+        self._accounts: dict[TenantId, Account] = {}
+        self._numbers = itertools.count(1)
+        self._num_gateways = 1
+        self._unsettled: list[_Settlement] = []
+        self._posted: set[asyncio.Future[Any]] = set()
+        self._steward: asyncio.Task[None] | None = None
+        self.is_reachable = True
+
+    async def start(self) -> None:
+        self._steward = asyncio.create_task(self._keep(), name="quota-steward")
+
+    async def stop(self) -> None:
+        """Settlements that were made are waited for; what is still open lapses."""
+        if self._steward is not None:
+            self._steward.cancel()
+            await asyncio.gather(self._steward, return_exceptions=True)
+        if self._posted:
+            await asyncio.wait(self._posted)
+        if self.is_reachable:
+            await asyncio.gather(self._roll.withdraw(self._gateway), return_exceptions=True)
+        await asyncio.gather(self._store.close(), self._roll.close())
+
+    @property
+    def entries(self) -> list[Entry]:
+        """Those that are open."""
+        return [entry for account in self._accounts.values() for entry in account.entries.values()]
+
+    async def enter(self, tenant: Tenant, num_prompt_tokens: int, max_output_tokens: int) -> Entry | FreeEntry:
+        limits = tenant.limits
+        if not any(limits):
+            return FreeEntry()
+        if 0 < limits.tokens_per_minute < num_prompt_tokens:
+            raise _never(limits, num_prompt_tokens)
+        account = self._account(tenant.id, limits)
+        tokens = account.guess.estimate(num_prompt_tokens, max_output_tokens, limits.tokens_per_minute)
+        ask = Ask(self._name(), 1, tokens)
+        verdict = await self._ask_redis(account, ask)
+        is_shared = verdict is not None
+        if verdict is None:
+            limits = account.begin_alone(self._num_gateways)
+            ask = ask._replace(tokens=min(ask.tokens, limits.tokens_per_minute or ask.tokens))
+            verdict = account.reserve_alone(ask, self._now_ms())
+        if verdict.refused:
+            raise _refusal(verdict, limits)
+        entry = Entry(ask, standing(verdict.levels, limits), partial(self._closed, account), is_shared=is_shared)
+        account.entries[ask.id] = entry
+        return entry
+
+    # ---- inside
+
+    def _account(self, tenant: TenantId, limits: Limits) -> Account:
+        account = self._accounts.get(tenant)
+        if account is None:
+            account = self._accounts[tenant] = Account(tenant, limits)
+        account.limits = limits
+        account.used_at_ms = self._now_ms()
+        return account
+
+    async def _ask_redis(self, account: Account, ask: Ask) -> Verdict | None:
+        """None: it does not answer."""
+        if not self.is_reachable:
+            return None
+        try:
+            verdict = await self._store.reserve(account.tenant, account.limits, ask)
+        except StoreUnavailable as error:
+            self._lose(error)
+            return None
+        except asyncio.CancelledError:
+            # The client is gone. The call may be carried out all the same; this one comes after it.
+            self._settle(_Settlement(account, ask.id, None))
+            raise
+        account.levels, account.told_at_ms = verdict.levels, self._now_ms()
+        return verdict
+
+    def _closed(self, account: Account, entry: Entry, spent: Spent | None) -> None:
+        del account.entries[entry.ask.id]
+        used = entry.used(spent)
+        if spent is not None:
+            account.guess.learn(spent.output)
+        if not entry.is_shared:
+            account.settle_alone(entry.ask.id, used, self._now_ms())
+        elif self.is_reachable:
+            self._settle(_Settlement(account, entry.ask.id, used))
+        else:
+            self._unsettled.append(_Settlement(account, entry.ask.id, used))
+
+    def _settle(self, settlement: _Settlement) -> None:
+        def look(answer: asyncio.Future[Any]) -> None:
+            error = None if answer.cancelled() else answer.exception()
+            if error is not None:
+                self._unsettled.append(settlement)
+                self._lose(error)
+
+        account, name, used = settlement
+        self._post(self._store.settle(account.tenant, account.limits, name, used)).add_done_callback(look)
+
+    def _post(self, call: Awaitable[Any]) -> asyncio.Future[Any]:
+        future = asyncio.ensure_future(call)
+        self._posted.add(future)
+        future.add_done_callback(self._posted.discard)
+        return future
+
+    def _lose(self, error: BaseException) -> None:
+        if self.is_reachable:
+            log.warning("quotas are kept without Redis, as one of %d gateways: %s", self._num_gateways, error)
+        self.is_reachable = False
+
+    def _name(self) -> str:
+        return f"{self._gateway}/{next(self._numbers)}"
+
+    def _now_ms(self) -> int:
+        return int(self._clock.now() * 1000)
+
+    # ---- the steward
+
+    async def _keep(self) -> None:
+        while True:
+            try:
+                await self._beat()
+            except StoreUnavailable as error:
+                self._lose(error)
+            await asyncio.sleep(self._store.ttl_s / BEATS_PER_TTL if self.is_reachable else RETRY_S)
+
+    async def _beat(self) -> None:
+        """Say that this gateway is up and what it has open, and come back to Redis if it was away."""
+        self._num_gateways = max(1, await self._roll.beat(self._gateway))
+        await _all(self._renew(account) for account in list(self._accounts.values()))
+        if not self.is_reachable:
+            # Nothing is waited for until all of this has been called: what is asked from now on comes after it.
+            self.is_reachable = True
+            calls = [call for account in self._accounts.values() for call in self._enter_alone(account)]
+            unsettled, self._unsettled = self._unsettled, []
+            for settlement in unsettled:
+                self._settle(settlement)
+            log.info("quotas are kept in Redis again, by %d gateways", self._num_gateways)
+            await _all(calls)
+        idle_since = self._now_ms() - FORGET_S * 1000
+        for account in list(self._accounts.values()):
+            if not account.entries and not account.is_alone and account.used_at_ms < idle_since:
+                del self._accounts[account.tenant]
+
+    async def _renew(self, account: Account) -> None:
+        """Tell what was used so far. What Redis has lost, or has settled while this gateway stood still, is entered
+        again; what it was settled with is not taken twice."""
+        shared = [entry for entry in account.entries.values() if entry.is_shared]
+        beat_ms = self._store.ttl_s / BEATS_PER_TTL * 1000
+        if not shared and account.used_at_ms + beat_ms < self._now_ms():
+            return
+        told = {entry.ask.id: entry.so_far() for entry in shared}
+        gone = await self._store.renew(account.tenant, account.limits, told)
+        again = []
+        for entry in [entry for entry in shared if entry.ask.id in account.entries]:
+            if entry.ask.id not in gone:
+                entry.told = told[entry.ask.id]
+            else:
+                account.begin_again(entry, self._name())
+                again.append(self._store.reserve(account.tenant, account.limits, entry.ask))
+        if again:
+            log.warning("%d requests of tenant %s were not in the books any more", len(again), account.tenant)
+        await _all(again)
+
+    def _enter_alone(self, account: Account) -> Iterator[Awaitable[Verdict]]:
+        """What was admitted alone goes into the shared books, whatever is left there."""
+        if not account.is_alone:
+            return
+        requests, tokens = account.end_alone(self._now_ms())
+        for entry in account.entries.values():
+            if not entry.is_shared:
+                entry.is_shared = True
+                yield self._reserve_used(account, entry.ask)
+        if requests or tokens:
+            ask = Ask(self._name(), requests, tokens)
+            yield self._reserve_used(account, ask)
+            self._settle(_Settlement(account, ask.id, tokens))
+
+    def _reserve_used(self, account: Account, ask: Ask) -> Awaitable[Verdict]:
+        return self._post(self._store.reserve(account.tenant, account.limits, ask._replace(force=True)))
+
+
+async def _all(calls: Iterable[Awaitable[Any]]) -> None:
+    """Wait for all, then raise the first error."""
+    for answer in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(answer, BaseException):
+            raise answer
+
+
+def _never(limits: Limits, num_tokens: int) -> TandemError:
+    """No 429: clients repeat those, and this one would never be let in."""
+    message = f"the prompt has {num_tokens} tokens, and this key may use {limits.tokens_per_minute} per minute"
+    return TandemError(ErrorKind.INVALID_REQUEST, message, param="prompt", reason="tokens_per_minute")
+
+
+def _refusal(verdict: Verdict, limits: Limits) -> TandemError:
+    limit = {
+        "requests_per_minute": limits.requests_per_minute,
+        "tokens_per_minute": limits.tokens_per_minute,
+        "concurrency": limits.max_concurrency,
+    }[verdict.refused]
+    message = f"this key's limit of {limit} {_WORDS[verdict.refused]} is reached"
+    wait_s = verdict.wait_ms / 1000 or 1.0
+    return TandemError(ErrorKind.QUOTA, message, retry_after_s=wait_s, reason=verdict.refused)

@@ -1,0 +1,46 @@
+"""Who may use a gateway and how much, put together and run as one; decides nothing itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tandem.core.clock import Clock, wall_ns
+from tandem.core.config import Config
+from tandem.core.ids import GatewayId
+from tandem.gateway.doorkeeper import KeyDoor
+from tandem.gateway.entry import NoQuotas
+from tandem.gateway.ports import Doorkeeper, OpenDoor, Quotas
+from tandem.gateway.quotas import TenantQuotas
+from tandem.gateway.tenants_watch import TenantsWatch, read_tenants
+from tandem.stores.quota import RedisQuotas
+from tandem.stores.roll import GatewayRoll
+
+
+class Tenancy:
+    """`door` and `quotas` are what `gateway.auth` asks for; without keys nobody is counted and nothing runs."""
+
+    def __init__(self, gateway: GatewayId, config: Config, clock: Clock) -> None:
+        """Raises TandemError(INVALID_REQUEST) for a tenants file that cannot be read."""
+        self.door: Doorkeeper = OpenDoor()
+        self.quotas: Quotas = NoQuotas()
+        self._running: tuple[TenantsWatch, TenantQuotas] | None = None
+        if config.gateway.auth == "off":
+            return
+        path, policy = Path(config.gateway.tenants), config.gateway.disaggregation
+        self.door = door = KeyDoor(read_tenants(path, policy), wall_ns)
+        store = RedisQuotas(config.redis.url, config.redis.namespace)
+        roll = GatewayRoll(config.redis.url, config.redis.namespace, ttl_s=store.ttl_s)
+        self.quotas = quotas = TenantQuotas(gateway, store, roll, clock)
+        self._running = TenantsWatch(path, policy, door), quotas
+
+    async def start(self) -> None:
+        if self._running is not None:
+            watch, quotas = self._running
+            watch.start()
+            await quotas.start()
+
+    async def stop(self) -> None:
+        if self._running is not None:
+            watch, quotas = self._running
+            await watch.stop()
+            await quotas.stop()

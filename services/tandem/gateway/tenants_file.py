@@ -1,0 +1,171 @@
+"""Tenants and the hashes of their keys as YAML, read strictly: what is not known, missing or impossible is refused with
+file and place; never shows a key that was written into it by mistake.
+
+    defaults:                     # of every tenant below; each may say otherwise
+      requests_per_minute: 60
+    tenants:
+      acme:
+        keys:
+          - {hash: "sha256:...", label: laptop, expires: 2027-01-31}
+        models: [llama-3.1-8b]
+        tokens_per_minute: 100000
+
+`admission.tenant.Tenant` says what each setting means.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from typing import Any, get_args
+
+import yaml
+
+from tandem.admission.bucket import MAX_LIMIT
+from tandem.admission.keys import parse_hash
+from tandem.admission.tenant import DisaggregationPolicy, Tenant
+from tandem.core.ids import OPEN_TENANT, TenantId
+from tandem.core.lane import Lane
+from tandem.core.request import MAX_COUNT
+from tandem.workload.field import Field, refused
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_LANES = {lane.label: lane for lane in Lane}
+_COUNTS = {
+    "requests_per_minute": MAX_LIMIT,
+    "tokens_per_minute": MAX_LIMIT,
+    "max_concurrency": MAX_COUNT,
+    "max_prompt_tokens": MAX_COUNT,
+}
+_TERMS = (*_COUNTS, "models", "lane", "weight", "cache_sharing", "disaggregation")
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key, by its SHA-256, and whose it is; `label` is for people. At `expires_ns`, nanoseconds after the epoch, it
+    ends."""
+
+    digest: bytes
+    tenant: Tenant
+    label: str
+    expires_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tenants:
+    """Keys by the SHA-256 of each."""
+
+    keys: Mapping[bytes, Key]
+    tenants: Mapping[TenantId, Tenant]
+
+
+def parse_tenants(text: str, file: str) -> Tenants:
+    """Raises TandemError(INVALID_REQUEST). `file` is how errors call it."""
+    try:
+        value = yaml.load(text, _Loader)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        # Not what stood there: it may be a key.
+        mark = getattr(error, "problem_mark", None)
+        where = f"{file}:{mark.line + 1}" if mark is not None else file
+        raise refused(where, f"is no YAML: {getattr(error, 'problem', None) or type(error).__name__}") from None
+    found = Field(file, "", value).record(("tenants",), ("defaults",))
+    defaults = found["defaults"].record((), _TERMS) if "defaults" in found else {}
+    keys: dict[bytes, Key] = {}
+    tenants: dict[TenantId, Tenant] = {}
+    for name, field in found["tenants"].fields().items():
+        tenant = _tenant(name, field, defaults)
+        tenants[tenant.id] = tenant
+        for digest, key in _keys(field.at("keys"), tenant).items():
+            if digest in keys:
+                raise refused(field.place, f"a key of this tenant is also one of {keys[digest].tenant.id}")
+            keys[digest] = key
+    return Tenants(keys, tenants)
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain values only, and no key twice: of two, YAML would silently take the second."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [str(key.value) for key, _ in node.value]
+        if len(set(keys)) < len(keys):
+            raise yaml.constructor.ConstructorError(problem="a key twice in a mapping", problem_mark=node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def _tenant(name: str, field: Field, defaults: Mapping[str, Field]) -> Tenant:
+    if not _NAME.fullmatch(name) or name == OPEN_TENANT:
+        raise refused(
+            field.place, f"a tenant is called 1 to 64 letters, digits, '.', '_' or '-', and not {OPEN_TENANT}"
+        )
+    own = field.record(("keys",), _TERMS)
+    del own["keys"]
+    terms: dict[str, Any] = {key: _term(key, value) for key, value in {**defaults, **own}.items()}
+    return Tenant(id=TenantId(name), **terms)
+
+
+def _term(name: str, field: Field) -> Any:
+    match name:
+        case "models":
+            return _models(field)
+        case "lane":
+            return _LANES[_choice(field, tuple(_LANES))]
+        case "weight":
+            if not 0 < field.number() <= 1000 or not math.isfinite(1 / field.number()):
+                raise field.refused("must be more than 0 and at most 1000")
+            return field.number()
+        case "cache_sharing":
+            return _choice(field, ("private", "public"))
+        case "disaggregation":
+            # YAML reads a bare `off` as false.
+            return "off" if field.value is False else _choice(field, get_args(DisaggregationPolicy))
+        case _:
+            return field.whole(0, _COUNTS[name])
+
+
+def _models(field: Field) -> frozenset[str]:
+    if not isinstance(field.value, list) or not all(isinstance(model, str) and model for model in field.value):
+        raise field.refused("must be a list of model names")
+    return frozenset(field.value)
+
+
+def _choice(field: Field, allowed: tuple[str, ...]) -> str:
+    if field.text() not in allowed:
+        raise field.refused(f"must be one of {', '.join(allowed)}")
+    return field.text()
+
+
+def _keys(field: Field, tenant: Tenant) -> dict[bytes, Key]:
+    """An empty list is a tenant whom nobody can be for now."""
+    if not isinstance(field.value, list):
+        raise refused(field.place, "must be a list of keys")
+    found: dict[bytes, Key] = {}
+    for index, value in enumerate(field.value):
+        place = Field(field.file, f"{field.key}[{index}]", value)
+        if not isinstance(value, dict):
+            raise refused(place.place, "must be a mapping with a hash")
+        parts = place.record(("hash",), ("label", "expires"))
+        written = parts["hash"]
+        if not isinstance(written.value, str):
+            raise refused(written.place, "must be text")
+        digest = written.made(lambda written=written: parse_hash(written.value))  # type: ignore[misc]
+        if digest in found:
+            raise refused(place.place, "stands here twice")
+        label = parts["label"].text() if "label" in parts else ""
+        found[digest] = Key(digest, tenant, label, _expiry(parts["expires"]) if "expires" in parts else None)
+    return found
+
+
+def _expiry(field: Field) -> int:
+    """A date, which ends with its first moment, or a time; without a zone in UTC. In nanoseconds of the epoch."""
+    value = field.value
+    if isinstance(value, str):
+        value = field.made(lambda: datetime.fromisoformat(field.value))
+    if isinstance(value, date) and not isinstance(value, datetime):
+        value = datetime(value.year, value.month, value.day)
+    if not isinstance(value, datetime):
+        raise field.refused("must be a date or a time, as 2027-01-31 or 2027-01-31T12:00:00Z")
+    moment = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+    return int(moment.timestamp()) * 10**9

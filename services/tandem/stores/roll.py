@@ -1,0 +1,29 @@
+"""The gateways that are up, counted in Redis; never says which of them serves what."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from tandem.core.ids import GatewayId
+from tandem.stores.client import connect
+from tandem.stores.script_line import ScriptLine
+
+
+class GatewayRoll:
+    """An entry lapses `ttl_s` seconds after its last beat. Methods raise StoreUnavailable."""
+
+    def __init__(self, url: str, namespace: str, *, ttl_s: float) -> None:
+        self._ttl_ms = round(ttl_s * 1000)
+        self._keys = [f"{{{namespace}:gateways}}:roll"]
+        self._line = ScriptLine(connect(url), (files("tandem.stores") / "lua" / "roll.lua").read_text())
+
+    async def beat(self, gateway: GatewayId) -> int:
+        """Be on the roll; returns how many are, this one included."""
+        return int(await self._line.call(self._keys, [gateway, self._ttl_ms]))
+
+    async def withdraw(self, gateway: GatewayId) -> int:
+        """Be off the roll; returns how many are left."""
+        return int(await self._line.call(self._keys, [gateway, 0]))
+
+    async def close(self) -> None:
+        await self._line.close()

@@ -1,0 +1,150 @@
+"""Tenants of a real gateway over real workers: what one has cached is nothing to another, limits hold, keys change."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import openai
+import pytest
+
+from tandem.admission.keys import hash_text, key_digest
+from tests.e2e.gateway.conftest import Pair
+from tests.e2e.gateway.http import prompt
+from tests.e2e.gateway.processes import PATIENCE_S, Gateway, until
+
+BLOCK = 16
+LENGTH = 6 * BLOCK + 1
+"""A prompt of six blocks that can be hit, and a token that never is."""
+_salts = itertools.count(5_000_000)
+TENANTS = {
+    "one": "",
+    "two": "",
+    "public-one": "cache_sharing: public, ",
+    "public-two": "cache_sharing: public, ",
+    "slow": "requests_per_minute: 3, tokens_per_minute: 100000, ",
+    "short": "max_prompt_tokens: 20, tokens_per_minute: 10, ",
+    "leaving": "",
+}
+
+
+def tenants_file(names: list[str]) -> str:
+    lines = [
+        f"  {name}: {{{TENANTS[name]}keys: [{{hash: '{hash_text(key_digest(f'tdm_{name}'))}'}}]}}\n" for name in names
+    ]
+    return "tenants:\n" + "".join(lines)
+
+
+class Books(NamedTuple):
+    """Blocks that both workers have cached, and what a client was told to come from there."""
+
+    num_blocks: int
+    num_cached_tokens: int
+
+
+class Tenancy:
+    """The gateway with keys, beside those that every test uses, over the same workers."""
+
+    def __init__(self, pair: Pair, file: Path) -> None:
+        self.pair = pair
+        self.file = file
+        self.file.write_text(tenants_file(list(TENANTS)))
+        self.gateway: Gateway = pair.cluster.gateway("tenants", "--auth", "keys", "--tenants", str(file))
+        self.gateway.wait_ready()
+        self.gateway.wait_serving()
+        self.http = httpx.Client(base_url=self.gateway.url, timeout=PATIENCE_S, trust_env=False)
+
+    def post(self, tenant: str, salt: int, **body: Any) -> httpx.Response:
+        given = {"model": "tiny", "prompt": prompt(LENGTH, salt), "max_tokens": 2, "temperature": 0, **body}
+        return self.http.post("/v1/completions", json=given, headers={"x-api-key": f"tdm_{tenant}"})
+
+    def ask(self, tenant: str, salt: int, **body: Any) -> Books:
+        """What the workers have cached anew after this, and what the client is told."""
+        before = self._num_blocks()
+        answer = self.post(tenant, salt, **body)
+        assert answer.status_code == 200, answer.text
+        self.pair.wait_idle()
+        told = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return Books(self._num_blocks() - before, told)
+
+    def _num_blocks(self) -> int:
+        return sum(worker.books().num_cached_blocks for worker in (self.pair.prefill, self.pair.decode))
+
+
+@pytest.fixture(scope="module")
+def tenancy(calm: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenancy]:
+    tenancy = Tenancy(calm, tmp_path_factory.mktemp("tenants") / "tenants.yaml")
+    yield tenancy
+    tenancy.http.close()
+    assert tenancy.gateway.stop() == 0
+
+
+def test_another_tenants_prompt_is_as_good_as_unknown(tenancy: Tenancy) -> None:
+    """The probe of a timing attack, without its noise: the same blocks are computed and stored again, to the block."""
+    salt = next(_salts)
+    first = tenancy.ask("one", salt)
+    assert first.num_cached_tokens == 0 and first.num_blocks >= 6
+    again = tenancy.ask("one", salt)
+    assert again == Books(0, 6 * BLOCK)
+    assert tenancy.ask("two", salt) == first
+    assert tenancy.ask("two", salt) == again
+
+
+def test_what_is_public_is_shared_by_those_who_share(tenancy: Tenancy) -> None:
+    salt = next(_salts)
+    first = tenancy.ask("public-one", salt)
+    assert tenancy.ask("public-two", salt) == Books(0, 6 * BLOCK)
+    assert tenancy.ask("one", salt) == first
+
+
+def test_a_client_parts_its_own_cache_and_reaches_nobody_elses(tenancy: Tenancy) -> None:
+    salt = next(_salts)
+    first = tenancy.ask("one", salt, cache_salt="mine")
+    assert tenancy.ask("one", salt, cache_salt="mine") == Books(0, 6 * BLOCK)
+    for tenant, chosen in (("one", "other"), ("two", "mine"), ("public-one", "mine"), ("two", "tenant one")):
+        assert tenancy.ask(tenant, salt, cache_salt=chosen) == first
+
+
+def test_limits_hold_and_say_where_one_stands(tenancy: Tenancy) -> None:
+    client = openai.OpenAI(
+        base_url=f"{tenancy.gateway.url}/v1",
+        api_key="tdm_slow",
+        max_retries=0,
+        http_client=openai.DefaultHttpxClient(trust_env=False, timeout=PATIENCE_S),
+    )
+    with client:
+        for left in (2, 1, 0):
+            answer = client.completions.with_raw_response.create(model="tiny", prompt="x", max_tokens=1)
+            assert answer.headers["x-ratelimit-limit-requests"] == "3"
+            assert answer.headers["x-ratelimit-remaining-requests"] == str(left)
+        with pytest.raises(openai.RateLimitError) as refused:
+            client.completions.create(model="tiny", prompt="x", max_tokens=1)
+    headers = refused.value.response.headers
+    assert refused.value.code == "quota_exceeded"
+    assert headers["x-tandem-reject-reason"] == "requests_per_minute" and 0 < int(headers["retry-after"]) <= 20
+    tenancy.pair.wait_idle()
+
+
+def test_a_prompt_that_is_too_long_for_a_tenant_names_both_numbers(tenancy: Tenancy) -> None:
+    answer = tenancy.post("short", 0)
+    assert answer.status_code == 400 and f"20 tokens, and this one has {LENGTH}" in answer.json()["error"]["message"]
+    answer = tenancy.post("short", 0, prompt=prompt(11, 0))
+    assert answer.status_code == 400 and "has 11 tokens, and this key may use 10" in answer.json()["error"]["message"]
+
+
+def test_a_tenant_that_leaves_the_file_is_out_at_once_but_for_what_runs(tenancy: Tenancy) -> None:
+    assert tenancy.post("leaving", 1).status_code == 200
+    body = {"model": "tiny", "prompt": prompt(8, 1), "max_tokens": 3000, "temperature": 0, "stream": True}
+    headers = {"authorization": "Bearer tdm_leaving"}
+    with tenancy.http.stream("POST", "/v1/completions", json=body, headers=headers) as running:
+        lines = running.iter_lines()
+        assert next(lines)
+        tenancy.file.write_text(tenants_file([name for name in TENANTS if name != "leaving"]))
+        until(lambda: tenancy.post("leaving", 1).status_code == 401, "a key that is not valid any more")
+        rest = list(lines)
+    assert rest[-1] == "data: [DONE]" or rest[-2] == "data: [DONE]"
+    assert tenancy.post("one", 1).status_code == 200
+    tenancy.pair.wait_idle()

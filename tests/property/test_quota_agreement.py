@@ -1,0 +1,114 @@
+"""The arithmetic of quotas in Python and its Lua in Redis, call by call over random sequences; never by the clock."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tandem.admission.bucket import UNIT, full
+from tandem.admission.quota import MAX_SWEEP, Ask, Levels, Limits, QuotaBook
+from tandem.core.ids import TenantId
+from tandem.stores.embedded import EmbeddedServer
+from tandem.stores.quota import RedisQuotas
+from tests.property.effort import effort
+
+TTL_MS = 20_000
+_numbers = itertools.count()
+
+Step = tuple[str, ...] | tuple[object, ...]
+NAMES = st.sampled_from(["a", "b", "c", "gateway-1/17", "é"])
+AMOUNTS = st.one_of(st.integers(0, 40), st.integers(0, 10**9))
+LIMITS = st.builds(
+    Limits,
+    st.sampled_from([0, 1, 7, 60, 10**9]),
+    st.sampled_from([0, 1, 59, 1000, 10**9]),
+    st.sampled_from([0, 0, 1, 2]),
+)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("reserve"), NAMES, st.integers(0, 3), AMOUNTS, st.booleans()),
+        st.tuples(st.just("renew"), st.dictionaries(NAMES, AMOUNTS, max_size=4)),
+        st.tuples(st.just("settle"), NAMES, st.one_of(st.none(), AMOUNTS)),
+        st.tuples(st.just("clock"), st.sampled_from([-5000, 1, 7, 999, 5000, TTL_MS - 1, TTL_MS, 10**7])),
+        st.tuples(st.just("limits"), LIMITS),
+    ),
+    max_size=40,
+)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with EmbeddedServer.start() as server:
+        yield server.url
+
+
+async def compare(url: str, limits: Limits, steps: list[tuple[object, ...]]) -> None:
+    now = 1_795_000_000_000
+    book, tenant = QuotaBook(), TenantId(f"t{next(_numbers)}")
+    quotas = RedisQuotas(url, "agree", ttl_s=TTL_MS / 1000, now_ms=lambda: now)
+    try:
+        for step in steps:
+            match step:
+                case ("reserve", str(name), int(requests), int(tokens), bool(force)):
+                    ask = Ask(name, requests, tokens, force)
+                    assert await quotas.reserve(tenant, limits, ask) == book.reserve(ask, limits, now, TTL_MS), step
+                case ("renew", dict(used)):
+                    gone = await quotas.renew(tenant, limits, used)
+                    assert gone == set(book.renew(used, limits, now, TTL_MS)), step
+                case ("settle", str(name), used):
+                    assert used is None or isinstance(used, int)
+                    answer = await quotas.settle(tenant, limits, name, used)
+                    assert bool(answer[2]) == book.settle(name, used, limits, now), step
+                    assert Levels(*answer[:2]) == Levels(*(level or 0 for level in book.levels)), step
+                case ("clock", int(ms)):
+                    now += ms
+                case ("limits", Limits() as limits):
+                    pass
+            book.check()
+    finally:
+        await quotas.close()
+
+
+@pytest.mark.redis
+@effort(150)
+@given(LIMITS, STEPS)
+@example(Limits(60, 1000, 2), [("reserve", "a", 1, 1000, False), ("renew", {"a": 5000}), ("reserve", "b", 1, 1, False)])
+@example(Limits(0, 1000, 0), [("reserve", "a", 1, 900, False), ("renew", {"a": 10}), ("clock", TTL_MS), ("renew", {})])
+def test_python_and_lua_agree(url: str, limits: Limits, steps: list[tuple[object, ...]]) -> None:
+    asyncio.run(compare(url, limits, steps))
+
+
+@pytest.mark.redis
+def test_they_agree_on_more_late_ones_than_one_call_settles(url: str) -> None:
+    many: list[tuple[object, ...]] = [("reserve", f"r{i:04}", 1, 1, False) for i in range(MAX_SWEEP + 40)]
+    looks: list[tuple[object, ...]] = [("clock", TTL_MS), *[("reserve", f"x{i}", 1, 1, False) for i in range(3)]]
+    asyncio.run(compare(url, Limits(10**6, 10**6, MAX_SWEEP + 40), many + looks))
+
+
+@effort(200)
+@given(LIMITS, STEPS)
+def test_what_is_taken_is_never_more_than_a_bucket_and_what_time_brings(
+    limits: Limits, steps: list[tuple[object, ...]]
+) -> None:
+    """Whatever is refunded: a bucket is what was full, plus what time brought, less all that was taken, less what did
+    not fit. So grants in any time are bounded by a bucket and the time's refill."""
+    book, now, taken, start = QuotaBook(), 0, 0, 0
+    for step in steps:
+        match step:
+            case ("reserve", str(name), int(_), int(tokens), bool(_)):
+                is_new = name not in book.open
+                verdict = book.reserve(Ask(name, 1, tokens), limits, now, 10**12)
+                taken += tokens if is_new and not verdict.refused else 0
+            case ("clock", int(ms)):
+                now += max(0, ms)
+            case _:
+                continue
+        book.check()
+        if limits.tokens_per_minute:
+            brought = limits.tokens_per_minute * (now - start)
+            assert taken * UNIT <= full(limits.tokens_per_minute) + brought

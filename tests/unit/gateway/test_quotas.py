@@ -1,0 +1,465 @@
+"""Quotas of several gateways on one real Redis, and without it: never more than the limits, and nothing left over."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from tandem.admission.estimate import Spent
+from tandem.admission.quota import Ask
+from tandem.admission.tenant import OPEN, Tenant
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.ids import GatewayId, TenantId
+from tandem.gateway import quotas as quotas_module
+from tandem.gateway.entry import Entry, FreeEntry
+from tandem.gateway.ports import Standing
+from tandem.gateway.quotas import TenantQuotas
+from tandem.stores.client import connect
+from tandem.stores.embedded import EmbeddedServer
+from tandem.stores.quota import RedisQuotas
+from tandem.stores.roll import GatewayRoll
+from tests.e2e.gateway.processes import Redis as RedisServer
+from tests.unit.gateway.scripted_worker import until
+
+_names = itertools.count(1)
+pytestmark = pytest.mark.redis
+
+
+class Time:
+    """The clock of all gateways and of their Redis; stands still unless it is told."""
+
+    def __init__(self) -> None:
+        self.ms = 1_795_000_000_000
+
+    def now(self) -> float:
+        return self.ms / 1000
+
+
+class Gateways:
+    """Quotas of gateways that share one Redis and one time. `keep` starts their stewards."""
+
+    def __init__(self, url: str) -> None:
+        self.time = Time()
+        self.namespace = f"n{next(_names)}"
+        self.url = url
+        self.made: list[TenantQuotas] = []
+
+    def add(self, url: str | None = None) -> TenantQuotas:
+        url = url or self.url
+        store = RedisQuotas(url, self.namespace, now_ms=lambda: self.time.ms)
+        roll = GatewayRoll(url, self.namespace, ttl_s=store.ttl_s)
+        self.made.append(TenantQuotas(GatewayId(f"g{len(self.made)}"), store, roll, self.time))
+        return self.made[-1]
+
+    async def pair(self) -> tuple[TenantQuotas, TenantQuotas]:
+        one, two = self.add(), self.add()
+        for _ in range(2):
+            await one._beat()
+            await two._beat()
+        return one, two
+
+    async def keys(self) -> list[bytes]:
+        async with connect(self.url) as redis:
+            return sorted(await redis.keys(f"{self.namespace}:quota:*"))
+
+    async def num_open(self, tenant: Tenant) -> int:
+        async with connect(self.url) as redis:
+            return int(await redis.hlen(f"{self.namespace}:quota:{{{tenant.id}}}:open"))  # type: ignore[misc]
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with EmbeddedServer.start() as server:
+        yield server.url
+
+
+@pytest.fixture
+async def gateways(url: str) -> AsyncIterator[Gateways]:
+    gateways = Gateways(url)
+    yield gateways
+    for quotas in gateways.made:
+        await quotas.stop()
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    """One that can be ended and started again, with a path that is short enough for a socket."""
+    with tempfile.TemporaryDirectory(prefix="tq-", dir="/tmp") as directory:
+        server = RedisServer(Path(directory))
+        server.start()
+        yield server
+        server.stop()
+
+
+def tenant(**limits: int) -> Tenant:
+    return Tenant(id=TenantId("acme"), **limits)  # type: ignore[arg-type]
+
+
+async def enter(quotas: TenantQuotas, who: Tenant, prompt: int = 1, output: int = 0) -> Entry:
+    entry = await quotas.enter(who, prompt, output)
+    assert isinstance(entry, Entry)
+    return entry
+
+
+async def refusal(quotas: TenantQuotas, who: Tenant, prompt: int = 1, output: int = 0) -> TandemError:
+    with pytest.raises(TandemError) as refused:
+        await quotas.enter(who, prompt, output)
+    return refused.value
+
+
+async def num_admitted(calls: list[Callable[[], object]]) -> int:
+    """How many of `calls`, all made at once, are let in."""
+    answers = await asyncio.gather(*(call() for call in calls), return_exceptions=True)  # type: ignore[call-overload]
+    refused = [answer for answer in answers if isinstance(answer, TandemError)]
+    assert all(error.kind is ErrorKind.QUOTA for error in refused)
+    entries = [answer for answer in answers if isinstance(answer, Entry)]
+    assert len(entries) + len(refused) == len(calls), [a for a in answers if a not in entries and a not in refused]
+    return len(entries)
+
+
+@pytest.mark.parametrize(
+    ("limits", "most"),
+    [
+        ({"requests_per_minute": 600}, 600),
+        ({"tokens_per_minute": 70_000}, 700),
+        ({"max_concurrency": 321}, 321),
+        ({"requests_per_minute": 500, "tokens_per_minute": 70_000, "max_concurrency": 450}, 450),
+    ],
+    ids=str,
+)
+async def test_two_gateways_never_admit_more_than_the_quota(
+    gateways: Gateways, limits: dict[str, int], most: int
+) -> None:
+    """Exactly as much: 10,000 decisions over all cases, all of a case at once, 100 tokens each."""
+    pair = await gateways.pair()
+    who = tenant(**limits)
+    calls = [lambda quotas=quotas: quotas.enter(who, 100, 0) for quotas in pair for _ in range(1250)]
+    assert await num_admitted(calls) == most  # type: ignore[arg-type]
+    assert await gateways.num_open(who) == most
+    gateways.time.ms += 6_000
+    calls = calls[::50]
+    brought = {"requests_per_minute": 60, "tokens_per_minute": 70}
+    more = min(brought[name] for name in limits if name in brought) if "max_concurrency" not in limits else 0
+    assert await num_admitted(calls) == min(len(calls), more)  # type: ignore[arg-type]
+
+
+async def test_a_refusal_names_its_limit_and_when_to_come_back(gateways: Gateways) -> None:
+    quotas = gateways.add()
+    who = tenant(requests_per_minute=6, tokens_per_minute=600, max_concurrency=1)
+    entry = await enter(quotas, who, 300)
+    assert entry.standing == Standing(
+        limit_requests=6,
+        remaining_requests=5,
+        reset_requests_s=10.0,
+        limit_tokens=600,
+        remaining_tokens=300,
+        reset_tokens_s=30.0,
+    )
+    error = await refusal(quotas, who)
+    assert (error.kind, error.reason, error.retry_after_s) == (ErrorKind.QUOTA, "concurrency", 1.0)
+    assert "1 requests at once" in error.message
+    error = await refusal(quotas, who, 301)
+    assert (error.reason, error.retry_after_s) == ("tokens_per_minute", 0.1)
+    entry.watch(lambda: Spent(300, 0))
+    entry.close()
+    for _ in range(5):
+        (await enter(quotas, who, 0)).close()
+    # None of those began, so they count for nothing.
+    for _ in range(5):
+        entry = await enter(quotas, who, 0)
+        entry.watch(lambda: Spent(0, 0))
+        entry.close()
+    error = await refusal(quotas, who)
+    assert (error.reason, error.retry_after_s) == ("requests_per_minute", 10.0)
+
+
+async def test_what_no_minute_brings_is_refused_for_good(gateways: Gateways) -> None:
+    error = await refusal(gateways.add(), tenant(tokens_per_minute=600), 601)
+    assert (error.kind, error.retry_after_s, error.reason) == (ErrorKind.INVALID_REQUEST, None, "tokens_per_minute")
+    assert "601" in error.message and "600" in error.message
+
+
+async def test_whoever_has_no_limits_costs_no_round_trip(gateways: Gateways) -> None:
+    quotas = gateways.add("unix:///nowhere/at-all.sock")
+    for who in (OPEN, tenant(), tenant(max_prompt_tokens=5)):
+        entry = await quotas.enter(who, 10**9, 10**9)
+        assert isinstance(entry, FreeEntry) and entry.standing == Standing()
+        entry.close()
+    assert quotas.is_reachable
+
+
+async def test_what_was_estimated_is_settled_with_what_was_used(gateways: Gateways) -> None:
+    one, two = await gateways.pair()
+    who = tenant(tokens_per_minute=1000)
+    entry = await enter(one, who, 400, 10_000)  # the prompt, and the first guess at an output
+    assert entry.standing.remaining_tokens == 1000 - 400 - 256
+    entry.watch(lambda: Spent(100, 20))
+    entry.close()
+    entry.close()
+    assert (await enter(one, who, 1)).standing.remaining_tokens == 1000 - 120 - 1
+    entry = await enter(two, who, 1)
+    entry.watch(lambda: Spent(1, 1500))  # a debt
+    entry.close()
+    await asyncio.gather(*two._posted)
+    error = await refusal(one, who, 1)
+    assert error.reason == "tokens_per_minute" and error.retry_after_s == pytest.approx(
+        (1 + 120 + 1 + 1501 - 1000) * 0.06
+    )
+
+
+async def test_a_beat_keeps_reservations_and_tells_what_they_used(gateways: Gateways) -> None:
+    one, two = await gateways.pair()
+    who = tenant(tokens_per_minute=60_000, max_concurrency=1)
+    entry = await enter(one, who, 100)
+    used = 0
+    entry.watch(lambda: Spent(100, used))
+    for _ in range(12):
+        gateways.time.ms += 5_000
+        used += 1_000
+        await one._beat()
+    assert (await refusal(two, who)).reason == "concurrency"
+    gateways.time.ms += 20_000  # it tells nothing more: what it told last stands
+    left = (await enter(two, who, 0)).standing.remaining_tokens
+    # The last thousand was taken 20 s ago, and 20,000 came back since.
+    assert left == 60_000
+    assert await gateways.num_open(who) == 1
+
+
+async def test_reservations_of_a_gateway_that_is_gone_are_settled_by_another(gateways: Gateways) -> None:
+    one, two = await gateways.pair()
+    who = tenant(tokens_per_minute=600, max_concurrency=3)
+    entry = await enter(one, who, 500)
+    entry.watch(lambda: Spent(100, 0))
+    await one._beat()
+    kept = await enter(two, who, 50)
+    for ms, num_open in ((19_000, 2), (2_000, 1)):
+        gateways.time.ms += ms
+        await two._beat()
+        assert await gateways.num_open(who) == num_open
+    assert kept in two.entries
+
+
+async def test_who_stood_still_enters_again_what_was_settled_meanwhile(gateways: Gateways) -> None:
+    one, two = await gateways.pair()
+    who = tenant(tokens_per_minute=600)
+    entry = await enter(one, who, 200)
+    used = 150
+    entry.watch(lambda: Spent(used, 0))
+    await one._beat()
+    gateways.time.ms += 20_000
+    before = await enter(two, who, 1)  # sweeps; 450 + 200 back, full
+    assert before.standing.remaining_tokens == 599
+    await one._beat()
+    # 50 of its 200 were not used yet when it was settled.
+    assert (await enter(two, who, 1)).standing.remaining_tokens == 599 - 50 - 1
+    used = 180
+    entry.close()
+    await asyncio.gather(*one._posted)
+    assert (await enter(two, who, 1)).standing.remaining_tokens == 599 - 30 - 2
+
+
+async def test_a_client_that_leaves_while_it_is_asked_for_takes_nothing(gateways: Gateways) -> None:
+    quotas = gateways.add()
+    who = tenant(requests_per_minute=10, tokens_per_minute=1000, max_concurrency=5)
+    for spins in range(12):
+        asking = asyncio.create_task(quotas.enter(who, 100, 0))
+        for _ in range(spins):
+            await asyncio.sleep(0)
+        if not asking.cancel():
+            (await asking).close()
+        else:
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+    while quotas._posted:
+        await asyncio.wait(quotas._posted)
+    entry = await enter(quotas, who, 0)
+    assert (entry.standing.remaining_requests, entry.standing.remaining_tokens) == (9, 1000)
+    assert await gateways.num_open(who) == 1 and quotas.entries == [entry]
+
+
+async def test_tenants_are_apart_and_each_one_is_in_one_slot(gateways: Gateways) -> None:
+    quotas = gateways.add()
+    for name in ("a", "b"):
+        await enter(quotas, Tenant(id=TenantId(name), requests_per_minute=1))
+    keys = await gateways.keys()
+    assert len(keys) == 6 and {key.split(b"{")[1].split(b"}")[0] for key in keys} == {b"a", b"b"}
+
+
+async def test_a_script_that_the_server_forgot_is_told_again(gateways: Gateways) -> None:
+    quotas = gateways.add()
+    who = tenant(requests_per_minute=50)
+    await enter(quotas, who)
+    redis: Redis = connect(gateways.url)
+    await redis.script_flush()
+    await redis.aclose()
+    entries = await asyncio.gather(*(enter(quotas, who) for _ in range(20)))
+    assert sorted(entry.standing.remaining_requests or 0 for entry in entries) == list(range(29, 49))
+    assert quotas.is_reachable
+
+
+async def test_without_redis_each_gateway_admits_its_part(gateways: Gateways, server: RedisServer) -> None:
+    gateways.url = server.url
+    one, two = await gateways.pair()
+    who = tenant(requests_per_minute=100, max_concurrency=90)
+    server.stop()
+    calls = [lambda quotas=quotas: quotas.enter(who, 1, 0) for quotas in (one, two) for _ in range(100)]
+    assert await num_admitted(calls) == 90  # type: ignore[arg-type]
+    assert not one.is_reachable and not two.is_reachable
+    assert len(one.entries) == len(two.entries) == 45
+    error = await refusal(one, who)
+    assert (error.kind, error.reason) == (ErrorKind.QUOTA, "concurrency")
+
+
+async def test_alone_it_begins_where_the_shared_buckets_stood(gateways: Gateways, server: RedisServer) -> None:
+    gateways.url = server.url
+    one, _ = await gateways.pair()
+    who = tenant(tokens_per_minute=1000)
+    assert (await enter(one, who, 900)).standing.remaining_tokens == 100
+    server.stop()
+    assert (await enter(one, who, 50)).standing.remaining_tokens == 0
+    assert (await refusal(one, who, 50)).retry_after_s == 6.0  # 500 per minute is its part
+
+
+async def test_alone_a_request_may_be_larger_than_the_part_of_one_gateway(
+    gateways: Gateways, server: RedisServer
+) -> None:
+    gateways.url = server.url
+    one, _ = await gateways.pair()
+    who = tenant(tokens_per_minute=1000)
+    server.stop()
+    entry = await enter(one, who, 900)
+    assert entry.standing.limit_tokens == 500
+    entry.watch(lambda: Spent(900, 0))
+    entry.close()
+    assert (await refusal(one, who, 1)).retry_after_s == pytest.approx(401 * 0.12)
+
+
+async def test_what_was_used_alone_is_told_when_redis_is_back(gateways: Gateways, server: RedisServer) -> None:
+    gateways.url = server.url
+    one, two = await gateways.pair()
+    who = tenant(requests_per_minute=100, tokens_per_minute=1000, max_concurrency=10)
+    shared = await enter(one, who, 100)
+    shared.watch(lambda: Spent(100, 0))
+    server.stop()
+    alone = [await enter(one, who, 100) for _ in range(3)]
+    for entry in alone:
+        entry.watch(lambda: Spent(80, 0))
+    alone[0].close()
+    alone[0].close()
+    server.start()  # and has forgotten all
+    await one._beat()
+    await two._beat()
+    assert one.is_reachable
+    await asyncio.gather(*one._posted)
+    # `shared`, entered again, two that are open, and 80 of the one that has ended.
+    assert await gateways.num_open(who) == 3
+    entry = await enter(two, who, 0)
+    assert entry.standing.remaining_tokens == 1000 - 3 * 100 - 80
+    for each in (shared, *alone[1:], entry):
+        each.close()
+    await asyncio.gather(*one._posted, *two._posted)
+    assert await gateways.num_open(who) == 0
+    last = await enter(two, who, 0)
+    assert last.standing.remaining_tokens == 1000 - 100 - 3 * 80
+    assert one.entries == [] and two.entries == [last]
+
+
+async def test_a_debt_that_time_has_paid_is_not_asked_for(gateways: Gateways, server: RedisServer) -> None:
+    gateways.url = server.url
+    quotas = gateways.add()
+    await quotas._beat()
+    who = tenant(tokens_per_minute=600)
+    (await enter(quotas, who, 1)).close()
+    server.stop()
+    for _ in range(10):
+        gateways.time.ms += 60_000
+        entry = await enter(quotas, who, 600)
+        entry.watch(lambda: Spent(600, 0))
+        entry.close()
+    gateways.time.ms += 30_000
+    server.start()
+    await quotas._beat()
+    # Ten minutes' worth was used alone; all of it but half a minute has come back.
+    assert (await enter(quotas, who, 0)).standing.remaining_tokens == 300
+
+
+async def test_a_settlement_that_redis_did_not_take_is_made_later(gateways: Gateways, server: RedisServer) -> None:
+    gateways.url = server.url
+    one, two = await gateways.pair()
+    who = tenant(tokens_per_minute=1000)
+    entry = await enter(one, who, 100)
+    await enter(two, who, 1)
+    server.pause()
+    entry.watch(lambda: Spent(10, 0))
+    entry.close()
+    await asyncio.wait(one._posted)
+    assert not one.is_reachable
+    server.resume()
+    await one._beat()
+    await asyncio.gather(*one._posted)
+    assert await gateways.num_open(who) == 1
+    assert (await enter(two, who, 0)).standing.remaining_tokens == 1000 - 10 - 1
+
+
+async def test_a_redis_that_hangs_holds_up_nobody_for_long(
+    gateways: Gateways, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quotas_module, "RETRY_S", 0.02)
+    gateways.url = server.url
+    quotas = gateways.add()
+    await quotas.start()
+    who = tenant(requests_per_minute=100)
+    await until(lambda: quotas._roll is not None and quotas.is_reachable)
+    server.pause()
+    first = await enter(quotas, who)
+    assert not quotas.is_reachable and not first.is_shared
+    server.resume()
+    await until(lambda: quotas.is_reachable)
+    assert first.is_shared
+    first.close()
+    await until(lambda: not quotas._posted)
+
+
+async def test_the_roll_counts_who_is_up(gateways: Gateways) -> None:
+    one, two = await gateways.pair()
+    assert (one._num_gateways, two._num_gateways) == (2, 2)
+    await two.stop()
+    gateways.made.remove(two)
+    await one._beat()
+    assert one._num_gateways == 1
+
+
+async def test_a_tenant_that_is_idle_is_forgotten(gateways: Gateways) -> None:
+    quotas = gateways.add()
+    (await enter(quotas, tenant(requests_per_minute=5))).close()
+    await asyncio.gather(*quotas._posted)
+    await quotas._beat()
+    assert len(quotas._accounts) == 1
+    gateways.time.ms += 601_000
+    await quotas._beat()
+    assert quotas._accounts == {}
+
+
+async def test_books_of_nobody_lapse(gateways: Gateways) -> None:
+    quotas = gateways.add()
+    (await enter(quotas, tenant(requests_per_minute=5))).close()
+    await asyncio.gather(*quotas._posted)
+    async with connect(gateways.url) as redis:
+        for key in await gateways.keys():
+            assert 0 < await redis.pttl(key) <= 60_000
+
+
+async def test_on_the_clock_of_the_server_limits_hold_too(url: str) -> None:
+    """As in production: no time is told."""
+    store = RedisQuotas(url, f"n{next(_names)}")
+    who = tenant(requests_per_minute=1, tokens_per_minute=1)
+    verdicts = [await store.reserve(who.id, who.limits, Ask(name, 1, 1)) for name in ("a", "a", "b")]
+    assert [verdict.refused for verdict in verdicts] == ["", "", "requests_per_minute"]
+    assert 0 < verdicts[2].wait_ms <= 60_000
+    await store.close()

@@ -1,0 +1,244 @@
+"""The tenants file, its errors, the door that it makes, and files that change under a gateway that runs."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from tandem.admission.keys import hash_text, key_digest
+from tandem.admission.tenant import Tenant
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.lane import Lane
+from tandem.gateway.doorkeeper import MAX_KEY_CHARS, KeyDoor, shown_key
+from tandem.gateway.tenants_file import parse_tenants
+from tandem.gateway.tenants_watch import TenantsWatch, read_tenants
+
+KEY, OTHER = "tdm_one", "tdm_other"
+HASH, OTHER_HASH = hash_text(key_digest(KEY)), hash_text(key_digest(OTHER))
+FULL = f"""
+defaults: {{requests_per_minute: 60, lane: standard, disaggregation: off}}
+tenants:
+  acme:
+    keys:
+      - {{hash: "{HASH}", label: laptop, expires: 2027-01-31}}
+    models: [a/b, c]
+    tokens_per_minute: 1000
+    max_concurrency: 3
+    max_prompt_tokens: 500
+    lane: batch
+    weight: 2.5
+    cache_sharing: public
+    disaggregation: strict
+  other:
+    requests_per_minute: 0
+    keys: [{{hash: "{OTHER_HASH}"}}]
+"""
+SECOND = 10**9
+JAN_31_2027 = 1_801_353_600 * SECOND
+
+
+def tenants_of(keys: str, more: str = "") -> str:
+    return f"tenants: {{acme: {{keys: [{keys}]{more}}}}}"
+
+
+def one(key: str = HASH) -> str:
+    return tenants_of(f"{{hash: '{key}'}}")
+
+
+def test_all_of_it_is_read() -> None:
+    found = parse_tenants(FULL, "f")
+    assert found.tenants["acme"] == Tenant(  # type: ignore[index]
+        id="acme",  # type: ignore[arg-type]
+        models=frozenset({"a/b", "c"}),
+        requests_per_minute=60,
+        tokens_per_minute=1000,
+        max_concurrency=3,
+        max_prompt_tokens=500,
+        lane=Lane.BATCH,
+        weight=2.5,
+        cache_sharing="public",
+        disaggregation="strict",
+    )
+    other = found.tenants["other"]  # type: ignore[index]
+    assert (other.requests_per_minute, other.lane, other.disaggregation) == (0, Lane.STANDARD, "off")
+    key = found.keys[key_digest(KEY)]
+    assert (key.tenant.id, key.label, key.expires_ns) == ("acme", "laptop", JAN_31_2027)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "f: must be a mapping"),
+        ("- a", "f: must be a mapping"),
+        ("tenants: {", "f:1: is no YAML"),
+        ("tenants:\n  a: {}\n  a: {}", "f:2: is no YAML: a key twice"),
+        ("tenant: {}", "f: 'tenant' is not known"),
+        ("tenants: {}", "f: tenants: must be a mapping"),
+        ("tenants: {acme: {}}", "f: tenants.acme: must be a mapping"),
+        ("tenants: {acme: {weight: 1}}", "f: tenants.acme: 'keys' is missing"),
+        ("tenants: {'a b': {keys: []}}", "f: tenants.a b: a tenant is called"),
+        ("tenants: {'{x}': {keys: []}}", "a tenant is called"),
+        ("tenants: {open: {keys: []}}", "and not open"),
+        ("defaults: {keys: []}\ntenants: {a: {keys: []}}", "f: defaults: 'keys' is not known"),
+        (tenants_of("", ", requests_per_minute: -1"), "tenants.acme.requests_per_minute: must be a whole number"),
+        (tenants_of("", ", tokens_per_minute: 1e3"), "tenants.acme.tokens_per_minute: must be a whole number"),
+        (tenants_of("", ", tokens_per_minute: 1000000001"), "tenants.acme.tokens_per_minute: must be a whole number"),
+        (tenants_of("", ", models: all"), "tenants.acme.models: must be a list"),
+        (tenants_of("", ", lane: fast"), "tenants.acme.lane: must be one of interactive, standard, batch"),
+        (tenants_of("", ", weight: 0"), "tenants.acme.weight: must be more than 0"),
+        (tenants_of("", ", weight: .nan"), "tenants.acme.weight: must be"),
+        (tenants_of("", ", cache_sharing: yes"), "tenants.acme.cache_sharing: must be text"),
+        (tenants_of("", ", disaggregation: auto"), "tenants.acme.disaggregation: must be one of"),
+        (tenants_of("{}"), "tenants.acme.keys[0]: must be a mapping"),
+        (tenants_of("{hash: 12}"), "tenants.acme.keys[0].hash: must be text"),
+        (tenants_of(f"{{hash: '{HASH}', expires: soon}}"), "tenants.acme.keys[0].expires"),
+        (tenants_of(f"{{hash: '{HASH}', expires: 7}}"), "tenants.acme.keys[0].expires: must be a date"),
+        (tenants_of(f"{{hash: '{HASH}'}}, {{hash: '{HASH}'}}"), "tenants.acme.keys[1]: stands here twice"),
+        (f"tenants: {{a: {{keys: [{{hash: '{HASH}'}}]}}, b: {{keys: [{{hash: '{HASH}'}}]}}}}", "is also one of a"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_its_place(text: str, told: str) -> None:
+    with pytest.raises(TandemError) as refused:
+        parse_tenants(text, "f")
+    assert refused.value.kind is ErrorKind.INVALID_REQUEST
+    assert told in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        one("tdm_SECRET"),
+        tenants_of("tdm_SECRET"),
+        tenants_of("{key: tdm_SECRET}"),
+        "tenants: {acme: {keys: tdm_SECRET}}",
+        "tenants: {acme: {keys: [{hash: 'tdm_SECRET}]}}",
+        "tenants: {acme: {keys: [{hash: tdm_SECRET: x}]}}",
+    ],
+)
+def test_a_key_in_the_place_of_its_hash_is_not_repeated(text: str) -> None:
+    with pytest.raises(TandemError) as refused:
+        parse_tenants(text, "f")
+    assert "SECRET" not in refused.value.message
+
+
+def refusal(door: KeyDoor, key: str | None) -> TandemError:
+    with pytest.raises(TandemError) as refused:
+        door.identify(key)
+    assert refused.value.kind is ErrorKind.UNAUTHENTICATED
+    assert not key or key not in refused.value.message
+    return refused.value
+
+
+def test_a_key_opens_the_door_until_it_expires() -> None:
+    now = JAN_31_2027 - 1
+    door = KeyDoor(parse_tenants(FULL, "f"), lambda: now)
+    assert door.identify(KEY).id == "acme" and door.identify(OTHER).id == "other"
+    now += 1
+    assert refusal(door, KEY).message == refusal(door, "tdm_never").message
+    assert door.identify(OTHER).id == "other"
+
+
+@pytest.mark.parametrize("key", [HASH, KEY + "x", KEY[:-1], "\ud800", "é" * 9, "x" * (MAX_KEY_CHARS + 1)])
+def test_nothing_else_opens_it(key: str) -> None:
+    door = KeyDoor(parse_tenants(FULL, "f"), lambda: 0)
+    assert refusal(door, key).reason == "wrong_key"
+    assert refusal(door, None).reason == refusal(door, "").reason == "no_key"
+
+
+@pytest.mark.parametrize(
+    ("authorization", "x_api_key", "key"),
+    [
+        ("Bearer k", None, "k"),
+        ("bearer  k ", "other", "k"),
+        (None, " k ", "k"),
+        ("Basic dTpw", "k", "k"),
+        ("Bearer ", None, None),
+        ("Bearer", "", None),
+        ("k", None, None),
+        (None, None, None),
+    ],
+)
+def test_where_clients_show_their_key(authorization: str | None, x_api_key: str | None, key: str | None) -> None:
+    assert shown_key(authorization, x_api_key) == key
+
+
+class Mounted:
+    """A file in a mounted Secret: a link into a directory that another link names, which is swapped."""
+
+    def __init__(self, directory: Path, text: str) -> None:
+        self._directory = directory
+        self._count = 0
+        self.path = directory / "tenants.yaml"
+        self.write(text)
+        self.path.symlink_to(Path("..data") / "tenants.yaml")
+
+    def write(self, text: str) -> None:
+        self._count += 1
+        version = self._directory / f"..{self._count}"
+        version.mkdir()
+        (version / "tenants.yaml").write_text(text)
+        fresh = self._directory / "..data_tmp"
+        fresh.symlink_to(version.name)
+        fresh.rename(self._directory / "..data")
+
+
+async def test_a_file_that_changes_is_read_again_and_a_broken_one_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mounted = Mounted(tmp_path, FULL)
+    door = KeyDoor(read_tenants(mounted.path, "prefer"), lambda: 0)
+    watch = TenantsWatch(mounted.path, "prefer", door)
+    await watch.look()
+    mounted.write(one(OTHER_HASH))
+    assert door.identify(KEY).id == "acme"
+    await watch.look()
+    assert door.identify(OTHER).id == "acme" and refusal(door, KEY)
+    with caplog.at_level(logging.ERROR):
+        mounted.write("tenants: {acme: {")
+        for _ in range(2):
+            await watch.look()
+    assert len(caplog.records) == 1 and str(mounted.path) in caplog.text
+    assert door.identify(OTHER).id == "acme" and "is no YAML" in str(door.problem())
+    mounted.path.unlink()
+    await watch.look()
+    assert door.identify(OTHER).id == "acme" and "cannot read" in str(door.problem())
+    mounted.path.write_text(one())
+    await watch.look()
+    assert door.identify(KEY).id == "acme" and door.problem() is None
+
+
+async def test_a_file_of_the_same_size_that_is_written_in_place_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "tenants.yaml"
+    path.write_text(one())
+    door = KeyDoor(read_tenants(path, "off"), lambda: 0)
+    watch = TenantsWatch(path, "off", door)
+    await watch.look()
+    path.write_text(one(OTHER_HASH))
+    os.utime(path, ns=(0, 0))
+    await watch.look()
+    assert door.identify(OTHER).id == "acme"
+
+
+async def test_the_watch_looks_by_itself_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.gateway.tenants_watch.POLL_S", 0.01)
+    path = tmp_path / "tenants.yaml"
+    path.write_text(one())
+    door = KeyDoor(read_tenants(path, "off"), lambda: 0)
+    watch = TenantsWatch(path, "off", door)
+    watch.start()
+    path.write_text(one(OTHER_HASH))
+    from tests.unit.gateway.scripted_worker import until
+
+    await until(lambda: key_digest(OTHER) in door._tenants.keys)
+    await watch.stop()
+
+
+def test_nobody_is_promised_a_split_by_a_gateway_that_never_splits(tmp_path: Path) -> None:
+    path = tmp_path / "tenants.yaml"
+    path.write_text(tenants_of("", ", disaggregation: prefer"))
+    assert read_tenants(path, "prefer")
+    with pytest.raises(TandemError, match=r"tenants\.acme\.disaggregation"):
+        read_tenants(path, "off")

@@ -1,0 +1,269 @@
+"""Keys, models and limits of tenants as clients of the HTTP front meet them; no worker is real."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from tandem.admission.estimate import Spent
+from tandem.admission.keys import hash_text, key_digest
+from tandem.admission.tenant import Tenant
+from tandem.core.config import GatewayConfig
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import Finished, FinishReason
+from tandem.core.lane import Lane
+from tandem.core.request import Generate
+from tandem.gateway.app import create_app
+from tandem.gateway.caller import Caller
+from tandem.gateway.doorkeeper import KeyDoor
+from tandem.gateway.ports import Meter, ServedModel, Standing
+from tandem.gateway.tenants_file import parse_tenants
+from tandem.gateway.text import TextModel
+from tests.unit.gateway.conftest import ScriptedDispatch
+from tests.unit.gateway.rig import Rig, pulled, token
+from tests.unit.gateway.scripted_worker import until
+
+KEY, OTHER = "tdm_one", "tdm_other"
+FILE = f"""
+tenants:
+  acme: {{keys: [{{hash: "{hash_text(key_digest(KEY))}"}}], models: [tiny, nickname]}}
+  other: {{keys: [{{hash: "{hash_text(key_digest(OTHER))}"}}], models: []}}
+"""
+BODY = {"model": "tiny", "prompt": "x", "max_tokens": 1}
+CLOSED = ["/v1/models", "/v1/models/tiny", "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]
+OPEN_PATHS = ["/health", "/live", "/ready", "/metrics", "/openapi.json", "/docs"]
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+class Door:
+    """The HTTP front with two tenants, over a dispatch that serves three models."""
+
+    def __init__(self, text: TextModel) -> None:
+        served = [
+            ServedModel("tiny", 512, text, 1),
+            ServedModel("secret", 512, text, 1),
+            ServedModel("big", 512, text, 1, aliases=("nickname",)),
+        ]
+        self.dispatch = ScriptedDispatch(served)
+        self.door = KeyDoor(parse_tenants(FILE, "f"), lambda: 0)
+        app = create_app(self.dispatch, self.door, GatewayConfig())
+        self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://door")
+
+    async def ask(self, path: str, headers: dict[str, str]) -> httpx.Response:
+        if path.startswith("/v1/models") or path in OPEN_PATHS:
+            return await self.client.get(path, headers=headers)
+        return await self.client.post(path, headers=headers, json=BODY)
+
+
+@pytest.fixture
+async def door(make_text: Callable[..., TextModel]) -> AsyncIterator[Door]:
+    door = Door(make_text())
+    yield door
+    await door.client.aclose()
+
+
+@pytest.mark.parametrize("path", CLOSED)
+@pytest.mark.parametrize(
+    ("headers", "reason"),
+    [
+        ({}, "needed"),
+        ({"authorization": "Bearer "}, "needed"),
+        ({"authorization": f"Basic {KEY}"}, "needed"),
+        ({"x-api-key": ""}, "needed"),
+        (bearer("tdm_wrong"), "not valid"),
+        (bearer(hash_text(key_digest(KEY))), "not valid"),
+        ({"x-api-key": "tdm_wrong"}, "not valid"),
+    ],
+    ids=str,
+)
+async def test_no_key_no_service(door: Door, path: str, headers: dict[str, str], reason: str) -> None:
+    answer = await door.ask(path, headers)
+    assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
+    error = answer.json()["error"]
+    assert (error["type"], error["code"]) == ("authentication_error", "unauthenticated") and reason in error["message"]
+    assert "tdm_" not in answer.text and door.dispatch.requests == []
+
+
+@pytest.mark.parametrize("path", OPEN_PATHS)
+async def test_what_operators_look_at_needs_no_key(door: Door, path: str) -> None:
+    assert (await door.ask(path, {})).status_code == 200
+
+
+@pytest.mark.parametrize("headers", [bearer(KEY), {"x-api-key": KEY}], ids=str)
+async def test_a_tenant_sees_the_models_that_it_may_use(door: Door, headers: dict[str, str]) -> None:
+    cards = (await door.ask("/v1/models", headers)).json()["data"]
+    assert {card["id"] for card in cards} == {"tiny", "big", "nickname"}
+    assert (await door.ask("/v1/models", bearer(OTHER))).json()["data"] == []
+    assert (await door.ask("/v1/models/tiny", headers)).status_code == 200
+
+
+async def test_a_model_that_it_may_not_use_is_like_one_that_is_not_there(door: Door) -> None:
+    for path, body in (("/v1/completions", BODY), ("/tokenize", {"prompt": "x"})):
+        answers = [
+            await door.client.post(path, headers=bearer(KEY), json={**body, "model": name})
+            for name in ("secret", "absent")
+        ]
+        assert [answer.status_code for answer in answers] == [404, 404]
+        secret, absent = (answer.json()["error"] for answer in answers)
+        assert {**secret, "message": ""} == {**absent, "message": ""}
+        assert secret["message"].replace("secret", "absent") == absent["message"]
+    assert door.dispatch.requests == []
+
+
+async def test_a_tenants_file_that_is_broken_shows_in_readiness(door: Door) -> None:
+    assert (await door.ask("/ready", {})).json() == {"status": "ready"}
+    door.door.keep("the tenants file is not taken: f:1: is no YAML")
+    answer = await door.ask("/ready", {})
+    assert answer.status_code == 200 and "is no YAML" in answer.json()["warning"]
+
+
+async def test_keys_are_never_logged(door: Door) -> None:
+    said = io.StringIO()
+    handler = logging.StreamHandler(said)
+    logging.getLogger().addHandler(handler)
+    try:
+        for key in (KEY, "tdm_wrong"):
+            for path in CLOSED:
+                await door.ask(path, bearer(key))
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert "tdm_" not in said.getvalue()
+
+
+# ---- the dispatch and its quotas
+
+
+class Entry:
+    standing = Standing(limit_requests=7)
+
+    def __init__(self) -> None:
+        self.closes: list[Spent | None] = []
+        self._meter: Meter = lambda: None
+
+    def watch(self, meter: Meter) -> None:
+        self._meter = meter
+
+    def close(self) -> None:
+        self.closes.append(self._meter())
+
+
+class ScriptedQuotas:
+    """Lets in unless `refusal` is set, and waits for `gate`."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.asked: list[tuple[str, int, int]] = []
+        self.refusal: TandemError | None = None
+        self.gate: asyncio.Event | None = None
+
+    async def enter(self, tenant: Tenant, num_prompt_tokens: int, max_output_tokens: int) -> Entry:
+        self.asked.append((tenant.id, num_prompt_tokens, max_output_tokens))
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.refusal is not None:
+            raise self.refusal
+        self.entries.append(Entry())
+        return self.entries[-1]
+
+
+@pytest.fixture
+def quotas() -> ScriptedQuotas:
+    return ScriptedQuotas()
+
+
+@pytest.fixture
+async def rig(make_rig: Callable[..., Rig], quotas: ScriptedQuotas) -> Rig:
+    rig = make_rig(quotas)
+    await rig.start()
+    return rig
+
+
+async def test_a_request_is_settled_once_with_what_was_computed(rig: Rig, quotas: ScriptedQuotas) -> None:
+    prefill, decode = await rig.pair()
+    request = await rig.running()
+    assert request.standing.limit_requests == 7
+    key = request.life.key
+    prefill.tell(token(key, 0), Finished(key, None, 1, 8))
+    decode.tell(pulled(key), token(key, 0), token(key, 1), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 0))
+    async for _ in request:
+        pass
+    await request.aclose()
+    assert quotas.asked == [("open", 16, 3)] and [entry.closes for entry in quotas.entries] == [[Spent(16 - 8, 3)]]
+
+
+async def test_who_leaves_pays_for_the_prompt_and_what_came(rig: Rig, quotas: ScriptedQuotas) -> None:
+    prefill, _ = await rig.pair()
+    request = await rig.running()
+    prefill.tell(token(request.life.key, 0))
+    await anext(aiter(request))
+    await request.aclose()
+    await request.aclose()
+    assert quotas.entries[0].closes == [Spent(16, 1)]
+
+
+async def test_tokens_may_come_before_the_answer_to_their_submit(rig: Rig, quotas: ScriptedQuotas) -> None:
+    prefill, decode = await rig.pair()
+    prefill.hold_submit = asyncio.Event()
+    request = await rig.open()
+    await until(lambda: prefill.verbs(request.life.request.id) == ["prefill"])
+    key = request.life.key
+    prefill.tell(token(key, 0), Finished(key, None, 1, 0))
+    decode.tell(pulled(key), token(key, 0), token(key, 1), Finished(key, FinishReason.LENGTH, 2, 0))
+    async for _ in request:
+        pass
+    prefill.hold_submit.set()
+    assert quotas.entries[0].closes == [Spent(16, 2)]
+
+
+async def test_who_never_ran_pays_nothing(rig: Rig, quotas: ScriptedQuotas) -> None:
+    await rig.pair()
+    for worker in rig.workers:
+        worker.on_submit = lambda job: (ErrorKind.OVERLOADED, "full")
+    request = await rig.open()
+    await until(lambda: request.waiting_for != "a place")
+    await request.aclose()
+    assert quotas.entries[0].closes == [None]
+
+
+async def test_a_quota_that_refuses_leaves_nothing(rig: Rig, quotas: ScriptedQuotas) -> None:
+    await rig.pair()
+    quotas.refusal = TandemError(ErrorKind.QUOTA, "no", retry_after_s=3.0, reason="requests_per_minute")
+    with pytest.raises(TandemError) as refused:
+        await rig.open()
+    assert refused.value is quotas.refusal and not rig.left_over()
+
+
+async def test_a_gateway_that_drains_meanwhile_gives_the_quota_back(rig: Rig, quotas: ScriptedQuotas) -> None:
+    await rig.pair()
+    quotas.gate = asyncio.Event()
+    opening = asyncio.create_task(rig.open())
+    await until(lambda: quotas.asked)
+    await rig.dispatch.drain(1.0)
+    quotas.gate.set()
+    with pytest.raises(TandemError) as refused:
+        await opening
+    assert refused.value.kind is ErrorKind.DRAINING and quotas.entries[0].closes == [None]
+
+
+async def test_a_tenants_own_policy_beats_that_of_the_gateway(rig: Rig) -> None:
+    await rig.pair()
+    jobs: dict[str, list[Any]] = {"off": [], "gateway": []}
+    for name, policy in (("off", "off"), ("gateway", None)):
+        before = [len(worker.jobs) for worker in rig.workers]
+        tenant = Tenant(id="t", disaggregation=policy, lane=Lane.BATCH)  # type: ignore[arg-type]
+        request = await rig.open(caller=Caller(request_id="r", tenant=tenant))
+        await until(lambda request=request: request.life.phase.name == "RUNNING")
+        jobs[name] = [job for worker, n in zip(rig.workers, before, strict=True) for job in worker.jobs[n:]]
+        await request.aclose()
+    assert [type(job) for job in jobs["off"]] == [Generate] and len(jobs["gateway"]) == 2
+    assert all(job.request.tenant == "t" and job.request.lane is Lane.BATCH for job in jobs["off"] + jobs["gateway"])
+    assert len({job.request.cache_salt for job in jobs["off"] + jobs["gateway"]} - {""}) == 1
