@@ -24,7 +24,7 @@ from tandem.core.request import Request
 from tandem.gateway.app import create_app
 from tandem.gateway.caller import Caller
 from tandem.gateway.grpc_server import GrpcServer
-from tandem.gateway.ports import OpenDoor, ServedModel, Standing
+from tandem.gateway.ports import Doorkeeper, OpenDoor, ServedModel, Standing
 from tandem.gateway.server import HttpServer
 from tandem.gateway.text import TextModel
 from tandem.wire.channels import channel_options
@@ -159,8 +159,12 @@ class ScriptedDispatch:
 class Front:
     """Both fronts on ports of this machine, their one dispatch, and helpers to script it."""
 
-    def __init__(self, dispatch: ScriptedDispatch, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, dispatch: ScriptedDispatch, tokenizer: Tokenizer, door: Doorkeeper | None = None, **config: Any
+    ) -> None:
         self.dispatch = dispatch
+        self._door = door or OpenDoor()
+        self._config = GatewayConfig(max_body=Bytes(1 << 20), heartbeat_s=HEARTBEAT_S, **config)
         self.port = self.grpc_port = 0
         self._tokenizer = tokenizer
         self._listening = threading.Event()
@@ -234,12 +238,12 @@ class Front:
             runner.run(self._serve())
 
     async def _serve(self) -> None:
-        app = create_app(self.dispatch, OpenDoor(), GatewayConfig(max_body=Bytes(1 << 20), heartbeat_s=HEARTBEAT_S))
+        app = create_app(self.dispatch, self._door, self._config)
         server = HttpServer(app, "127.0.0.1", 0, graceful_s=1.0)
         self._loop = asyncio.get_running_loop()
         self.port = server.port
         await server.start()
-        grpc_server = GrpcServer(self.dispatch, app.answers, OpenDoor(), 1 << 20)
+        grpc_server = GrpcServer(self.dispatch, app.answers, self._door, self._config.max_body)
         await grpc_server.start("127.0.0.1", 0)
         self.grpc_port = grpc_server.port
         self._listening.set()

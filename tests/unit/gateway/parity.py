@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import grpc
 import httpx
 from google.protobuf.message import Message
 
+from tandem.core.ids import RequestId
+from tandem.core.request import Request
 from tandem.wire.gen import inference_pb2 as pb
 
 PATHS = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
@@ -23,6 +25,8 @@ METHODS = {("chat", False): "Chat", ("chat", True): "StreamChat"} | {
     ("completion", False): "Complete",
     ("completion", True): "StreamComplete",
 }
+HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
+TEXT = {"prompt": "The capital"}
 STREAM_FIELDS = ("stream", "stream_options")
 """Over gRPC the method says so."""
 
@@ -59,6 +63,24 @@ class Outcome:
 
     def plain(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def whole_body(kind: str, given: dict[str, Any]) -> dict[str, Any]:
+    body = {"model": "tiny", **(HELLO if kind == "chat" else TEXT), **given}
+    return {name: value for name, value in body.items() if value is not None}
+
+
+def comparable(request: Request, seeded: bool) -> Request:
+    """Identities differ, and so do seeds that the gateway draws."""
+    sampling = request.sampling if seeded else replace(request.sampling, seed=0)
+    return replace(request, id=RequestId("r"), sampling=sampling)
+
+
+def asked_both_ways(http: httpx.Client, stub: Any, kind: str, body: dict[str, Any], **metadata: str) -> list[Outcome]:
+    """HTTP whole, HTTP streamed, gRPC whole, gRPC streamed."""
+    sent = {"x-request-id": "mine", **metadata}.items()
+    over_http = [ask_http(http, kind, body, stream, sent) for stream in (False, True)]
+    return over_http + [ask_grpc(stub, kind, body, stream, sent) for stream in (False, True)]
 
 
 # ---- HTTP

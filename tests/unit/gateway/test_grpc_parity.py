@@ -4,7 +4,6 @@ same error comes back. Never compares protocols' own refusals."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -13,15 +12,11 @@ import pytest
 
 from tandem.core.errors import ERROR_TABLE, ErrorKind, TandemError
 from tandem.core.events import FinishReason
-from tandem.core.ids import RequestId
-from tandem.core.request import Request
 from tandem.gateway.ports import Standing
 from tandem.wire.gen import inference_pb2 as pb
 from tests.unit.gateway.conftest import Front, ScriptedStream
-from tests.unit.gateway.parity import Outcome, ask_grpc, ask_http, spell
+from tests.unit.gateway.parity import HELLO, ask_grpc, ask_http, asked_both_ways, comparable, spell, whole_body
 
-HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
-TEXT = {"prompt": "The capital"}
 UNICODE = "Grüße 你好 👩‍🚀 é"
 Script = Callable[[Front], ScriptedStream]
 
@@ -171,24 +166,6 @@ def all_cases(shared: Any, chat: Any, completion: Any) -> list[Any]:
     cases += [("chat", name, *case) for name, case in chat.items()]
     cases += [("completion", name, *case) for name, case in completion.items()]
     return [pytest.param(kind, *case, id=f"{kind}: {name}") for kind, name, *case in cases]
-
-
-def whole_body(kind: str, given: dict[str, Any]) -> dict[str, Any]:
-    body = {"model": "tiny", **(HELLO if kind == "chat" else TEXT), **given}
-    return {name: value for name, value in body.items() if value is not None}
-
-
-def comparable(request: Request, seeded: bool) -> Request:
-    """Identities differ, and so do seeds that the gateway draws."""
-    sampling = request.sampling if seeded else replace(request.sampling, seed=0)
-    return replace(request, id=RequestId("r"), sampling=sampling)
-
-
-def asked_both_ways(http: httpx.Client, stub: Any, kind: str, body: dict[str, Any]) -> list[Outcome]:
-    """HTTP whole, HTTP streamed, gRPC whole, gRPC streamed."""
-    label = {"x-request-id": "mine"}
-    over_http = [ask_http(http, kind, body, stream, label.items()) for stream in (False, True)]
-    return over_http + [ask_grpc(stub, kind, body, stream, label.items()) for stream in (False, True)]
 
 
 @pytest.mark.parametrize(("kind", "given", "script"), all_cases(ANSWERED, OF_CHAT, OF_COMPLETIONS))
