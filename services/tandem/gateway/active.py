@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 
 from tandem.core.errors import TandemError
 from tandem.core.events import Finished, PromptScored, Token
 from tandem.core.ids import WorkerRef
 from tandem.flow.lifecycle import RequestLife
+from tandem.gateway.event_queue import EventQueue
 from tandem.gateway.ports import Standing
 from tandem.routing.placement import Placement
 
@@ -28,7 +28,7 @@ class ActiveRequest:
         self.waiting_for = "a place"
         self._on_close = on_close
         self.standing = Standing()
-        self._events: asyncio.Queue[Token | PromptScored | Finished | TandemError] = asyncio.Queue()
+        self._events = EventQueue()
         self._ended = False
 
     @property
@@ -36,7 +36,7 @@ class ActiveRequest:
         return self.life.placement.path if self.life.placement is not None else ""
 
     def push(self, event: Token | PromptScored | Finished | TandemError) -> None:
-        self._events.put_nowait(event)
+        self._events.push(event)
 
     def exclude(self, workers: frozenset[WorkerRef], until: float) -> None:
         self.excluded_until.update(dict.fromkeys(workers, until))
@@ -47,7 +47,7 @@ class ActiveRequest:
 
     async def __aiter__(self) -> AsyncIterator[Token | PromptScored | Finished]:
         while not self._ended:
-            event = await self._events.get()
+            event = await self._events.next()
             self._ended = isinstance(event, Finished | TandemError)
             if isinstance(event, TandemError):
                 raise event
