@@ -91,7 +91,7 @@ class Bench:
         connections = await self._connect(server, self._num_open)
         for connection in connections:
             connection.begin(ask(NEVER, 1000, stream=True))
-        while not all(connection.num_bytes for connection in connections):
+        while not all(connection.num_bytes for connection in connections):  # noqa: ASYNC110 - one look at many
             await asyncio.sleep(0.01)
         held = server.pss_bytes()
         _close(connections)
@@ -143,7 +143,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="loadtest door", description="Measure what the gateway's door costs.")
-    parser.add_argument("--fronts", type=lambda text: tuple(text.split(",")), default=("tandem", "link", "bare", "fastapi"))
+    parser.add_argument(
+        "--fronts", type=lambda text: tuple(text.split(",")), default=("tandem", "link", "bare", "fastapi")
+    )
     parser.add_argument("--core", type=int, help="of the server (default: the last one; the client has the others)")
     parser.add_argument("--rounds", type=int, default=3, help="over all fronts (default: %(default)s)")
     parser.add_argument("--streams", type=_counts, default=STREAMS, metavar="N,N,...")

@@ -1,4 +1,4 @@
-"""What stands behind the gateway's door in its benchmark: tokens at once or step by step, no model; measures nothing."""
+"""What stands behind the gateway's door in its benchmark: tokens at once or step by step; measures nothing."""
 
 from __future__ import annotations
 

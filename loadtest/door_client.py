@@ -48,8 +48,8 @@ class Connection(asyncio.Protocol):
 
     @classmethod
     async def open(cls, url: str, clock: Clock) -> Connection:
-        where = urlsplit(url)
-        _, made = await asyncio.get_running_loop().create_connection(lambda: cls(clock), where.hostname, where.port)
+        host, _, port = urlsplit(url).netloc.partition(":")
+        _, made = await asyncio.get_running_loop().create_connection(lambda: cls(clock), host, int(port))
         return made
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

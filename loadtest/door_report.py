@@ -79,7 +79,9 @@ def _row(name: str, figures: Figures, bare: Figures | None) -> list[str]:
     cells.append(f"{statistics.median(rate.per_s for rate in figures.requests):,.0f}")
     for rates in figures.streams.values():
         cells.append(f"{statistics.median(rate.per_s for rate in rates):,.0f}")
-    cells.append(" ".join(f"{1e6 / statistics.median(r.per_core_s for r in rs):.0f}" for rs in figures.streams.values()))
+    cells.append(
+        " ".join(f"{1e6 / statistics.median(r.per_core_s for r in rs):.0f}" for rs in figures.streams.values())
+    )
     return cells
 
 

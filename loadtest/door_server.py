@@ -3,8 +3,8 @@
     python -m loadtest.door_server FRONT [--core N]
 
 `tandem` is the gateway's app and server over an instant backend, `link` the same over the whole way from a worker,
-`bare` an ASGI endpoint that answers at once on the same server, `fastapi` an empty FastAPI endpoint on uvicorn. Says its
-URL on stdout and serves until stdin ends. Measures nothing.
+`bare` an ASGI endpoint that answers at once on the same server, `fastapi` an empty FastAPI endpoint on uvicorn. Says
+its URL on stdout and serves until stdin ends. Measures nothing.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ async def _linked(worker: str, config: GatewayConfig, stack: AsyncExitStack) -> 
     await fleet.start(dispatcher)
     stack.push_async_callback(fleet.stop)
     async with asyncio.timeout(30):
-        while fleet.ready() is not None:
+        while fleet.ready() is not None:  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0.01)
     return dispatcher
 
@@ -143,7 +143,7 @@ async def _start_fastapi(stack: AsyncExitStack) -> int:
     config = uvicorn.Config(app, host="127.0.0.1", port=0, http="httptools", access_log=False, log_level="warning")
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
-    while not server.started:
+    while not server.started:  # noqa: ASYNC110 - it tells nobody
         await asyncio.sleep(0.01)
 
     async def stop() -> None:

