@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Failed, Finished, JobEvent, Pulled, Token
+from tandem.core.events import Cancelled, Failed, Finished, JobEvent, PromptScored, Pulled, SampledToken, Token
 from tandem.core.ids import BlockId, HandoffId, RequestId, WorkerRef
 from tandem.core.request import Generate, Job, Request
 from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Unfollow
-from tandem.flow.commands import CancelJob, Command, Deliver, End, Place, ReleaseLease, Submit
+from tandem.flow.commands import CancelJob, Command, Deliver, End, Place, ReleaseLease, Score, Submit
 from tandem.flow.lifecycle import Phase, RequestLife
 from tandem.kv.handoff import HandoffKey
 from tandem.kv.pull_book import StartRead, Teardown
 from tandem.routing.placement import Placement
-from tests.property.model import expected_output
+from tests.property.model import expected_output, expected_scores
 from tests.property.workers import Action, Agenda, Knobs, Link, Worker
 
 ROUND_S = 0.1
@@ -37,6 +37,7 @@ class Cluster:
         self.placements: dict[RequestId, tuple[int, int]] = {}
         self.expected: dict[RequestId, tuple[int, ...]] = {}
         self.delivered: dict[RequestId, list[int]] = {}
+        self.scored: dict[RequestId, list[SampledToken]] = {}
         self.outcomes: dict[RequestId, Finished | TandemError] = {}
         self.hung: list[tuple[Worker, StartRead]] = []
         self.failures: list[Failed] = []
@@ -55,6 +56,7 @@ class Cluster:
         self.placements[request.id] = (prefill, decode)
         self.expected[request.id], _ = expected_output(Generate(request=request, attempt=1))
         self.delivered[request.id] = []
+        self.scored[request.id] = []
         self.place(life)
 
     def place(self, life: RequestLife) -> None:
@@ -74,6 +76,11 @@ class Cluster:
                     self.call(worker, lambda w, k=key: self.effects(w, w.engine.cancel(k, self.agenda.now)))  # type: ignore[misc]
                 case ReleaseLease(worker, handoff):
                     self.call(worker, lambda w, k=handoff: self.effects(w, w.engine.release(k, self.agenda.now)))  # type: ignore[misc]
+                case Score(scores):
+                    told = self.scored[life.request.id]
+                    assert scores.first_index == 1 + len(told) and scores.tokens, f"{scores} after {len(told)}"
+                    assert not self.delivered[life.request.id], f"{scores} after the first token"
+                    told += scores.tokens
                 case Deliver(token):
                     self.delivered[life.request.id].append(token.token.id)
                 case End(outcome):
@@ -85,7 +92,14 @@ class Cluster:
         self.outcomes[name] = outcome
         told, expected = tuple(self.delivered[name]), self.expected[name]
         assert told == expected[: len(told)], f"{name}: {told} instead of {expected}"
+        life = self.lives[name]
         if isinstance(outcome, Finished):
+            wanted = (
+                ()
+                if life.request.prompt_logprobs is None
+                else expected_scores(Generate(request=life.request, attempt=1))
+            )
+            assert tuple(self.scored[name]) == wanted, f"{name}: scores"
             assert told == expected, f"{name} finished with {told} instead of {expected}"
 
     def submit(self, life: RequestLife, ref: WorkerRef, job: Job) -> None:
@@ -393,6 +407,10 @@ class Cluster:
                     f"{worker.ref}: {event} is not what the model says"
                 )
                 worker.next_index[key] = index + 1
+            case PromptScored(_, first_index, tokens):
+                known = worker.num_scored.get(key, 0)
+                assert 1 <= first_index <= 1 + known, f"{worker.ref}: a gap before {event}"
+                worker.num_scored[key] = max(known, first_index - 1 + len(tokens))
             case Pulled():
                 self.num_pulled += 1
             case Finished():

@@ -40,13 +40,18 @@ def _doc(text: str, default: Any) -> Any:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     id: str = _doc("alias, directory, .gguf file or hub id", "smollm2-135m-instruct")
-    served_name: str = _doc("name clients use; empty: the id's last part", "")
+    served_name: str = _doc("name clients use, or several, by commas; empty: the id's last part", "")
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = _doc("of weights, activations and KV", "float32")
     quantization: Literal["none", "int8"] = _doc("of weights; int8 computes in float32 with 8-bit products", "none")
     compact: bool = _doc("keep weights in fewer bits where each comes back exactly (compiled kernels)", True)
     device: Literal["cpu", "cuda"] = _doc("where the model runs", "cpu")
     generation_config: Literal["auto", "none"] = _doc("none: ignore the model's own sampling defaults", "auto")
     cache_dir: str = _doc("imported models; empty: $XDG_CACHE_HOME/tandem/models", "")
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """The model's name and its aliases; empty where none was chosen."""
+        return tuple(name.strip() for name in self.served_name.split(",")) if self.served_name else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +128,7 @@ class GatewayConfig:
     progress_timeout_s: float = _doc("a request without a new token for this long fails", 120.0)
     drain_s: float = _doc("how long requests under way may take after SIGTERM", 20.0)
     worker_silence_s: float = _doc("a worker whose stream carries nothing for this long is lost", 10.0)
+    heartbeat_s: float = _doc("a stream without a first token yet sends a comment this often", 10.0)
     max_queued: int = _doc("requests that may wait for a place", 1024)
 
 
@@ -196,6 +202,11 @@ def _has_pair(config: Config) -> bool:
 
 _RULES: tuple[_Rule, ...] = (
     _one("model.id", "must not be empty", bool),
+    (
+        "model.served_name",
+        "must be different names, none of them empty",
+        lambda c: all(c.model.served_names) and len(set(c.model.served_names)) == len(c.model.served_names),
+    ),
     _one("engine.max_num_seqs", "must be at least 1", lambda v: v >= 1),
     (
         "engine.max_num_batched_tokens",
@@ -220,6 +231,7 @@ _RULES: tuple[_Rule, ...] = (
     *_each("must be more than 0", lambda v: v > 0, "engine.kv_cache_memory", "gateway.max_body"),
     *_each("must be more than 0", lambda v: v > 0, "handoff.lease_s", "handoff.pull_timeout_s"),
     *_each("must be more than 0", lambda v: v > 0, "handoff.drain_timeout_s", "worker.step_stall_s"),
+    _one("gateway.heartbeat_s", "must be more than 0", lambda v: v > 0),
     *_each("must be more than 0", lambda v: v > 0, "gateway.queue_timeout_s", "gateway.progress_timeout_s"),
     *_each("must be more than 0", lambda v: v > 0, "gateway.request_timeout_s", "gateway.stalled_client_s"),
     _one("gateway.max_connections", "must be at least 1", lambda v: v >= 1),

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Failed, Finished, Pulled, Token, Tokens
+from tandem.core.events import Cancelled, Failed, Finished, PromptScored, Pulled, Token, Tokens
 from tandem.core.ids import JobKey, WorkerRef
 from tandem.core.load import Books, Load
 from tandem.core.request import Job, Prefill, Resume
@@ -126,6 +126,8 @@ class Engine:
         """Take in what a plan yielded; plans finish in the order in which they began."""
         effects: list[Effect] = []
         for progress in self._scheduler.commit(result):
+            if progress.scores:
+                effects.append(Emit(PromptScored(progress.key, progress.first_scored, progress.scores)))
             effects += [Emit(Token(progress.key, progress.first_index + i, t)) for i, t in enumerate(progress.tokens)]
             if isinstance(progress.job, Prefill):
                 effects += self._giver.offer(progress.job, progress, now)

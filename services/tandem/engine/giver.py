@@ -41,7 +41,7 @@ class Giver:
         if progress.error is not None:
             return self.withdraw(key, ErrorKind.INTERNAL, progress.error, now)
         if progress.finish is not None:
-            return self.withdraw(key, ErrorKind.CANCELLED, "the first token was the last", now)
+            return self.withdraw(key, ErrorKind.CANCELLED, "nothing is left to hand over", now)
         token = progress.tokens[0] if progress.handed_over else None
         num_complete = len(lease.blocks) if progress.handed_over else progress.num_computed // self._pool.block_size
         message = self._leases.announce(key, num_complete, progress.digests, progress.num_computed, token)

@@ -69,6 +69,8 @@ class RequestLife:
         self._open: dict[WorkerRef, Job] = {}
         self._giver: WorkerRef | None = None
         self._next_index = 0
+        # Prompt tokens from the second on whose scores the client has.
+        self._num_scored = 0
         self._early: dict[int, Token] = {}
         self._finished: Finished | None = None
         self._num_cached = 0
@@ -134,7 +136,7 @@ class RequestLife:
             case Token():
                 return self._take_token(event)
             case PromptScored():
-                return [Score(event)]
+                return self._take_scores(event)
             case Pulled():
                 self.pulled = event
                 return []
@@ -155,7 +157,7 @@ class RequestLife:
         nothing has changed, and they are to be reported one by one."""
         if tokens.key != self.key or worker not in self._open or self._early or self._finished is not None:
             return False
-        if tokens.first_index != self._next_index:
+        if tokens.first_index != self._next_index or not self._is_scored:
             return False
         self._next_index += len(tokens.ids)
         return True
@@ -164,7 +166,7 @@ class RequestLife:
         """A worker is gone. A prefill worker that has handed everything over is not missed; before all workers have
         taken their jobs, nothing is lost but the place."""
         job = self._open.pop(worker, None)
-        if job is None or (isinstance(job, Prefill) and self.pulled is not None):
+        if job is None or self._has_done_its_part(job):
             return []
         if self.phase in (Phase.BOOKING, Phase.STARTING):
             return self._place_again(worker)
@@ -186,14 +188,39 @@ class RequestLife:
     # ---- inside
 
     def _take_token(self, token: Token) -> list[Command]:
-        """Deliver in order of index. Both sides report the first token; it counts once."""
+        """Both sides report the first token; it counts once."""
         if token.index >= self._next_index:
             self._early[token.index] = token
+        return self._deliver()
+
+    def _take_scores(self, event: PromptScored) -> list[Command]:
+        """They come in order; what comes again is not told again."""
+        num_known = self._num_scored + 1 - event.first_index
+        if num_known < 0:
+            return self._end(TandemError(ErrorKind.INTERNAL, f"{-num_known} scores of the prompt are missing"))
+        fresh = event.tokens[num_known:]
+        if not fresh:
+            return []
+        scores = PromptScored(event.key, self._num_scored + 1, fresh)
+        self._num_scored += len(fresh)
+        return [Score(scores), *self._deliver()]
+
+    def _deliver(self) -> list[Command]:
+        """In order of index, and none before the prompt's scores, which may come later where another worker has them
+        than the one that decodes."""
         out: list[Command] = []
-        while self._next_index in self._early:
+        while self._is_scored and self._next_index in self._early:
             out.append(Deliver(self._early.pop(self._next_index)))
             self._next_index += 1
         return out + self._finish_when_complete()
+
+    @property
+    def _is_scored(self) -> bool:
+        """All scores of the prompt that are wanted are here."""
+        return self.request.prompt_logprobs is None or self._num_scored >= len(self.request.prompt_tokens) - 1
+
+    def _has_done_its_part(self, job: Job) -> bool:
+        return isinstance(job, Prefill) and self.pulled is not None and self._is_scored
 
     def _take_finish(self, worker: WorkerRef, event: Finished) -> list[Command]:
         job = self._open.pop(worker, None)
@@ -206,13 +233,13 @@ class RequestLife:
     def _take_cancel(self, worker: WorkerRef) -> list[Command]:
         """Nobody on this side asked for it. A prefill whose lease was released early has done its part."""
         job = self._open.pop(worker, None)
-        if job is None or (isinstance(job, Prefill) and self.pulled is not None):
+        if job is None or self._has_done_its_part(job):
             return []
         return self._end(TandemError(ErrorKind.WORKER_LOST, f"worker {worker.id} gave the job up"))
 
     def _finish_when_complete(self) -> list[Command]:
         finished = self._finished
-        if finished is None or self._next_index < finished.num_output_tokens:
+        if finished is None or self._next_index < finished.num_output_tokens or not self._is_scored:
             return []
         return self._end(Finished(finished.key, finished.reason, finished.num_output_tokens, self._num_cached))
 

@@ -3,42 +3,98 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import aclosing
+from dataclasses import replace
 from types import TracebackType
-from typing import cast
+from typing import TypeVar, cast
 
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import PromptScored
 from tandem.core.request import Request
 from tandem.gateway.caller import Caller
-from tandem.gateway.completion import Completion, Part
-from tandem.gateway.openai_request import Ask, chat_ask, completion_ask, conversation, request, single_prompt
-from tandem.gateway.openai_schema import ChatBody, CompletionBody
+from tandem.gateway.completion import Completion, Delta, Ending
+from tandem.gateway.counters import Count, Counters
+from tandem.gateway.detokenize import Detokenizer
+from tandem.gateway.echo import Echo, PromptScores, Scored, echo_deltas
+from tandem.gateway.merge import merged
+from tandem.gateway.openai_request import (
+    Ask,
+    chat_ask,
+    chat_ending,
+    completion_ask,
+    conversation,
+    new_id,
+    request,
+)
+from tandem.gateway.openai_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from tandem.gateway.ports import Dispatch, ServedModel, Standing
+from tandem.gateway.prompt import Prompt, checked_tokens, encode, given_prompts
+from tandem.gateway.usage import Tally, Usage
+
+T = TypeVar("T")
+Part = Scored | Echo | Delta | Ending
+"""What comes of each prompt: its scores if they were asked for, the echo of each choice likewise, then the deltas of
+all choices as they come, and one Ending for each choice."""
 
 _INLINE_CHARS = 2000
 """Text up to this length is tokenized at once: about a millisecond, less than what a thread costs under load."""
 
 
 class Answer:
-    """An async context over what answers one body; leaving it ends what still runs. `job` has been admitted."""
+    """An async context over what answers one body; leaving it ends what still runs. Its `jobs`, one for each prompt,
+    have been admitted. The i-th choice of the p-th prompt is choice p * ask.num_choices + i."""
 
-    __slots__ = ("_completion", "ask", "job", "served")
+    __slots__ = ("_completions", "_count", "_prompts", "_tally", "ask", "id", "jobs", "served")
 
-    def __init__(self, ask: Ask, served: ServedModel, job: Request, completion: Completion) -> None:
+    def __init__(self, identity: str, ask: Ask, served: ServedModel, prompts: Sequence[Prompt], count: Count) -> None:
+        self.id = identity
         self.ask = ask
         self.served = served
-        self.job = job
-        self._completion = completion
+        self.jobs: list[Request] = []
+        self._prompts = prompts
+        self._completions: list[Completion] = []
+        self._count = count
+        self._tally = Tally(ask.num_choices)
+
+    async def admit(self, dispatch: Dispatch, jobs: Sequence[Request], caller: Caller) -> None:
+        """All jobs or none: when one is refused, those before it end."""
+        try:
+            for job in jobs:
+                stream = await dispatch.open(job, caller)
+                self.jobs.append(job)
+                self._completions.append(
+                    Completion(job, stream, self._detokenizer, show_stop_tokens=self.ask.include_stop)
+                )
+                self._tally.admitted(len(job.prompt_tokens))
+        except BaseException as error:
+            await self.__aexit__(type(error), error, error.__traceback__)
+            raise
+
+    @property
+    def model(self) -> str:
+        """As the client called it."""
+        return self.ask.body.model
+
+    @property
+    def num_choices(self) -> int:
+        return len(self._prompts) * self.ask.num_choices
+
+    @property
+    def usage(self) -> Usage:
+        """Up to the last part that came."""
+        return self._tally.usage()
 
     @property
     def path(self) -> str:
-        """Final once the first part has come."""
-        return self._completion.path
+        """Final once the first part has come. Those of several prompts are joined by commas."""
+        return ", ".join(dict.fromkeys(completion.path for completion in self._completions))
 
     @property
     def standing(self) -> Standing:
-        return self._completion.standing
+        """After all jobs were admitted."""
+        return self._completions[-1].standing
 
     async def __aenter__(self) -> Answer:
         return self
@@ -46,28 +102,82 @@ class Answer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._completion.close()
+        self._count.ended(error, self._tally.usage(), is_complete=self._tally.num_ended == self.num_choices)
+        for completion in self._completions:
+            await completion.close()
 
-    def parts(self) -> AsyncGenerator[Part, None]:
-        """The parts of all choices as they come, one Ending for each choice; to be closed by `aclose`."""
+    async def parts(self) -> AsyncGenerator[Part, None]:
+        """To be closed by `aclose`."""
+        sources = [self._parts_of(index) for index in range(len(self._completions))]
+        async with aclosing(sources[0] if len(sources) == 1 else merged(sources)) as parts:
+            async for part in parts:
+                self._tally.take(part)
+                yield part
+
+    async def _parts_of(self, prompt: int) -> AsyncGenerator[Part, None]:
+        job, choices = self.jobs[prompt], prompt * self.ask.num_choices
+        scores = PromptScores(job.prompt_tokens)
+        num_echoed: int | None = None
         # Asynchronous generators have aclose, which AsyncIterator, the better promise, does not show.
-        return cast(AsyncGenerator[Part, None], self._completion.events())
+        events = cast(AsyncGenerator[Delta | PromptScored | Ending, None], self._completions[prompt].events())
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, PromptScored):
+                    scores.take(event)
+                    continue
+                if num_echoed is None:
+                    num_echoed = 0
+                    for told in self._of_the_prompt(prompt, scores):
+                        num_echoed = told.num_chars if isinstance(told, Echo) else 0
+                        yield told
+                yield _moved(event, choices, num_echoed) if choices or num_echoed else event
+
+    def _of_the_prompt(self, prompt: int, scores: PromptScores) -> Iterator[Scored | Echo]:
+        ask = self.ask
+        tokens = () if ask.prompt_scores is None else scores.complete()
+        if ask.body.prompt_logprobs is not None:
+            yield Scored(prompt, tokens)
+        if ask.echo:
+            shown = tokens if ask.logprobs is not None else ()
+            deltas = echo_deltas(
+                self._prompts[prompt],
+                self.served.text,
+                shown,
+                ask.logprobs or 0,
+                skip_special_tokens=ask.skip_special_tokens,
+            )
+            first = prompt * ask.num_choices
+            yield from (Echo(deltas, choice) for choice in range(first, first + ask.num_choices))
+
+    def _detokenizer(self) -> Detokenizer:
+        ask = self.ask
+        return self.served.text.detokenizer(
+            ask.stops, skip_special_tokens=ask.skip_special_tokens, include_stop=ask.include_stop
+        )
+
+
+def _moved(part: Delta | Ending, choices: int, num_chars: int) -> Delta | Ending:
+    choice = part.choice + choices
+    if isinstance(part, Ending):
+        return replace(part, choice=choice)
+    return replace(part, choice=choice, offset=part.offset + num_chars)
 
 
 class Answers:
     """`encoders` tokenizes long prompts, so that one of them does not stop everybody's streams."""
 
-    __slots__ = ("_dispatch", "_encoders")
+    __slots__ = ("_counters", "_dispatch", "_encoders")
 
-    def __init__(self, dispatch: Dispatch, encoders: Executor) -> None:
+    def __init__(self, dispatch: Dispatch, encoders: Executor, counters: Counters) -> None:
         self._dispatch = dispatch
         self._encoders = encoders
+        self._counters = counters
 
     def find(self, name: str) -> ServedModel:
         """The model that clients call so. Raises MODEL_NOT_FOUND, or NO_WORKER while none is served."""
         models = self._dispatch.models()
         for model in models:
-            if model.name == name:
+            if name in model.names:
                 return model
         if not models:
             reason = self._dispatch.ready() or "no model is served yet"
@@ -76,31 +186,72 @@ class Answers:
 
     async def chat(self, body: ChatBody, caller: Caller) -> Answer:
         """Admit a chat completion. Raises TandemError when it is refused."""
-        served, ask = self.find(body.model), chat_ask(body)
-        messages = conversation(body.messages)
-
-        def encode() -> tuple[int, ...]:
-            return served.text.encode_chat(messages, body.chat_template_kwargs)
-
-        prompt = await self._encode(encode, sum(len(message["content"]) for message in messages))
-        return await self._open(ask, served, request(ask, served, prompt, "chatcmpl-", caller), caller)
+        with self._counters.admission("chat") as count:
+            served, ask = self.find(body.model), chat_ask(body)
+            prompt = Prompt(await self._encode_chat(served, body))
+            return await self._open(ask, served, [prompt], new_id("chatcmpl-"), caller, count)
 
     async def complete(self, body: CompletionBody, caller: Caller) -> Answer:
-        """Admit a plain completion. Raises TandemError when it is refused."""
-        served, ask = self.find(body.model), completion_ask(body)
-        given = single_prompt(body.prompt, served.text.vocab_size)
-        if isinstance(given, str):
-            text = given
-            prompt = await self._encode(lambda: served.text.encode_text(text), len(text))
-        else:
-            prompt = given
-        return await self._open(ask, served, request(ask, served, prompt, "cmpl-", caller), caller)
+        """Admit a plain completion of one or several prompts. Raises TandemError when one of them is refused."""
+        with self._counters.admission("completion") as count:
+            served, ask = self.find(body.model), completion_ask(body)
+            given = given_prompts(body.prompt, served.text.vocab_size)
+            add_special_tokens = body.add_special_tokens is not False
 
-    async def _encode(self, encode: Callable[[], tuple[int, ...]], num_chars: int) -> tuple[int, ...]:
+            def encode_all() -> list[Prompt]:
+                return [encode(each, served.text, add_special_tokens=add_special_tokens) for each in given]
+
+            prompts = await self._encode(encode_all, sum(len(each) for each in given if isinstance(each, str)))
+            return await self._open(ask, served, prompts, new_id("cmpl-"), caller, count)
+
+    async def tokenize(self, body: TokenizeBody) -> tuple[ServedModel, tuple[int, ...]]:
+        """The token ids that a completion of this prompt, or a chat of these messages, would begin with."""
+        served = self._named_or_only(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise TandemError(ErrorKind.INVALID_REQUEST, "either prompt or messages must be given", param="prompt")
+        if body.prompt is None:
+            return served, await self._encode_chat(served, body)
+        prompt, add = body.prompt, body.add_special_tokens is not False
+        found = await self._encode(lambda: served.text.encode_text(prompt, add_special_tokens=add), len(prompt))
+        return served, found
+
+    async def detokenize(self, body: DetokenizeBody) -> str:
+        served = self._named_or_only(body.model)
+        tokens = checked_tokens(body.tokens, served.text.vocab_size, "tokens")
+        return await self._encode(lambda: served.text.decode(tokens), len(tokens))
+
+    def _named_or_only(self, name: str | None) -> ServedModel:
+        models = self._dispatch.models()
+        if name is None and len(models) > 1:
+            message = "model must be given, because several are served"
+            raise TandemError(ErrorKind.INVALID_REQUEST, message, param="model")
+        return self.find(models[0].name if name is None and models else name or "")
+
+    async def _encode_chat(self, served: ServedModel, body: ChatBody | TokenizeBody) -> tuple[int, ...]:
+        given = body.messages or []
+        messages = conversation(given)
+        ending = chat_ending(given, body.add_generation_prompt, body.continue_final_message)
+
+        def encode_chat() -> tuple[int, ...]:
+            return served.text.encode_chat(
+                messages,
+                body.chat_template_kwargs,
+                ending=ending,
+                add_special_tokens=bool(body.add_special_tokens),
+            )
+
+        return await self._encode(encode_chat, sum(len(message["content"]) for message in messages))
+
+    async def _encode(self, work: Callable[[], T], num_chars: int) -> T:
         if num_chars <= _INLINE_CHARS:
-            return encode()
-        return await asyncio.get_running_loop().run_in_executor(self._encoders, encode)
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._encoders, work)
 
-    async def _open(self, ask: Ask, served: ServedModel, job: Request, caller: Caller) -> Answer:
-        stream = await self._dispatch.open(job, caller)
-        return Answer(ask, served, job, Completion(job, stream, lambda: served.text.detokenizer(ask.stops)))
+    async def _open(
+        self, ask: Ask, served: ServedModel, prompts: Sequence[Prompt], identity: str, caller: Caller, count: Count
+    ) -> Answer:
+        names = [identity] if len(prompts) == 1 else [f"{identity}-{index}" for index in range(len(prompts))]
+        jobs = [request(ask, served, prompt.ids, name, caller) for prompt, name in zip(prompts, names, strict=True)]
+        answer = Answer(identity, ask, served, prompts, count)
+        await answer.admit(self._dispatch, jobs, caller)
+        return answer

@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.answers import Answers
 from tandem.gateway.asgi import ClientGone, Exchange, Receive, Scope, Send
-from tandem.gateway.health import Health
+from tandem.gateway.counters import Counters
+from tandem.gateway.health import METRICS_TYPE, Health
 from tandem.gateway.openai_http import MODELS_PREFIX, OpenAIRoutes
+from tandem.gateway.openai_reply import (
+    ChatChunk,
+    ChatCompletion,
+    DetokenizeReply,
+    HealthReply,
+    ModelCard,
+    ModelList,
+    TextChunk,
+    TextCompletion,
+    TokenizeReply,
+)
+from tandem.gateway.openai_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from tandem.gateway.openapi import Reference
 from tandem.gateway.ports import Dispatch, Doorkeeper
-
-Handler = Callable[[Exchange], Awaitable[None]]
+from tandem.gateway.routes import OF_BODIES, OF_COMPLETIONS, OF_EVERY_REQUEST, Handler, Route
+from tandem.gateway.unserved import unserved
 
 _NUM_ENCODERS = 2
 _log = logging.getLogger(__name__)
@@ -24,15 +38,16 @@ _log = logging.getLogger(__name__)
 class GatewayApp:
     """A plain ASGI 3 application; any ASGI server can run it, and any middleware wrap it."""
 
-    __slots__ = ("_encoders", "_model", "_routes")
+    __slots__ = ("_counters", "_encoders", "_exact", "_prefixes")
 
-    def __init__(
-        self, routes: Mapping[str, Mapping[str, Handler]], model: Mapping[str, Handler], encoders: Executor
-    ) -> None:
-        """`routes`: path -> method -> handler; `model` is for the paths below `/v1/models/`."""
-        self._routes = routes
-        self._model = model
+    def __init__(self, routes: Sequence[Route], encoders: Executor, counters: Counters) -> None:
+        self._exact: dict[str, dict[str, Handler]] = {}
+        self._prefixes: dict[str, dict[str, Handler]] = {}
+        for route in routes:
+            found = self._exact if route.prefix is None else self._prefixes
+            found.setdefault(route.prefix or route.path, {})[route.method] = route.handler
         self._encoders = encoders
+        self._counters = counters
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["type"]
@@ -58,6 +73,9 @@ class GatewayApp:
             _log.exception("request %s failed", exchange.request_id)
             message = f"internal error (request {exchange.request_id})"
             await self._refuse(exchange, TandemError(ErrorKind.INTERNAL, message))
+        finally:
+            if exchange.started:
+                self._counters.responses[exchange.status] += 1
 
     async def _refuse(self, exchange: Exchange, error: TandemError) -> None:
         if not exchange.started:
@@ -70,11 +88,11 @@ class GatewayApp:
 
     async def _route(self, exchange: Exchange) -> None:
         path, method = exchange.scope["path"], exchange.scope["method"]
-        handlers = self._routes.get(path)
-        if handlers is None and path.startswith(MODELS_PREFIX) and path != MODELS_PREFIX:
-            handlers = self._model
+        handlers = self._find(path)
         if handlers is None:
-            raise TandemError(ErrorKind.NOT_FOUND, f"there is nothing at {path}")
+            what = unserved(path)
+            message = f"there is nothing at {path}" if what is None else f"{path}: {what}"
+            raise TandemError(ErrorKind.NOT_FOUND, message)
         handler = handlers.get("GET" if method == "HEAD" else method)
         if handler is None:
             allowed = ", ".join(sorted(handlers))
@@ -82,6 +100,14 @@ class GatewayApp:
             await exchange.send_error(error, [(b"allow", allowed.encode())])
             return
         await handler(exchange)
+
+    def _find(self, path: str) -> dict[str, Handler] | None:
+        if path in self._exact:
+            return self._exact[path]
+        matching = (
+            handlers for prefix, handlers in self._prefixes.items() if path.startswith(prefix) and path != prefix
+        )
+        return next(matching, None)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         while True:
@@ -96,13 +122,98 @@ class GatewayApp:
 def create_app(dispatch: Dispatch, doorkeeper: Doorkeeper, config: GatewayConfig) -> GatewayApp:
     """The gateway's HTTP front over `dispatch`."""
     encoders = ThreadPoolExecutor(_NUM_ENCODERS, thread_name_prefix="tokenize")
-    openai = OpenAIRoutes(dispatch, Answers(dispatch, encoders), doorkeeper, config.max_body)
-    health = Health(dispatch)
-    routes: dict[str, dict[str, Handler]] = {
-        "/v1/chat/completions": {"POST": openai.chat},
-        "/v1/completions": {"POST": openai.completions},
-        "/v1/models": {"GET": openai.models},
-        "/health": {"GET": health.health},
-        "/ready": {"GET": health.ready},
-    }
-    return GatewayApp(routes, {"GET": openai.model}, encoders)
+    counters = Counters()
+    answers = Answers(dispatch, encoders, counters)
+    openai = OpenAIRoutes(dispatch, answers, doorkeeper, config.max_body, config.heartbeat_s)
+    reference = Reference()
+    health = Health(dispatch, counters)
+    routes = [*_answer_routes(openai), *_lookup_routes(openai), *_operator_routes(health), *reference.routes()]
+    reference.write(routes)
+    return GatewayApp(routes, encoders, counters)
+
+
+def _answer_routes(openai: OpenAIRoutes) -> list[Route]:
+    return [
+        Route(
+            method="POST",
+            path="/v1/chat/completions",
+            handler=openai.chat,
+            summary="The answer to a conversation",
+            body=ChatBody,
+            reply=ChatCompletion,
+            chunk=ChatChunk,
+            errors=OF_COMPLETIONS,
+        ),
+        Route(
+            method="POST",
+            path="/v1/completions",
+            handler=openai.completions,
+            summary="What follows one or several prompts",
+            body=CompletionBody,
+            reply=TextCompletion,
+            chunk=TextChunk,
+            errors=OF_COMPLETIONS,
+        ),
+    ]
+
+
+def _lookup_routes(openai: OpenAIRoutes) -> list[Route]:
+    return [
+        Route(
+            method="GET",
+            path="/v1/models",
+            handler=openai.models,
+            summary="All models, by all of their names",
+            reply=ModelList,
+            errors=OF_EVERY_REQUEST,
+        ),
+        Route(
+            method="GET",
+            path=MODELS_PREFIX + "{model}",
+            handler=openai.model,
+            summary="One model",
+            reply=ModelCard,
+            errors=(*OF_EVERY_REQUEST, ErrorKind.MODEL_NOT_FOUND, ErrorKind.NO_WORKER),
+        ),
+        Route(
+            method="POST",
+            path="/tokenize",
+            handler=openai.tokenize,
+            summary="The token ids of a prompt or a conversation",
+            body=TokenizeBody,
+            reply=TokenizeReply,
+            errors=(*OF_BODIES, ErrorKind.UNSUPPORTED),
+        ),
+        Route(
+            method="POST",
+            path="/detokenize",
+            handler=openai.detokenize,
+            summary="The text of token ids",
+            body=DetokenizeBody,
+            reply=DetokenizeReply,
+            errors=OF_BODIES,
+        ),
+    ]
+
+
+def _operator_routes(health: Health) -> list[Route]:
+    alive = "Whether this process answers"
+    return [
+        Route(method="GET", path="/health", handler=health.health, summary=alive, reply=HealthReply),
+        Route(method="GET", path="/live", handler=health.health, summary=alive, reply=HealthReply),
+        Route(
+            method="GET",
+            path="/ready",
+            handler=health.ready,
+            summary="Whether requests can be served",
+            reply=HealthReply,
+            not_ready=HealthReply,
+        ),
+        Route(
+            method="GET",
+            path="/metrics",
+            handler=health.metrics,
+            summary="Counters and gauges, as Prometheus reads them",
+            text=METRICS_TYPE.partition(";")[0],
+        ),
+    ]

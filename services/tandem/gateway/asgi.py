@@ -20,6 +20,9 @@ Send = Callable[[Message], Awaitable[None]]
 Header = tuple[bytes, bytes]
 
 _SANE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+_REFUSALS = (429, 503)
+DEFAULT_RETRY_S = 1.0
+"""For refusals that do not say when."""
 _UNPRINTABLE = re.compile(rb"[^\x20-\x7e]")
 
 
@@ -34,7 +37,7 @@ class Exchange:
     response carries it. It labels, and is never used as an identity, because clients repeat theirs.
     """
 
-    __slots__ = ("_receive", "_send", "complete", "late_error", "request_id", "scope", "started")
+    __slots__ = ("_receive", "_send", "complete", "late_error", "request_id", "scope", "started", "status")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
@@ -42,6 +45,8 @@ class Exchange:
         self._send = send
         self.started = False
         self.complete = False
+        self.status = 0
+        """Of the response that was started; 0 before."""
         self.late_error: Callable[[TandemError], bytes] | None = None
         """How an error is written into a response that has begun; None where that cannot be."""
         given = self.header(b"x-request-id") or b""
@@ -96,6 +101,7 @@ class Exchange:
 
     async def start(self, status: int, headers: Iterable[Header]) -> None:
         self.started = True
+        self.status = status
         labelled = [*headers, (b"x-request-id", self.request_id.encode("ascii"))]
         await self._send({"type": "http.response.start", "status": status, "headers": labelled})
 
@@ -104,16 +110,30 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
     async def send_json(self, status: int, body: bytes, headers: Iterable[Header] = ()) -> None:
+        await self._send_whole(status, b"application/json", body, headers)
+
+    async def send_text(self, content_type: str, text: str) -> None:
+        await self._send_whole(200, content_type.encode(), text.encode(), ())
+
+    async def _send_whole(self, status: int, content_type: bytes, body: bytes, headers: Iterable[Header]) -> None:
         length = (b"content-length", str(len(body)).encode())
-        await self.start(status, [(b"content-type", b"application/json"), length, *headers])
+        await self.start(status, [(b"content-type", content_type), length, *headers])
         await self.write(body, more=False)
 
     async def send_error(self, error: TandemError, headers: Iterable[Header] = ()) -> None:
-        """OpenAI's error body with the status of the error table."""
+        """OpenAI's error body with the status of the error table. Who is refused for lack of room learns when to come
+        back and, for machines, which limit it met."""
+        status = error.facts.http
         extra = list(headers)
-        if error.retry_after_s is not None:
-            extra.append((b"retry-after", str(max(0, math.ceil(error.retry_after_s))).encode()))
-        await self.send_json(error.facts.http, error_body(error), extra)
+        retry_after_s = error.retry_after_s
+        if status in _REFUSALS:
+            retry_after_s = DEFAULT_RETRY_S if retry_after_s is None else retry_after_s
+            extra.append((b"x-tandem-reject-reason", header_value(error.reason or error.kind.value)))
+        if retry_after_s is not None:
+            extra.append((b"retry-after", str(max(0, math.ceil(retry_after_s))).encode()))
+        if status == 401:
+            extra.append((b"www-authenticate", b"Bearer"))
+        await self.send_json(status, error_body(error), extra)
 
 
 def error_body(error: TandemError) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from enum import Enum
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
@@ -16,6 +17,17 @@ from tandem.core.clock import wall_ns
 from tandem.core.errors import ErrorKind, TandemError
 
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+_CUT = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Marks the end of the last message while it is rendered; transformers' own mark, blank included."""
+
+
+class ChatEnding(Enum):
+    """What follows the last message: the header of the answer, nothing, or not even what closes the message, so that
+    the answer goes on with it."""
+
+    HEADER = "header"
+    CLOSED = "closed"
+    OPEN = "open"
 
 
 class _GenerationBlock(Extension):
@@ -46,8 +58,13 @@ class ChatTemplate:
             # Plain completions of such a model still work, so this is told to those who chat.
             self._defect = f"the model's chat template does not compile: {error}"
 
-    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
-        """The prompt, up to and including the header of the answer. `variables` are the client's own.
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        ending: ChatEnding = ChatEnding.HEADER,
+    ) -> str:
+        """The prompt. `variables` are the client's own.
 
         Raises INVALID_REQUEST when the template refuses the messages, or fails over them.
         """
@@ -60,10 +77,15 @@ class ChatTemplate:
                 )
         context = {**self._special_tokens, **variables}
         conversation = [self._message(message) for message in messages]
+        if ending is ChatEnding.OPEN:
+            conversation[-1]["content"] += _CUT
+        add_header = ending is ChatEnding.HEADER
+        rendered = self._rendered(context, messages=conversation, add_generation_prompt=add_header)
+        return _cut(rendered) if ending is ChatEnding.OPEN else rendered
+
+    def _rendered(self, context: Mapping[str, Any], **variables: Any) -> str:
         try:
-            return self._template.render(
-                context, messages=conversation, tools=None, documents=None, add_generation_prompt=True
-            )
+            return self._template.render(context, tools=None, documents=None, **variables)
         except TemplateError as error:
             message = f"the chat template refuses these messages: {error.message}"
             raise TandemError(ErrorKind.INVALID_REQUEST, message, param="messages") from error
@@ -79,6 +101,16 @@ class ChatTemplate:
         if plain.get("role") == "developer" and not self._developer:
             plain["role"] = "system"
         return plain
+
+
+def _cut(rendered: str) -> str:
+    """As transformers does: a template that trims its messages trims the mark's blank too, and then the blanks before
+    the mark go with it."""
+    end = rendered.rfind(_CUT.strip())
+    if end < 0:
+        message = "the chat template does not show the end of the final message, so it cannot be continued"
+        raise TandemError(ErrorKind.INVALID_REQUEST, message, param="continue_final_message")
+    return rendered[:end] if rendered.startswith(_CUT, end) else rendered[:end].rstrip()
 
 
 def _environment(now_ns: Callable[[], int]) -> ImmutableSandboxedEnvironment:

@@ -63,12 +63,19 @@ class Completion:
 
     __slots__ = ("_closed", "_detokenizers", "_hidden", "_num_tokens", "_open", "_stream")
 
-    def __init__(self, request: Request, stream: TokenStream, detokenizer: Callable[[], Detokenizer]) -> None:
+    def __init__(
+        self,
+        request: Request,
+        stream: TokenStream,
+        detokenizer: Callable[[], Detokenizer],
+        *,
+        show_stop_tokens: bool = False,
+    ) -> None:
         self._stream = stream
         self._detokenizers = [detokenizer() for _ in range(request.num_choices)]
         self._num_tokens = [0] * request.num_choices
         self._open = set(range(request.num_choices))
-        self._hidden = request.sampling.stop_token_ids
+        self._hidden = frozenset() if show_stop_tokens else request.sampling.stop_token_ids
         self._closed = False
 
     @property

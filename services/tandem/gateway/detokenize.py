@@ -18,13 +18,14 @@ class StopMatcher:
 
     The stop string that is complete first wins, the longest of several that end at the same character. So the result
     does not depend on how the text was cut into pieces. One Knuth-Morris-Pratt automaton per stop string: the cost
-    is linear in the text.
+    is linear in the text. `include` passes the stop string itself through too.
     """
 
-    __slots__ = ("_failures", "_held", "_states", "_stops", "stopped")
+    __slots__ = ("_failures", "_held", "_include", "_states", "_stops", "stopped")
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         self._stops = tuple(stops)
+        self._include = include
         self._failures = tuple(_failure_table(stop) for stop in self._stops)
         self._states = [0] * len(self._stops)
         self._held = ""
@@ -40,7 +41,7 @@ class StopMatcher:
             if matched:
                 self.stopped = True
                 self._held = ""
-                return buffer[: position - matched]
+                return buffer[: position if self._include else position - matched]
         settled = len(buffer) - max(self._states)
         self._held = buffer[settled:]
         return buffer[:settled]
@@ -86,10 +87,12 @@ class Detokenizer:
 
     __slots__ = ("_num_context", "_shown", "_special", "_stops", "_tokenizer", "_window", "num_chars")
 
-    def __init__(self, tokenizer: Tokenizer, special: frozenset[int], stops: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, special: frozenset[int], stops: Sequence[str] = (), *, include_stop: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
         self._special = special
-        self._stops = StopMatcher(stops)
+        self._stops = StopMatcher(stops, include=include_stop)
         self._window: list[int] = []
         self._num_context = 0  # tokens at the front of the window whose text was decoded before
         self._shown = 0  # characters of the decoded window that went on to the stop strings

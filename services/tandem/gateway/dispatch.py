@@ -73,13 +73,16 @@ class Dispatcher:
     def ready(self) -> str | None:
         return "draining" if self._draining else self._fleet.ready()
 
+    def num_queued(self) -> int:
+        return sum(1 for active in self._active.values() if active.life.phase is Phase.QUEUED)
+
     async def open(self, request: Request, caller: Caller) -> ActiveRequest:
         """Admit a request; it waits in line when no worker has room."""
         if request.num_choices > 1:
             raise TandemError(ErrorKind.UNSUPPORTED, "more than one choice is not supported", param="n")
         if self._draining:
             raise TandemError(ErrorKind.DRAINING, "this gateway is shutting down", retry_after_s=1.0)
-        if self._num_queued() >= self._config.max_queued:
+        if self.num_queued() >= self._config.max_queued:
             raise TandemError(
                 ErrorKind.OVERLOADED, f"{self._config.max_queued} requests are waiting already", retry_after_s=1.0
             )
@@ -137,9 +140,6 @@ class Dispatcher:
         self._idle.clear()
         active = self._active[request.id] = ActiveRequest(life, self._clock.now(), self._closed)
         return active
-
-    def _num_queued(self) -> int:
-        return sum(1 for active in self._active.values() if active.life.phase is Phase.QUEUED)
 
     def _closed(self, active: ActiveRequest) -> None:
         self._carry_out(active, active.life.cancelled())

@@ -1,28 +1,42 @@
-"""Answers whether this process lives and whether it can serve; never decides either."""
+"""Answers how this process does, to those who run it; never decides anything."""
 
 from __future__ import annotations
 
 import msgspec
 
 from tandem.gateway.asgi import Exchange
+from tandem.gateway.counters import Counters
+from tandem.gateway.openai_reply import HealthReply
 from tandem.gateway.ports import Dispatch
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Health:
-    """`/health` is for whoever restarts the process, `/ready` for whoever sends it traffic."""
+    """`/health` and `/live` are for whoever restarts the process, `/ready` for whoever sends it traffic."""
 
-    __slots__ = ("_dispatch",)
+    __slots__ = ("_counters", "_dispatch")
 
-    def __init__(self, dispatch: Dispatch) -> None:
+    def __init__(self, dispatch: Dispatch, counters: Counters) -> None:
         self._dispatch = dispatch
+        self._counters = counters
 
     async def health(self, exchange: Exchange) -> None:
-        await exchange.send_json(200, b'{"status":"ok"}')
+        await exchange.send_json(200, msgspec.json.encode(HealthReply("ok")))
 
     async def ready(self, exchange: Exchange) -> None:
         """503 with what is missing, until requests can be served."""
         missing = self._dispatch.ready()
         if missing is None:
-            await exchange.send_json(200, b'{"status":"ready"}')
+            await exchange.send_json(200, msgspec.json.encode(HealthReply("ready")))
         else:
-            await exchange.send_json(503, msgspec.json.encode({"status": "not_ready", "reason": missing}))
+            body = msgspec.json.encode(HealthReply("not_ready", missing))
+            await exchange.send_json(503, body, [(b"retry-after", b"1")])
+
+    async def metrics(self, exchange: Exchange) -> None:
+        gauges = {
+            "tandem_queued_requests": self._dispatch.num_queued(),
+            "tandem_served_models": len(self._dispatch.models()),
+            "tandem_ready": self._dispatch.ready() is None,
+        }
+        await exchange.send_text(METRICS_TYPE, self._counters.text(gauges))

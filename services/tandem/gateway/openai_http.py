@@ -1,45 +1,51 @@
-"""OpenAI's HTTP endpoints as a translator over one dispatch; never decides where or whether a request runs."""
+"""OpenAI's HTTP endpoints, and vLLM's for tokens, as translators over one dispatch; never decides where or whether a
+request runs."""
 
 from __future__ import annotations
-
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from typing import Any
 
 import msgspec
 
 from tandem.core.clock import wall_ns
-from tandem.gateway.answers import Answer, Answers
-from tandem.gateway.asgi import Exchange, Header, header_value
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.lane import Lane
+from tandem.gateway.answers import Answers
+from tandem.gateway.asgi import Exchange
 from tandem.gateway.caller import Caller
-from tandem.gateway.completion import Delta, Ending, Part
-from tandem.gateway.openai_response import ChatForm, Form, Heading, TextForm
-from tandem.gateway.openai_schema import ChatBody, CompletionBody, parse
+from tandem.gateway.delivery import deliver
+from tandem.gateway.openai_reply import DetokenizeReply, ModelCard, ModelList, TokenizeReply
+from tandem.gateway.openai_response import ChatForm, Heading, TextForm
+from tandem.gateway.openai_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse
 from tandem.gateway.ports import Dispatch, Doorkeeper, ServedModel
-from tandem.gateway.sse import EventStream
 
 MODELS_PREFIX = "/v1/models/"
+LANE_HEADER = "x-tandem-lane"
+_LANES = {lane.label: lane for lane in Lane}
 
 
 class OpenAIRoutes:
-    """One handler per endpoint."""
+    """One handler per endpoint. `heartbeat_s` is how long a stream stays silent before its first token."""
 
-    __slots__ = ("_answers", "_dispatch", "_doorkeeper", "_max_body")
+    __slots__ = ("_answers", "_dispatch", "_doorkeeper", "_heartbeat_s", "_max_body")
 
-    def __init__(self, dispatch: Dispatch, answers: Answers, doorkeeper: Doorkeeper, max_body: int) -> None:
+    def __init__(
+        self, dispatch: Dispatch, answers: Answers, doorkeeper: Doorkeeper, max_body: int, heartbeat_s: float
+    ) -> None:
         self._dispatch = dispatch
         self._answers = answers
         self._doorkeeper = doorkeeper
         self._max_body = max_body
+        self._heartbeat_s = heartbeat_s
 
     async def models(self, exchange: Exchange) -> None:
-        data = [_model_card(model) for model in self._dispatch.models()]
-        await exchange.send_json(200, msgspec.json.encode({"object": "list", "data": data}))
+        self._caller(exchange)
+        cards = [_model_card(model, name) for model in self._dispatch.models() for name in model.names]
+        await exchange.send_json(200, msgspec.json.encode(ModelList(cards)))
 
     async def model(self, exchange: Exchange) -> None:
         """A model's name may hold slashes, so it is all of the path after the prefix."""
+        self._caller(exchange)
         name = str(exchange.scope["path"]).removeprefix(MODELS_PREFIX)
-        await exchange.send_json(200, msgspec.json.encode(_model_card(self._answers.find(name))))
+        await exchange.send_json(200, msgspec.json.encode(_model_card(self._answers.find(name), name)))
 
     async def chat(self, exchange: Exchange) -> None:
         caller = self._caller(exchange)
@@ -47,7 +53,7 @@ class OpenAIRoutes:
 
         async def answer() -> None:
             async with await self._answers.chat(body, caller) as given:
-                await _send(exchange, given, ChatForm(_heading(given), stream=given.ask.stream))
+                await deliver(exchange, given, ChatForm(Heading.of(given, _now())), self._heartbeat_s)
 
         await exchange.run_until_disconnect(answer())
 
@@ -57,79 +63,48 @@ class OpenAIRoutes:
 
         async def answer() -> None:
             async with await self._answers.complete(body, caller) as given:
-                await _send(exchange, given, TextForm(_heading(given)))
+                await deliver(exchange, given, TextForm(Heading.of(given, _now())), self._heartbeat_s)
 
         await exchange.run_until_disconnect(answer())
+
+    async def tokenize(self, exchange: Exchange) -> None:
+        self._caller(exchange)
+        body = parse(await exchange.read_body(self._max_body), TokenizeBody)
+        served, ids = await self._answers.tokenize(body)
+        texts = [served.text.token_text(token).text for token in ids] if body.return_token_strs else None
+        reply = TokenizeReply(len(ids), served.max_model_len, list(ids), texts)
+        await exchange.send_json(200, msgspec.json.encode(reply))
+
+    async def detokenize(self, exchange: Exchange) -> None:
+        self._caller(exchange)
+        body = parse(await exchange.read_body(self._max_body), DetokenizeBody)
+        reply = DetokenizeReply(await self._answers.detokenize(body))
+        await exchange.send_json(200, msgspec.json.encode(reply))
 
     def _caller(self, exchange: Exchange) -> Caller:
         """Who asks; before its body is read, so that a stranger costs nothing."""
         given = (exchange.header(b"authorization") or b"").decode("latin-1")
         scheme, _, key = given.partition(" ")
         tenant = self._doorkeeper.identify(key.strip() if scheme.lower() == "bearer" else None)
-        return Caller(request_id=exchange.request_id, tenant=tenant)
+        return Caller(request_id=exchange.request_id, tenant=tenant, lane=_lane(exchange))
 
 
-async def _send(exchange: Exchange, answer: Answer, form: Form) -> None:
-    async with aclosing(answer.parts()) as parts:
-        # Nothing is sent before the first token is here: what fails until then gets its proper status.
-        first = await anext(parts)
-        if answer.ask.stream:
-            await _stream(exchange, form, answer, first, parts)
-        else:
-            await _collect(exchange, form, answer, first, parts)
+def _lane(exchange: Exchange) -> Lane | None:
+    given = exchange.header(LANE_HEADER.encode())
+    if given is None:
+        return None
+    label = given.decode("latin-1").strip().lower()
+    if label not in _LANES:
+        raise TandemError(
+            ErrorKind.INVALID_REQUEST, f"{LANE_HEADER} must be one of {', '.join(_LANES)}", param=LANE_HEADER
+        )
+    return _LANES[label]
 
 
-async def _stream(
-    exchange: Exchange, form: Form, answer: Answer, first: Part, parts: AsyncGenerator[Part, None]
-) -> None:
-    sse = EventStream(exchange)
-    await sse.open([_path_header(answer)])
-    opening = form.opening()
-    part = first
-    while not isinstance(part, Ending):
-        chunk = form.chunk(part) if isinstance(part, Delta) else None
-        if opening or chunk:
-            await sse.send(*opening, *([chunk] if chunk else []))
-        opening = []
-        part = await anext(parts)
-    await sse.close(*opening, *form.closing(part, answer.path))
+def _now() -> int:
+    """In seconds since the epoch, for clients to read."""
+    return wall_ns() // 10**9
 
 
-async def _collect(
-    exchange: Exchange, form: Form, answer: Answer, first: Part, parts: AsyncGenerator[Part, None]
-) -> None:
-    deltas: list[Delta] = []
-    header = _path_header(answer)
-    part = first
-    while not isinstance(part, Ending):
-        deltas += [part] if isinstance(part, Delta) else []
-        part = await anext(parts)
-    await exchange.send_json(200, form.body(deltas, part, answer.path), [header])
-
-
-def _path_header(answer: Answer) -> Header:
-    return (b"x-tandem-path", header_value(answer.path))
-
-
-def _heading(answer: Answer) -> Heading:
-    ask, served, job = answer.ask, answer.served, answer.job
-    return Heading(
-        id=job.id,
-        created=wall_ns() // 10**9,
-        model=served.name,
-        num_prompt_tokens=len(job.prompt_tokens),
-        include_usage=ask.include_usage,
-        with_logprobs=ask.logprobs is not None,
-        with_token_ids=bool(ask.body.return_token_ids),
-        text=served.text,
-    )
-
-
-def _model_card(model: ServedModel) -> dict[str, Any]:
-    return {
-        "id": model.name,
-        "object": "model",
-        "created": model.created,
-        "owned_by": "tandem",
-        "max_model_len": model.max_model_len,
-    }
+def _model_card(model: ServedModel, name: str) -> ModelCard:
+    return ModelCard(id=name, created=model.created, root=model.name, max_model_len=model.max_model_len)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,28 +11,62 @@ from uuid import uuid4
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import RequestId
-from tandem.core.request import MAX_TOP_LOGPROBS, Request, SamplingParams
+from tandem.core.lane import Lane
+from tandem.core.request import MAX_CHOICES, MAX_TOP_LOGPROBS, Request, SamplingParams
 from tandem.gateway.caller import Caller
+from tandem.gateway.chat_template import ChatEnding
 from tandem.gateway.openai_schema import ChatBody, ChatMessage, CompletionBody, SharedBody
 from tandem.gateway.ports import ServedModel
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 512
+MAX_SALT_CHARS = 256
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _UNSERVED_IN_MESSAGES = ("tool_calls", "function_call", "audio")
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+_TIERS = {"default": Lane.STANDARD, "flex": Lane.BATCH, "priority": Lane.INTERACTIVE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """All of a body but the prompt, checked. `max_tokens` is None for as many as there is room for."""
+    """All of a body but the prompt, checked. `max_tokens` is None for as many as there is room for. `logprobs` is the
+    number of alternatives to tell, None for no log probabilities; `num_choices` is for each prompt."""
 
     body: SharedBody
     prompt_param: str
     max_tokens: int | None
     logprobs: int | None
+    num_choices: int
     stops: tuple[str, ...]
-    stream: bool
-    include_usage: bool
+    echo: bool = False
+
+    @property
+    def stream(self) -> bool:
+        return bool(self.body.stream)
+
+    @property
+    def include_usage(self) -> bool:
+        options = self.body.stream_options
+        return options is not None and bool(options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        options = self.body.stream_options
+        return options is not None and bool(options.include_usage and options.continuous_usage_stats)
+
+    @property
+    def skip_special_tokens(self) -> bool:
+        return self.body.skip_special_tokens is not False
+
+    @property
+    def include_stop(self) -> bool:
+        return bool(self.body.include_stop_str_in_output)
+
+    @property
+    def prompt_scores(self) -> int | None:
+        """How many alternatives the prompt's tokens are scored with; None: they are not."""
+        wanted = [self.body.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((count for count in wanted if count is not None), default=None)
 
 
 def chat_ask(body: ChatBody) -> Ask:
@@ -42,33 +77,54 @@ def chat_ask(body: ChatBody) -> Ask:
     if body.top_logprobs is not None and not body.logprobs:
         raise _invalid("top_logprobs needs logprobs to be true", "top_logprobs")
     logprobs = _logprobs(body.top_logprobs or 0, "top_logprobs") if body.logprobs else None
-    return _ask(body, "messages", _max_tokens(limit, param), logprobs)
+    return _ask(body, "messages", _max_tokens(limit, param, least=1), logprobs)
 
 
 def completion_ask(body: CompletionBody) -> Ask:
-    """Raises INVALID_REQUEST or UNSUPPORTED, naming the field."""
+    """Raises INVALID_REQUEST or UNSUPPORTED, naming the field. `max_tokens` may be 0, to score or warm up a prompt."""
     logprobs = None if body.logprobs is None else _logprobs(body.logprobs, "logprobs")
-    return _ask(body, "prompt", _max_tokens(body.max_tokens, "max_tokens"), logprobs)
+    best_of = (body.n or 1) if body.best_of is None else body.best_of
+    if best_of != (body.n or 1):
+        message = f"best_of={best_of} is not supported unless it equals n: every choice drawn is given back"
+        raise TandemError(ErrorKind.UNSUPPORTED, message, param="best_of")
+    limit = _max_tokens(body.max_tokens, "max_tokens", least=0)
+    return _ask(body, "prompt", limit, logprobs, echo=bool(body.echo))
 
 
-def _ask(body: SharedBody, prompt_param: str, max_tokens: int | None, logprobs: int | None) -> Ask:
+def _ask(
+    body: SharedBody, prompt_param: str, max_tokens: int | None, logprobs: int | None, *, echo: bool = False
+) -> Ask:
     n = 1 if body.n is None else body.n
-    if n < 1:
-        raise _invalid(f"n must be at least 1, got {n}", "n")
-    if n > 1:
-        raise TandemError(ErrorKind.UNSUPPORTED, f"n={n} is not supported, only one choice per request", param="n")
-    stream = bool(body.stream)
-    if body.stream_options is not None and not stream:
+    if not 1 <= n <= MAX_CHOICES:
+        raise _invalid(f"n must be in [1, {MAX_CHOICES}], got {n}", "n")
+    if body.stream_options is not None and not body.stream:
         raise _invalid("stream_options is only allowed when stream is true", "stream_options")
+    if body.prompt_logprobs is not None:
+        _logprobs(body.prompt_logprobs, "prompt_logprobs")
+        if body.stream:
+            raise _invalid("prompt_logprobs is not allowed when stream is true", "prompt_logprobs")
+    if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= MAX_SALT_CHARS:
+        raise _invalid(f"cache_salt must have 1 to {MAX_SALT_CHARS} characters", "cache_salt")
     return Ask(
         body=body,
         prompt_param=prompt_param,
         max_tokens=max_tokens,
         logprobs=logprobs,
+        num_choices=n,
         stops=_stops(body.stop),
-        stream=stream,
-        include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
+        echo=echo,
     )
+
+
+def chat_ending(messages: Sequence[ChatMessage], add_header: bool | None, continue_last: bool | None) -> ChatEnding:
+    """Raises INVALID_REQUEST where the two contradict each other."""
+    if not continue_last:
+        return ChatEnding.CLOSED if add_header is False else ChatEnding.HEADER
+    if add_header:
+        raise _invalid("continue_final_message excludes add_generation_prompt", "continue_final_message")
+    if messages and messages[-1].content is None:
+        raise _invalid("continue_final_message needs a final message with content", "continue_final_message")
+    return ChatEnding.OPEN
 
 
 def conversation(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
@@ -103,47 +159,39 @@ def _message(message: ChatMessage, where: str) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value is not None}
 
 
-def single_prompt(prompt: str | list[int | str | list[int]], vocab_size: int) -> str | tuple[int, ...]:
-    """The one prompt of a completion, as text or as token ids below `vocab_size`."""
-    if isinstance(prompt, str):
-        return prompt
-    if not prompt:
-        raise _invalid("prompt must not be empty", "prompt")
-    if all(isinstance(token, int) for token in prompt):
-        return _tokens([token for token in prompt if isinstance(token, int)], vocab_size)
-    if len(prompt) > 1:
-        if all(isinstance(item, str) for item in prompt) or all(isinstance(item, list) for item in prompt):
-            raise TandemError(ErrorKind.UNSUPPORTED, "only one prompt per request is supported", param="prompt")
-        raise _invalid("prompt mixes texts, token ids and lists of token ids", "prompt")
-    only = prompt[0]
-    return _tokens(only, vocab_size) if isinstance(only, list) else str(only)
+def new_id(prefix: str) -> str:
+    return prefix + uuid4().hex
 
 
-def _tokens(tokens: list[int], vocab_size: int) -> tuple[int, ...]:
-    for token in tokens:
-        if not 0 <= token < vocab_size:
-            raise _invalid(f"prompt holds the token id {token}, outside of [0, {vocab_size})", "prompt")
-    return tuple(tokens)
-
-
-def request(ask: Ask, served: ServedModel, prompt: tuple[int, ...], id_prefix: str, caller: Caller) -> Request:
-    """The request, with an identity of its own. Raises CONTEXT_LENGTH, or INVALID_REQUEST naming the field."""
+def request(ask: Ask, served: ServedModel, prompt: tuple[int, ...], identity: str, caller: Caller) -> Request:
+    """The request. Raises CONTEXT_LENGTH, or INVALID_REQUEST naming the field."""
     if not prompt:
         raise _invalid(f"{ask.prompt_param} must hold at least one token", ask.prompt_param)
+    body = ask.body
     return Request(
-        id=RequestId(id_prefix + uuid4().hex),
+        id=RequestId(identity),
         model=served.name,
         prompt_tokens=prompt,
         sampling=_sampling(ask, served, _output_room(ask, served, len(prompt))),
         tenant=caller.tenant.id,
-        lane=caller.tenant.lane if caller.lane is None else caller.lane,
+        lane=_lane(body, caller),
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+        num_choices=ask.num_choices,
+        prompt_logprobs=ask.prompt_scores,
     )
+
+
+def _lane(body: SharedBody, caller: Caller) -> Lane:
+    """The caller's own word goes before the body's, and neither above what the tenant may have."""
+    asked = _TIERS.get(body.service_tier or "") if caller.lane is None else caller.lane
+    return caller.tenant.lane if asked is None else max(asked, caller.tenant.lane)
 
 
 def _output_room(ask: Ask, served: ServedModel, num_prompt_tokens: int) -> int:
     room = served.max_model_len - num_prompt_tokens
     limit = f"this model's maximum context length is {served.max_model_len} tokens"
-    if room < 1:
+    if room < 0 or (room == 0 and ask.max_tokens != 0):
         message = f"{limit}, and the prompt alone has {num_prompt_tokens}"
         raise TandemError(ErrorKind.CONTEXT_LENGTH, message, param=ask.prompt_param)
     if ask.max_tokens is None:
@@ -156,8 +204,10 @@ def _output_room(ask: Ask, served: ServedModel, num_prompt_tokens: int) -> int:
 
 
 def _sampling(ask: Ask, served: ServedModel, max_tokens: int) -> SamplingParams:
-    body, defaults = ask.body, served.text.defaults
+    body, text = ask.body, served.text
+    defaults = text.defaults
     top_k = int(_first(body.top_k, defaults.top_k, 0))
+    ends = frozenset[int]() if body.ignore_eos else text.eos_token_ids
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=_first(body.temperature, defaults.temperature, 1.0),
@@ -165,9 +215,31 @@ def _sampling(ask: Ask, served: ServedModel, max_tokens: int) -> SamplingParams:
         top_k=0 if top_k == -1 else top_k,  # other servers write -1 for off
         min_p=_first(body.min_p, defaults.min_p, 0.0),
         seed=_seed(body.seed),
-        stop_token_ids=frozenset() if body.ignore_eos else served.text.eos_token_ids,
+        stop_token_ids=ends | _stop_token_ids(body.stop_token_ids or [], text.vocab_size),
         logprobs=ask.logprobs,
+        presence_penalty=_first(body.presence_penalty, None, 0.0),
+        frequency_penalty=_first(body.frequency_penalty, None, 0.0),
+        repetition_penalty=_first(body.repetition_penalty, defaults.repetition_penalty, 1.0),
+        logit_bias=_logit_bias(body.logit_bias or {}, text.vocab_size),
+        min_tokens=body.min_tokens or 0,
     )
+
+
+def _stop_token_ids(tokens: Sequence[int], vocab_size: int) -> frozenset[int]:
+    for token in tokens:
+        if not 0 <= token < vocab_size:
+            message = f"stop_token_ids holds {token}, outside of [0, {vocab_size})"
+            raise _invalid(message, "stop_token_ids")
+    return frozenset(tokens)
+
+
+def _logit_bias(bias: dict[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
+    """By rising id. Keys are ids in their one decimal form, so that no token is there twice."""
+    for key in bias:
+        if not _TOKEN_ID.fullmatch(key) or int(key) >= vocab_size:
+            message = f"logit_bias.{key} must be a token id in [0, {vocab_size}) in decimal"
+            raise _invalid(message, f"logit_bias.{key}")
+    return tuple(sorted((int(key), value) for key, value in bias.items()))
 
 
 def _first(asked: float | None, recommended: float | None, otherwise: float) -> float:
@@ -183,9 +255,9 @@ def _seed(seed: int | None) -> int:
     return seed % 2**64
 
 
-def _max_tokens(limit: int | None, param: str) -> int | None:
-    if limit is not None and limit < 1:
-        raise _invalid(f"{param} must be at least 1, got {limit}", param)
+def _max_tokens(limit: int | None, param: str, *, least: int) -> int | None:
+    if limit is not None and limit < least:
+        raise _invalid(f"{param} must be at least {least}, got {limit}", param)
     return limit
 
 

@@ -1,45 +1,26 @@
-"""The bodies and chunks of OpenAI's responses as JSON bytes; never waits for a token or sends one."""
+"""Fills in OpenAI's response bodies and chunks as JSON bytes; never waits for a token or sends one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from tandem.core.events import SampledToken
-from tandem.gateway.completion import Delta, Ending
+from tandem.core.lane import Lane
+from tandem.gateway import openai_reply as reply
+from tandem.gateway.answers import Answer, Part
+from tandem.gateway.completion import Delta, Ending, ToolCallDelta
+from tandem.gateway.echo import Echo, Scored
 from tandem.gateway.text import TextModel
+from tandem.gateway.usage import Usage
 
 LOWEST_LOGPROB = -9999.0
 """JSON has no minus infinity; OpenAI writes this."""
-
-
-class Usage(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: dict[str, int] | None
-
-
-class TandemFacts(msgspec.Struct):
-    """Our own addition to the last chunk and to whole bodies."""
-
-    path: str
-
-
-class Reply(msgspec.Struct, kw_only=True):
-    """A chunk or a whole body. `usage` is unset where the client did not ask for it, null where it comes later."""
-
-    id: str
-    object: str
-    created: int
-    model: str
-    choices: list[dict[str, Any]]
-    usage: Usage | UnsetType | None = UNSET
-    tandem: TandemFacts | UnsetType = UNSET
+_TIERS = {Lane.INTERACTIVE: "priority", Lane.STANDARD: "default", Lane.BATCH: "flex"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,160 +30,232 @@ class Heading:
     id: str
     created: int
     model: str
-    num_prompt_tokens: int
+    service_tier: str | UnsetType
     include_usage: bool
+    continuous_usage: bool
     with_logprobs: bool
     with_token_ids: bool
     text: TextModel
 
+    @classmethod
+    def of(cls, answer: Answer, created: int) -> Heading:
+        ask = answer.ask
+        return cls(
+            id=answer.id,
+            created=created,
+            model=answer.model,
+            service_tier=UNSET if ask.body.service_tier is None else _TIERS[answer.jobs[0].lane],
+            include_usage=ask.include_usage,
+            continuous_usage=ask.continuous_usage,
+            with_logprobs=ask.logprobs is not None,
+            with_token_ids=bool(ask.body.return_token_ids),
+            text=answer.served.text,
+        )
+
 
 class Form(Protocol):
-    """How one of OpenAI's two endpoints writes the same completion."""
+    """How one of OpenAI's two endpoints writes the same answer. `usage` is that of the answer up to now."""
 
-    def opening(self) -> list[bytes]:
-        """Chunks that come before any text."""
+    def opening(self, choice: int, usage: Usage) -> list[bytes]:
+        """Chunks that come before any text of a choice."""
         ...
 
-    def chunk(self, delta: Delta) -> bytes | None:
-        """None when a client would see nothing in it."""
+    def chunk(self, part: Delta | Echo, usage: Usage) -> list[bytes]:
+        """Empty when a client would see nothing in it."""
         ...
 
-    def closing(self, ending: Ending, path: str) -> list[bytes]:
-        """The chunk with the finish reason, then the usage if it was asked for; `path` rides on the last."""
+    def closing(self, ending: Ending, usage: Usage, path: str | None) -> list[bytes]:
+        """The chunk with the finish reason. With the last choice, which has the `path`, also the usage if it was asked
+        for."""
         ...
 
-    def body(self, deltas: Sequence[Delta], ending: Ending, path: str) -> bytes:
+    def body(self, parts: Sequence[Part], usage: Usage, path: str) -> bytes:
         """The whole response at once."""
         ...
 
 
-class _Replies:
-    """The part of a form that the two endpoints share."""
+class _Chunks:
+    """The part of a form that the two endpoints share. A form's `_chunk` is the chunk of one choice."""
 
-    def __init__(self, heading: Heading, kind: str) -> None:
+    def __init__(self, heading: Heading) -> None:
         self._heading = heading
-        self._kind = kind
-
-    def _reply(self, choices: list[dict[str, Any]], **facts: Any) -> bytes:
-        heading = self._heading
-        reply = Reply(
-            id=heading.id,
-            object=self._kind,
-            created=heading.created,
-            model=heading.model,
-            choices=choices,
-            **facts,
-        )
-        return msgspec.json.encode(reply)
 
     def _shows(self, delta: Delta) -> bool:
         tells_token = self._heading.with_logprobs or self._heading.with_token_ids
-        return bool(delta.text) or (tells_token and delta.token is not None)
+        text = delta.text or delta.reasoning or delta.tool_calls
+        return bool(text) or (tells_token and delta.token is not None)
 
-    def _ids(self, deltas: Sequence[Delta]) -> dict[str, list[int]]:
-        """The field `token_ids` that vLLM adds to a choice; nothing where it was not asked for."""
+    def _ids(self, deltas: Iterable[Delta]) -> list[int] | UnsetType:
+        """The field `token_ids` that vLLM adds to a choice."""
         if not self._heading.with_token_ids:
-            return {}
-        return {"token_ids": [delta.token.id for delta in deltas if delta.token is not None]}
+            return UNSET
+        return [delta.token.id for delta in deltas if delta.token is not None]
 
-    def _chunk(self, choice: dict[str, Any]) -> bytes:
-        return self._reply([choice], usage=None if self._heading.include_usage else UNSET)
+    def _usage(self, usage: Usage) -> reply.UsageReply | UnsetType | None:
+        """In a chunk that is not the last one."""
+        if self._heading.continuous_usage:
+            return _usage_reply(usage)
+        return None if self._heading.include_usage else UNSET
 
-    def _last(self, choice: dict[str, Any], ending: Ending, path: str) -> list[bytes]:
-        facts = TandemFacts(path)
-        if not self._heading.include_usage:
-            return [self._reply([choice], tandem=facts)]
-        return [self._chunk(choice), self._reply([], usage=self._usage(ending), tandem=facts)]
+    def _prompt_scores(self, scored: Scored) -> reply.PromptLogprobs:
+        return [None if token.logprob is None else self._scores(token) for token in scored.tokens]
 
-    def _usage(self, ending: Ending) -> Usage:
-        prompt, output, cached = self._heading.num_prompt_tokens, ending.num_output_tokens, ending.num_cached_tokens
-        return Usage(prompt, output, prompt + output, None if cached is None else {"cached_tokens": cached})
+    def _scores(self, token: SampledToken) -> dict[str, reply.PromptLogprob]:
+        ranked = {other: rank for rank, (other, _) in enumerate(token.top, start=1)}
+        known = {token.id: token.logprob, **dict(token.top)}
+        return {
+            str(other): reply.PromptLogprob(
+                _finite(logprob), ranked.get(other), self._heading.text.token_text(other).text
+            )
+            for other, logprob in known.items()
+        }
 
 
-class ChatForm(_Replies):
+class ChatForm(_Chunks):
     """/v1/chat/completions."""
 
-    def __init__(self, heading: Heading, *, stream: bool) -> None:
-        super().__init__(heading, "chat.completion.chunk" if stream else "chat.completion")
+    def opening(self, choice: int, usage: Usage) -> list[bytes]:
+        return [self._chunk(reply.ChatChunkChoice(choice, reply.ChatDelta(role="assistant", content="")), usage)]
 
-    def opening(self) -> list[bytes]:
-        return [self._chunk(self._choice({"role": "assistant", "content": ""}))]
+    def chunk(self, part: Delta | Echo, usage: Usage) -> list[bytes]:
+        if isinstance(part, Echo) or not self._shows(part):
+            return []
+        delta = reply.ChatDelta(
+            content=part.text if part.text or not (part.reasoning or part.tool_calls) else UNSET,
+            reasoning_content=part.reasoning or UNSET,
+            tool_calls=[_call_piece(call) for call in part.tool_calls] or UNSET,
+        )
+        logprobs, ids = self._logprobs([part]), self._ids([part])
+        return [self._chunk(reply.ChatChunkChoice(part.choice, delta, logprobs, token_ids=ids), usage)]
 
-    def chunk(self, delta: Delta) -> bytes | None:
-        if not self._shows(delta):
-            return None
-        choice = self._choice({"content": delta.text}, logprobs=self._logprobs([delta]))
-        return self._chunk({**choice, **self._ids([delta])})
+    def closing(self, ending: Ending, usage: Usage, path: str | None) -> list[bytes]:
+        last = reply.ChatChunkChoice(ending.choice, reply.ChatDelta(), finish_reason=ending.reason.value)
+        if path is None:
+            return [self._chunk(last, usage)]
+        if not self._heading.include_usage:
+            return [self._chunk(last, usage, path)]
+        return [self._chunk(last, usage), self._chunk(None, usage, path)]
 
-    def closing(self, ending: Ending, path: str) -> list[bytes]:
-        return self._last(self._choice({}, reason=ending.reason.value), ending, path)
+    def body(self, parts: Sequence[Part], usage: Usage, path: str) -> bytes:
+        heading, gathered = self._heading, _Gathered(parts)
+        whole = reply.ChatCompletion(
+            id=heading.id,
+            created=heading.created,
+            model=heading.model,
+            service_tier=heading.service_tier,
+            choices=[self._choice(ending, gathered.deltas[ending.choice]) for ending in gathered.endings()],
+            usage=_usage_reply(usage),
+            prompt_logprobs=self._prompt_scores(gathered.scored[0]) if gathered.scored else UNSET,
+            tandem=reply.TandemFacts(path),
+        )
+        return msgspec.json.encode(whole)
 
-    def body(self, deltas: Sequence[Delta], ending: Ending, path: str) -> bytes:
-        message = {"role": "assistant", "content": "".join(delta.text for delta in deltas), "refusal": None}
-        choice = {
-            "index": 0,
-            "message": message,
-            "logprobs": self._logprobs(deltas),
-            "finish_reason": ending.reason.value,
-            **self._ids(deltas),
-        }
-        return self._reply([choice], usage=self._usage(ending), tandem=TandemFacts(path))
+    def _choice(self, ending: Ending, deltas: Sequence[Delta]) -> reply.ChatChoice:
+        calls = _whole_calls([call for delta in deltas for call in delta.tool_calls])
+        content = "".join(delta.text for delta in deltas)
+        message = reply.AssistantMessage(
+            "assistant",
+            content if content or not calls else None,
+            reasoning_content="".join(delta.reasoning for delta in deltas) or UNSET,
+            tool_calls=calls or UNSET,
+        )
+        return reply.ChatChoice(ending.choice, message, self._logprobs(deltas), ending.reason.value, self._ids(deltas))
 
-    def _choice(
-        self, delta: dict[str, Any], *, logprobs: dict[str, Any] | None = None, reason: str | None = None
-    ) -> dict[str, Any]:
-        return {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+    def _chunk(self, choice: reply.ChatChunkChoice | None, usage: Usage, path: str | None = None) -> bytes:
+        """Without a choice: the one that has only the usage."""
+        heading = self._heading
+        chunk = reply.ChatChunk(
+            id=heading.id,
+            created=heading.created,
+            model=heading.model,
+            service_tier=heading.service_tier,
+            choices=[] if choice is None else [choice],
+            usage=_usage_reply(usage) if choice is None else self._usage(usage),
+            tandem=UNSET if path is None else reply.TandemFacts(path),
+        )
+        return msgspec.json.encode(chunk)
 
-    def _logprobs(self, deltas: Sequence[Delta]) -> dict[str, Any] | None:
+    def _logprobs(self, deltas: Iterable[Delta]) -> reply.ChatLogprobs | None:
         if not self._heading.with_logprobs:
             return None
-        return {"content": [self._entry(delta.token) for delta in deltas if delta.token], "refusal": None}
+        return reply.ChatLogprobs([self._entry(delta.token) for delta in deltas if delta.token])
 
-    def _entry(self, token: SampledToken) -> dict[str, Any]:
-        top = [self._token(other, logprob) for other, logprob in token.top]
-        return {**self._token(token.id, token.logprob), "top_logprobs": top}
+    def _entry(self, token: SampledToken) -> reply.TokenLogprob:
+        top = [reply.Logprob(*self._named(other, logprob)) for other, logprob in token.top]
+        return reply.TokenLogprob(*self._named(token.id, token.logprob), top_logprobs=top)
 
-    def _token(self, token: int, logprob: float | None) -> dict[str, Any]:
+    def _named(self, token: int, logprob: float | None) -> tuple[str, float, list[int]]:
         facts = self._heading.text.token_text(token)
-        return {"token": facts.text, "logprob": _finite(logprob), "bytes": list(facts.raw)}
+        return facts.text, _finite(logprob), list(facts.raw)
 
 
-class TextForm(_Replies):
+class TextForm(_Chunks):
     """/v1/completions."""
 
-    def __init__(self, heading: Heading) -> None:
-        super().__init__(heading, "text_completion")
-
-    def opening(self) -> list[bytes]:
+    def opening(self, choice: int, usage: Usage) -> list[bytes]:
         return []
 
-    def chunk(self, delta: Delta) -> bytes | None:
-        if not self._shows(delta):
-            return None
-        return self._chunk(self._choice([delta], None))
+    def chunk(self, part: Delta | Echo, usage: Usage) -> list[bytes]:
+        if isinstance(part, Delta) and not self._shows(part):
+            return []
+        deltas = part.deltas if isinstance(part, Echo) else [part]
+        return [self._chunk(self._choice(part.choice, deltas, None), usage)]
 
-    def closing(self, ending: Ending, path: str) -> list[bytes]:
-        return self._last(self._choice([], ending.reason.value), ending, path)
+    def closing(self, ending: Ending, usage: Usage, path: str | None) -> list[bytes]:
+        last = self._choice(ending.choice, [], ending.reason.value)
+        if path is None:
+            return [self._chunk(last, usage)]
+        if not self._heading.include_usage:
+            return [self._chunk(last, usage, path)]
+        return [self._chunk(last, usage), self._chunk(None, usage, path)]
 
-    def body(self, deltas: Sequence[Delta], ending: Ending, path: str) -> bytes:
-        choice = self._choice(deltas, ending.reason.value)
-        return self._reply([choice], usage=self._usage(ending), tandem=TandemFacts(path))
+    def body(self, parts: Sequence[Part], usage: Usage, path: str) -> bytes:
+        heading, gathered = self._heading, _Gathered(parts)
+        endings = gathered.endings()
+        choices = [self._choice(end.choice, gathered.deltas[end.choice], end.reason.value) for end in endings]
+        for scored in gathered.scored:
+            per_prompt = len(choices) // len(gathered.scored)
+            for choice in choices[scored.prompt * per_prompt : (scored.prompt + 1) * per_prompt]:
+                choice.prompt_logprobs = self._prompt_scores(scored)
+        whole = reply.TextCompletion(
+            id=heading.id,
+            created=heading.created,
+            model=heading.model,
+            service_tier=heading.service_tier,
+            choices=choices,
+            usage=_usage_reply(usage),
+            tandem=reply.TandemFacts(path),
+        )
+        return msgspec.json.encode(whole)
 
-    def _choice(self, deltas: Sequence[Delta], reason: str | None) -> dict[str, Any]:
+    def _choice(self, index: int, deltas: Sequence[Delta], reason: str | None) -> reply.TextChoice:
         text = "".join(delta.text for delta in deltas)
-        choice = {"index": 0, "text": text, "logprobs": self._logprobs(deltas), "finish_reason": reason}
-        return {**choice, **self._ids(deltas)}
+        return reply.TextChoice(index, text, self._logprobs(deltas), reason, self._ids(deltas))
 
-    def _logprobs(self, deltas: Sequence[Delta]) -> dict[str, Any] | None:
+    def _chunk(self, choice: reply.TextChoice | None, usage: Usage, path: str | None = None) -> bytes:
+        """Without a choice: the one that has only the usage."""
+        heading = self._heading
+        chunk = reply.TextChunk(
+            id=heading.id,
+            created=heading.created,
+            model=heading.model,
+            service_tier=heading.service_tier,
+            choices=[] if choice is None else [choice],
+            usage=_usage_reply(usage) if choice is None else self._usage(usage),
+            tandem=UNSET if path is None else reply.TandemFacts(path),
+        )
+        return msgspec.json.encode(chunk)
+
+    def _logprobs(self, deltas: Iterable[Delta]) -> reply.TextLogprobs | None:
         placed = [(delta.token, delta.offset) for delta in deltas if delta.token]
         if not self._heading.with_logprobs or not placed:
             return None
-        return {
-            "tokens": [self._name(token.id) for token, _ in placed],
-            "token_logprobs": [_finite(token.logprob) for token, _ in placed],
-            "top_logprobs": [self._top(token) for token, _ in placed],
-            "text_offset": [offset for _, offset in placed],
-        }
+        return reply.TextLogprobs(
+            tokens=[self._name(token.id) for token, _ in placed],
+            token_logprobs=[None if token.logprob is None else _finite(token.logprob) for token, _ in placed],
+            top_logprobs=[None if token.logprob is None else self._top(token) for token, _ in placed],
+            text_offset=[offset for _, offset in placed],
+        )
 
     def _top(self, token: SampledToken) -> dict[str, float]:
         """The alternatives and the token itself, which need not be among them."""
@@ -214,6 +267,48 @@ class TextForm(_Replies):
         if "\ufffd" not in facts.text:
             return facts.text
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in facts.raw)
+
+
+class _Gathered:
+    """The parts of a whole answer, by choice."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.scored: list[Scored] = []
+        self.deltas: dict[int, list[Delta]] = {}
+        self._endings: list[Ending] = []
+        for part in parts:
+            match part:
+                case Scored():
+                    self.scored.append(part)
+                case Ending():
+                    self._endings.append(part)
+                    self.deltas.setdefault(part.choice, [])
+                case Echo():
+                    self.deltas.setdefault(part.choice, []).extend(part.deltas)
+                case Delta():
+                    self.deltas.setdefault(part.choice, []).append(part)
+
+    def endings(self) -> list[Ending]:
+        return sorted(self._endings, key=lambda ending: ending.choice)
+
+
+def _call_piece(call: ToolCallDelta) -> reply.ToolCallPiece:
+    function = reply.FunctionCall(call.arguments, call.name or UNSET)
+    return reply.ToolCallPiece(call.index, function, call.id or UNSET, "function" if call.id else UNSET)
+
+
+def _whole_calls(pieces: Iterable[ToolCallDelta]) -> list[reply.ToolCall]:
+    calls: dict[int, reply.ToolCall] = {}
+    for piece in pieces:
+        if piece.index not in calls:
+            calls[piece.index] = reply.ToolCall(piece.id, reply.FunctionCall("", piece.name))
+        calls[piece.index].function.arguments += piece.arguments
+    return list(calls.values())
+
+
+def _usage_reply(usage: Usage) -> reply.UsageReply:
+    cached = None if usage.num_cached is None else reply.PromptTokensDetails(usage.num_cached)
+    return reply.UsageReply(usage.num_prompt, usage.num_output, usage.num_prompt + usage.num_output, cached)
 
 
 def _finite(logprob: float | None) -> float:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -14,20 +15,13 @@ _WHERE = re.compile(r" - at `\$?\.?(?P<path>.*)`$")
 _MISSING = re.compile(r"missing required field `(?P<name>[^`]*)`")
 
 # Fields that would change the answer and that nothing here implements yet, with the values that ask for nothing.
-# Fields in neither this table nor the structs below (metadata, user, store, ...) leave the answer as it is.
+# Fields in neither these tables nor the structs below (metadata, store, ...) leave the answer as it is.
 _OFF: Mapping[str, tuple[Any, ...]] = {
     "tools": (None, []),
     "tool_choice": (None, "none"),
     "functions": (None, []),
     "function_call": (None, "none"),
     "response_format": (None, {"type": "text"}),
-    "logit_bias": (None, {}),
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
-    "repetition_penalty": (None, 1),
-    "echo": (None, False),
-    "best_of": (None, 1),
-    "suffix": (None, ""),
     "audio": (None,),
     "modalities": (None, ["text"]),
     "prediction": (None,),
@@ -35,24 +29,20 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
     "verbosity": (None,),
     "web_search_options": (None,),
     # Widespread additions of other servers.
-    "add_generation_prompt": (None, True),
-    "cache_salt": (None, ""),
-    "continue_final_message": (None, False),
+    "allowed_token_ids": (None, []),
+    "bad_words": (None, []),
     "documents": (None, []),
     "guided_choice": (None,),
     "guided_grammar": (None,),
     "guided_json": (None,),
     "guided_regex": (None,),
-    "include_stop_str_in_output": (None, False),
-    "min_tokens": (None, 0),
-    "priority": (None, 0),
-    "prompt_logprobs": (None,),
-    "skip_special_tokens": (None, True),
-    "stop_token_ids": (None, []),
+    "length_penalty": (None, 1),
     "structured_outputs": (None,),
     "truncate_prompt_tokens": (None,),
     "use_beam_search": (None, False),
 }
+_OFF_IN_CHAT = {**_OFF, "echo": (None, False), "best_of": (None, 1)}
+_OFF_IN_COMPLETIONS = {**_OFF, "suffix": (None, ""), "top_logprobs": (None,)}
 
 
 class ContentPart(msgspec.Struct):
@@ -73,11 +63,21 @@ class ChatMessage(msgspec.Struct):
 
 
 class StreamOptions(msgspec.Struct):
+    """`continuous_usage_stats`: each chunk tells the usage so far, not only the last one."""
+
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class SharedBody(msgspec.Struct, kw_only=True):
-    """What chat and plain completions have in common. None and absent mean the same."""
+    """What chat and plain completions have in common. None and absent mean the same.
+
+    Ranges are checked where the request is made. `stop` strings and `stop_token_ids` are not part of the text unless
+    `include_stop_str_in_output`. `logit_bias` is by token id as a decimal string. `priority`: lower runs first within a
+    lane. `service_tier` names a lane: priority, default or flex. `cache_salt` keeps the prompt's cached prefix apart.
+    `prompt_logprobs` is how many alternatives to tell for each token of the prompt. `user` is not looked at;
+    `spaces_between_special_tokens` says nothing that the tokenizers here heed.
+    """
 
     model: str
     max_tokens: int | None = None
@@ -87,29 +87,78 @@ class SharedBody(msgspec.Struct, kw_only=True):
     min_p: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    logit_bias: dict[str, float] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
     n: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
+    priority: int | None = None
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
+    cache_salt: str | None = None
+    user: str | None = None
 
 
 class ChatBody(SharedBody, kw_only=True):
+    """`max_completion_tokens` is OpenAI's later name for `max_tokens`, and goes before it. Templates get
+    `chat_template_kwargs` as variables. With `continue_final_message` the answer goes on where the last message
+    ends."""
+
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class CompletionBody(SharedBody, kw_only=True):
-    """`prompt` is text, token ids, or a list with one of these."""
+    """`prompt` is one text or one list of token ids, or a list of either, answered side by side. `echo` gives the
+    prompt back before the answer, with its scores where `logprobs` are asked for."""
 
     prompt: str | list[int | str | list[int]]
     logprobs: int | None = None
+    echo: bool | None = None
+    best_of: int | None = None
 
 
-Body = TypeVar("Body", ChatBody, CompletionBody)
+class TokenizeBody(msgspec.Struct, kw_only=True):
+    """Either `prompt` or `messages`. A prompt gets the tokenizer's own special tokens unless `add_special_tokens` is
+    false, and messages get them only if it is true, because a chat template writes its own."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(msgspec.Struct, kw_only=True):
+    tokens: list[int]
+    model: str | None = None
+
+
+_OFF_OF: Mapping[type[msgspec.Struct], Mapping[str, tuple[Any, ...]]] = {
+    ChatBody: _OFF_IN_CHAT,
+    CompletionBody: _OFF_IN_COMPLETIONS,
+    TokenizeBody: {},
+    DetokenizeBody: {},
+}
+Body = TypeVar("Body", ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
 
 
 def parse(body: bytes, kind: type[Body]) -> Body:
@@ -117,7 +166,9 @@ def parse(body: bytes, kind: type[Body]) -> Body:
     try:
         body.decode("utf-8")
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        unserved = [name for name in fields if name in _OFF and not _is_off(name, fields[name])]
+        _check_names(body, fields)
+        off = _OFF_OF[kind]
+        unserved = [name for name in fields if name in off and not _is_off(fields[name], off[name])]
         if unserved:
             raise TandemError(ErrorKind.UNSUPPORTED, f"{unserved[0]} is not supported", param=unserved[0])
         return msgspec.json.decode(body, type=kind)
@@ -132,11 +183,23 @@ def parse(body: bytes, kind: type[Body]) -> Body:
     raise TandemError(ErrorKind.INVALID_REQUEST, message)
 
 
-def _is_off(name: str, raw: msgspec.Raw) -> bool:
+def _check_names(body: bytes, fields: Mapping[str, msgspec.Raw]) -> None:
+    """Raises INVALID_REQUEST for a field that is there twice: whoever looked at this body before may have read the
+    other one. A body without blanks is as long as its fields written again, so it is not read again."""
+    if len(msgspec.json.encode(fields)) == len(body):
+        return
+    seen: set[str] = set()
+    for name, _ in json.loads(body, object_pairs_hook=list):
+        if name in seen:
+            raise TandemError(ErrorKind.INVALID_REQUEST, f"{name} is there more than once", param=name)
+        seen.add(name)
+
+
+def _is_off(raw: msgspec.Raw, off: tuple[Any, ...]) -> bool:
     value = msgspec.json.decode(raw)
     if isinstance(value, bool):  # for Python, but not for JSON, true equals 1
-        return any(value is off for off in _OFF[name])
-    return value in _OFF[name]
+        return any(value is each for each in off)
+    return value in off
 
 
 def _misfit(message: str) -> TandemError:

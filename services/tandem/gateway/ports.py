@@ -15,12 +15,18 @@ from tandem.gateway.text import TextModel
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model that at least one live worker serves. `created` is in seconds since the epoch."""
+    """A model that at least one live worker serves. Clients may call it by an alias too; workers never do. `created`
+    is in seconds since the epoch."""
 
     name: str
     max_model_len: int
     text: TextModel
     created: int
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.aliases)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +71,10 @@ class Dispatch(Protocol):
 
     def ready(self) -> str | None:
         """None when requests can be served, else what is missing."""
+        ...
+
+    def num_queued(self) -> int:
+        """Requests that wait for a place."""
         ...
 
     async def open(self, request: Request, caller: Caller) -> TokenStream:

@@ -15,7 +15,7 @@ _HEADERS = (
 
 
 class EventStream:
-    """One event-stream response: `open`, any number of `send`, then `close`.
+    """One event-stream response: `open`, any number of `send` and `heartbeat`, then `close`.
 
     An error after the first byte is one event, and no mark of completeness follows it.
     """
@@ -28,6 +28,13 @@ class EventStream:
     async def open(self, headers: Iterable[Header]) -> None:
         self._exchange.late_error = lambda error: _frame(error_body(error))
         await self._exchange.start(200, [*_HEADERS, *headers])
+
+    async def heartbeat(self, headers: Iterable[Header]) -> None:
+        """A comment, which clients skip, so that nothing on the way takes the connection for dead. Opens the stream
+        with `headers` where it is not open yet."""
+        if not self._exchange.started:
+            await self.open(headers)
+        await self._exchange.write(b": heartbeat\n\n", more=True)
 
     async def send(self, *events: bytes) -> None:
         """Each event is one line of JSON; all of them leave in one write."""

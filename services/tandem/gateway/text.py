@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from tokenizers import Tokenizer
 
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.clock import wall_ns
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.chat_template import ChatTemplate
+from tandem.gateway.chat_template import ChatEnding, ChatTemplate
 from tandem.gateway.detokenize import Detokenizer
 from tandem.gateway.vocabulary import TokenText, Vocabulary
 
-_UNSERVED_DEFAULTS = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "num_beams": 1, "typical_p": 1.0}
+_UNSERVED_DEFAULTS = {"no_repeat_ngram_size": 0, "num_beams": 1, "typical_p": 1.0}
 """Sampling settings of generation configs that no sampler here implements, with the values that switch them off."""
 
 
@@ -28,6 +28,7 @@ class SamplingDefaults:
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
 
     @classmethod
     def parse(cls, generation_config: Mapping[str, Any]) -> SamplingDefaults:
@@ -41,7 +42,15 @@ class SamplingDefaults:
             top_p=number("top_p"),
             top_k=None if top_k is None else int(top_k),
             min_p=number("min_p"),
+            repetition_penalty=number("repetition_penalty"),
         )
+
+
+class Encoded(NamedTuple):
+    """Token ids of a text, and the character of it at which each token begins."""
+
+    ids: tuple[int, ...]
+    offsets: tuple[int, ...]
 
 
 class TextModel:
@@ -94,35 +103,70 @@ class TextModel:
         """Recommendations of the generation config that requests will not follow."""
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any] | None = None,
+        *,
+        ending: ChatEnding = ChatEnding.HEADER,
+        add_special_tokens: bool = False,
     ) -> tuple[int, ...]:
-        """Token ids of a conversation with the answer's header. `messages` hold `role` and `content` as strings."""
-        prompt = self._template.render(messages, variables or {})
+        """Token ids of a conversation. `messages` hold `role` and `content` as strings."""
+        prompt = self._template.render(messages, variables or {}, ending)
+        if add_special_tokens:
+            return self.encode_text(prompt)
         return tuple(self._tokenizer.encode(prompt, add_special_tokens=False).ids)
 
-    def encode_text(self, text: str) -> tuple[int, ...]:
+    def encode_text(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Token ids of a plain prompt, with BOS where the model wants one, and never two where the text has one."""
+        return self.place_text(text, add_special_tokens=add_special_tokens).ids
+
+    def place_text(self, text: str, *, add_special_tokens: bool = True) -> Encoded:
+        """As `encode_text`, with the tokens' places in the text."""
         special = self._special_tokens
         bos = special.get("bos_token_id")
+        if not add_special_tokens:
+            return self._encode(text, add_special_tokens=False)
         if special.get("add_bos_token") is None and special.get("add_eos_token") is None:
-            ids = self._tokenizer.encode(text, add_special_tokens=True).ids
-            return tuple(ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids)
-        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-        if special.get("add_bos_token") and bos is not None and ids[:1] != [bos]:
-            ids = [bos, *ids]
+            found = self._encode(text, add_special_tokens=True)
+            doubled = bos is not None and found.ids[:2] == (bos, bos)
+            return Encoded(found.ids[1:], found.offsets[1:]) if doubled else found
+        ids, offsets = self._encode(text, add_special_tokens=False)
+        if special.get("add_bos_token") and bos is not None and ids[:1] != (bos,):
+            ids, offsets = (bos, *ids), (0, *offsets)
         eos = special.get("eos_token")
         if special.get("add_eos_token") and isinstance(eos, str):
-            ids = [*ids, *self._tokenizer.encode(eos, add_special_tokens=False).ids]
-        return tuple(ids)
+            ending = self._encode(eos, add_special_tokens=False).ids
+            ids, offsets = (*ids, *ending), (*offsets, *[len(text)] * len(ending))
+        return Encoded(ids, offsets)
 
-    def detokenizer(self, stops: Sequence[str] = ()) -> Detokenizer:
-        return Detokenizer(self._tokenizer, self._special, stops)
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of tokens, with U+FFFD for bytes that are no character."""
+        return self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens)
+
+    def detokenizer(
+        self, stops: Sequence[str] = (), *, skip_special_tokens: bool = True, include_stop: bool = False
+    ) -> Detokenizer:
+        special = self._special if skip_special_tokens else frozenset[int]()
+        return Detokenizer(self._tokenizer, special, stops, include_stop=include_stop)
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> Encoded:
+        found = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return Encoded(tuple(found.ids), _starts(found.offsets, len(text)))
 
     def token_text(self, token: int) -> TokenText:
         return self._vocabulary.token(token)
 
     def __repr__(self) -> str:
         return f"TextModel({self.digest[:12]}, {self.vocab_size} tokens, eos {sorted(self.eos_token_ids)})"
+
+
+def _starts(spans: Sequence[tuple[int, int]], num_chars: int) -> tuple[int, ...]:
+    """Where tokens begin. What the tokenizer adds has the span (0, 0), also at the end of the text."""
+    starts: list[int] = []
+    for start, end in spans:
+        added_at_the_end = end == 0 and bool(starts) and starts[-1] > 0
+        starts.append(num_chars if added_at_the_end else start)
+    return tuple(starts)
 
 
 def _tokenizer(source: bytes) -> Tokenizer:

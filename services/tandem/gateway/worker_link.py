@@ -187,7 +187,8 @@ class WorkerLink:
             raise TandemError(ErrorKind.WORKER_LOST, "another worker answers at its address")
         if self.model is None:
             text = await self._texts.load(reply.bundle_digest, decode_bundle(reply.bundle))
-            self.model = ServedModel(reply.model, reply.max_model_len, text, wall_ns() // 10**9)
+            aliases = tuple(reply.aliases)
+            self.model = ServedModel(reply.model, reply.max_model_len, text, wall_ns() // 10**9, aliases)
         _pool(reply.pool)
         self._described = reply
 

@@ -34,9 +34,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to serve. `name` is what clients call it; `max_model_len` is in tokens."""
+    """A model ready to serve. `name` is what clients call it, or by an alias; `max_model_len` is in tokens."""
 
     name: str
+    aliases: tuple[str, ...]
     directory: Path
     config: DecoderConfig
     executor: TorchExecutor
@@ -56,9 +57,11 @@ def load_model(model: ModelConfig, engine: EngineConfig) -> LoadedModel:
     config = read_model_config(directory)
     bundle = read_bundle(directory, config)
     executor = load_executor(directory, config, model, engine)
+    name, *aliases = model.served_names or (Path(model.id).name.removesuffix(".gguf"),)
     digest = weights_digest(directory, cache_dir)
     return LoadedModel(
-        name=model.served_name or Path(model.id).name.removesuffix(".gguf"),
+        name=name,
+        aliases=tuple(aliases),
         directory=directory,
         config=config,
         executor=executor,

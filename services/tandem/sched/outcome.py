@@ -64,8 +64,9 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One sequence after a commit. `tokens` begin at output index `first_index`. The sequence has ended when
-    `finish`, `handed_over` or `error` is set. `num_cached` counts tokens taken from the prefix cache at its start."""
+    """One sequence after a commit. `tokens` begin at output index `first_index`, `scores` at the prompt's token
+    `first_scored`. The sequence has ended when `finish`, `handed_over` or `error` is set. `num_cached` counts tokens
+    taken from the prefix cache at its start."""
 
     job: Job
     num_computed: int
@@ -76,6 +77,8 @@ class Progress:
     finish: FinishReason | None = None
     handed_over: bool = False
     error: str | None = None
+    first_scored: int = 0
+    scores: tuple[SampledToken, ...] = ()
 
     @property
     def key(self) -> JobKey:

@@ -45,6 +45,7 @@ class SimExecutor:
     ) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
+        self.vocab_size = chance.HIGHEST_TOKEN
         self._step_time = step_time
         self._seed = seed
         self._worker = worker
@@ -71,20 +72,23 @@ class SimExecutor:
 
 
 def _result(piece: Slice) -> SliceResult:
-    """Nothing has bytes here, so digests cover none."""
+    """Nothing has bytes here, so digests cover none; and nothing has logits, so what came was certain to."""
     digests = tuple(BlockDigest(block, ()) for block in piece.digest_blocks)
-    return SliceResult(piece.seq, _drawn(piece), digests)
+    scores = tuple(SampledToken(token, 0.0) for token in piece.scored)
+    return SliceResult(piece.seq, _drawn(piece), digests, scores=scores)
 
 
 def _drawn(piece: Slice) -> tuple[SampledToken, ...]:
     """One token, and one more for each guess that was right."""
     if piece.sampling is None:
         return ()
-    guesses = piece.tokens[piece.num_certain :]
+    params, guesses = piece.sampling.params, piece.tokens[piece.num_certain :]
     out: list[SampledToken] = []
     for guess in (*guesses, None):
         page, place = divmod(piece.sampling.index + len(out), PAGE_TOKENS)
-        token = _page(piece.sampling.params.seed, piece.sampling.choice, page)[place]
+        token = _page(params.seed, piece.sampling.choice, page)[place]
+        while piece.sampling.index + len(out) < params.min_tokens and token in params.stop_token_ids:
+            token += 1
         out.append(SampledToken(token))
         if token != guess:
             break

@@ -247,7 +247,7 @@ class SimGateway:
                     delay = self._delivery.seconds(active.life.request.id, token.index)
                     active.trace.deliver(token.token.id, (now if at is None else at) + delay)
                 case Score():
-                    pass  # simulated prompts are not scored
+                    pass  # nobody reads them
                 case End(outcome):
                     self._end(active, outcome)
         if active.life.phase is Phase.QUEUED:

@@ -25,6 +25,7 @@ class Identity:
     bundle_digest: str
     transport: TransportPeer
     transport_kind: str
+    aliases: tuple[str, ...] = ()
 
     def describe(self, *, with_bundle: bool) -> worker_pb2.DescribeReply:
         """Everything but load and books."""
@@ -37,6 +38,7 @@ class Identity:
             transport=encode_peer(self.transport),
             bundle_digest=self.bundle_digest,
             transport_kind=self.transport_kind,
+            aliases=self.aliases,
         )
         if with_bundle:
             reply.bundle.CopyFrom(encode_bundle(self.bundle))

@@ -290,4 +290,5 @@ def _identity(config: Config, model: WorkerModel, me: WorkerRef, transport: Tran
         bundle_digest=model.bundle.digest,
         transport=transport.describe(me),
         transport_kind=config.handoff.transport,
+        aliases=model.aliases,
     )

@@ -26,6 +26,7 @@ class WorkerModel:
     fingerprint: str
     max_model_len: int
     bundle: TokenizerBundle
+    aliases: tuple[str, ...] = ()
 
 
 def load_worker_model(config: Config) -> WorkerModel:
@@ -43,4 +44,5 @@ def load_worker_model(config: Config) -> WorkerModel:
         fingerprint=loaded.fingerprint.digest,
         max_model_len=loaded.max_model_len,
         bundle=loaded.bundle,
+        aliases=loaded.aliases,
     )

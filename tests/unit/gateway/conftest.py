@@ -7,6 +7,7 @@ import json
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -16,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.config import Bytes, GatewayConfig
-from tandem.core.events import Finished, FinishReason, SampledToken, Token
+from tandem.core.events import Finished, FinishReason, PromptScored, SampledToken, Token
 from tandem.core.ids import JobKey
 from tandem.core.request import Request
 from tandem.gateway.app import create_app
@@ -24,6 +25,7 @@ from tandem.gateway.caller import Caller
 from tandem.gateway.ports import OpenDoor, ServedModel, Standing
 from tandem.gateway.server import HttpServer
 from tandem.gateway.text import TextModel
+from tests.unit.gateway.instant import instant_events
 from tests.unit.gateway.rig import Rig, rigs
 
 SPECIAL = ["<s>", "<|im_end|>", "<|im_start|>"]
@@ -39,7 +41,9 @@ TEMPLATE = (
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-Step = Token | Finished | Exception | asyncio.Event
+HEARTBEAT_S = 0.05
+"""A test that holds a stream back sees heartbeats soon; one that does not is over before."""
+Step = Token | PromptScored | Finished | Exception | asyncio.Event
 
 
 def train_tokenizer() -> Tokenizer:
@@ -83,15 +87,15 @@ def make_text(tokenizer: Tokenizer) -> Callable[..., TextModel]:
 class ScriptedStream:
     """Yields its steps in order: events are yielded, exceptions raised, and an asyncio.Event is waited for."""
 
-    def __init__(self, steps: Sequence[Step], path: str = "remote") -> None:
+    def __init__(self, steps: Sequence[Step], path: str = "remote", standing: Standing | None = None) -> None:
         self.path = path
-        self.standing = Standing()
+        self.standing = standing or Standing()
         self.finished_choices: list[int] = []
         self.num_closes = 0
         self.closed = threading.Event()
         self._steps = steps
 
-    async def __aiter__(self) -> AsyncIterator[Token | Finished]:
+    async def __aiter__(self) -> AsyncIterator[Token | PromptScored | Finished]:
         for step in self._steps:
             if isinstance(step, asyncio.Event):
                 await step.wait()
@@ -132,6 +136,9 @@ class ScriptedDispatch:
 
     def ready(self) -> str | None:
         return self.missing
+
+    def num_queued(self) -> int:
+        return 0
 
     async def open(self, request: Request, caller: Caller) -> ScriptedStream:
         self.callers.append(caller)
@@ -178,9 +185,24 @@ class Front:
         self.dispatch.script = lambda request: stream
         return stream
 
+    def instant(self, text: str = "Paris 你好 😀.", standing: Standing | None = None) -> list[ScriptedStream]:
+        """Every request is answered at once; returns the streams as they are opened."""
+        opened: list[ScriptedStream] = []
+
+        def script(request: Request) -> ScriptedStream:
+            opened.append(ScriptedStream(instant_events(request, self.ids(text)), standing=standing))
+            return opened[-1]
+
+        self.dispatch.script = script
+        return opened
+
     def ids(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
+
+    def text(self, ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
 
     @staticmethod
     def finished(reason: FinishReason | None = FinishReason.STOP, tokens: int = 7, cached: int = 4) -> Finished:
@@ -208,7 +230,7 @@ class Front:
             runner.run(self._serve())
 
     async def _serve(self) -> None:
-        app = create_app(self.dispatch, OpenDoor(), GatewayConfig(max_body=Bytes(1 << 20)))
+        app = create_app(self.dispatch, OpenDoor(), GatewayConfig(max_body=Bytes(1 << 20), heartbeat_s=HEARTBEAT_S))
         server = HttpServer(app, "127.0.0.1", 0, graceful_s=1.0)
         self._loop = asyncio.get_running_loop()
         self.port = server.port
@@ -223,6 +245,7 @@ def running_front(make_text: Callable[..., TextModel], tokenizer: Tokenizer) -> 
     text = make_text(config={"temperature": 0.6, "top_p": 0.9, "eos_token_id": [1]})
     names = ("tiny", "org/tiny")
     served = [ServedModel(name=name, max_model_len=512, text=text, created=1_700_000_000) for name in names]
+    served.append(replace(served[0], name="many", aliases=("other", "org/third")))
     with Front(ScriptedDispatch(served), tokenizer) as front:
         yield front
 

@@ -143,9 +143,19 @@ def test_no_token_ids_where_nobody_asked(front: Front, client: openai.OpenAI) ->
 
 
 def test_models(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["tiny", "org/tiny"]
+    assert [model.id for model in client.models.list()] == ["tiny", "org/tiny", "many", "other", "org/third"]
     model = client.models.retrieve("org/tiny")
     assert (model.id, model.owned_by, model.created) == ("org/tiny", "tandem", 1_700_000_000)
+
+
+@pytest.mark.parametrize("name", ["many", "other", "org/third"])
+def test_a_model_answers_to_every_name_by_that_name(front: Front, client: openai.OpenAI, name: str) -> None:
+    front.answer(TEXT)
+    assert client.models.retrieve(name).model_dump()["root"] == "many"
+    assert client.models.retrieve(name).id == name
+    assert client.chat.completions.create(model=name, messages=MESSAGES).model == name
+    assert {chunk.model for chunk in client.completions.create(model=name, prompt="x", stream=True)} == {name}
+    assert {request.model for request in front.dispatch.requests} == {"many"}
 
 
 def test_errors_are_the_clients_own(front: Front, client: openai.OpenAI) -> None:

@@ -11,12 +11,14 @@ import pytest
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.request import Request
 from tandem.gateway.caller import Caller
-from tandem.gateway.openai_request import chat_ask, completion_ask, conversation, request, single_prompt
+from tandem.gateway.openai_request import chat_ask, chat_ending, completion_ask, conversation, new_id, request
 from tandem.gateway.openai_schema import ChatBody, CompletionBody, parse
 from tandem.gateway.ports import ServedModel
+from tandem.gateway.prompt import encode, given_prompts
 from tandem.gateway.text import TextModel
 
 USER = {"role": "user", "content": "hi"}
+CALLER = Caller(request_id="r")
 INVALID, UNSUPPORTED = ErrorKind.INVALID_REQUEST, ErrorKind.UNSUPPORTED
 
 
@@ -26,23 +28,23 @@ def served(make_text: Callable[..., TextModel]) -> ServedModel:
     return ServedModel(name="tiny", max_model_len=100, text=text, created=0)
 
 
-def chat(served: ServedModel, **fields: Any) -> Request:
+def chat(served: ServedModel, caller: Caller = CALLER, **fields: Any) -> Request:
     raw = json.dumps({"model": "tiny", "messages": [USER]} | fields).encode()
     body = parse(raw, ChatBody)
-    return request(
+    ask, ending = (
         chat_ask(body),
-        served,
-        served.text.encode_chat(conversation(body.messages), body.chat_template_kwargs),
-        "chatcmpl-",
-        Caller(request_id="r"),
+        chat_ending(body.messages, body.add_generation_prompt, body.continue_final_message),
     )
+    prompt = served.text.encode_chat(conversation(body.messages), body.chat_template_kwargs, ending=ending)
+    return request(ask, served, prompt, new_id("chatcmpl-"), caller)
 
 
 def complete(served: ServedModel, **fields: Any) -> Request:
     body = parse(json.dumps({"model": "tiny", "prompt": "hi"} | fields).encode(), CompletionBody)
-    prompt = single_prompt(body.prompt, served.text.vocab_size)
-    ids = served.text.encode_text(prompt) if isinstance(prompt, str) else prompt
-    return request(completion_ask(body), served, ids, "cmpl-", Caller(request_id="r"))
+    ask = completion_ask(body)
+    (given,) = given_prompts(body.prompt, served.text.vocab_size)
+    prompt = encode(given, served.text, add_special_tokens=body.add_special_tokens is not False)
+    return request(ask, served, prompt.ids, new_id("cmpl-"), CALLER)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +73,7 @@ def complete(served: ServedModel, **fields: Any) -> Request:
         ("model", None, INVALID, "model"),
         ("n", 0, INVALID, "n"),
         ("n", -1, INVALID, "n"),
-        ("n", 2, UNSUPPORTED, "n"),
+        ("n", 129, INVALID, "n"),
         ("n", "1", INVALID, "n"),
         ("max_tokens", 0, INVALID, "max_tokens"),
         ("max_completion_tokens", -5, INVALID, "max_completion_tokens"),
@@ -97,13 +99,33 @@ def complete(served: ServedModel, **fields: Any) -> Request:
         ("tool_choice", "auto", UNSUPPORTED, "tool_choice"),
         ("functions", [{"name": "f"}], UNSUPPORTED, "functions"),
         ("response_format", {"type": "json_object"}, UNSUPPORTED, "response_format"),
-        ("logit_bias", {"5": 1}, UNSUPPORTED, "logit_bias"),
-        ("presence_penalty", 0.1, UNSUPPORTED, "presence_penalty"),
-        ("frequency_penalty", -1, UNSUPPORTED, "frequency_penalty"),
+        ("logit_bias", {"5": 101}, INVALID, "logit_bias.5"),
+        ("logit_bias", {"05": 1}, INVALID, "logit_bias.05"),
+        ("logit_bias", {"-1": 1}, INVALID, "logit_bias.-1"),
+        ("logit_bias", {"hi": 1}, INVALID, "logit_bias.hi"),
+        ("logit_bias", {"420": 1}, INVALID, "logit_bias.420"),
+        ("logit_bias", {"9" * 5000: 1}, INVALID, "logit_bias." + "9" * 5000),
+        ("logit_bias", {"5": "much"}, INVALID, "logit_bias[...]"),
+        ("logit_bias", [1], INVALID, "logit_bias"),
+        ("presence_penalty", 2.1, INVALID, "presence_penalty"),
+        ("frequency_penalty", -3, INVALID, "frequency_penalty"),
+        ("repetition_penalty", 0, INVALID, "repetition_penalty"),
+        ("min_tokens", -1, INVALID, "min_tokens"),
+        ("min_tokens", 10**30, INVALID, "min_tokens"),
+        ("stop_token_ids", [420], INVALID, "stop_token_ids"),
+        ("stop_token_ids", ["x"], INVALID, "stop_token_ids[0]"),
+        ("priority", 2**40, INVALID, "priority"),
+        ("service_tier", "gold", INVALID, "service_tier"),
+        ("cache_salt", "", INVALID, "cache_salt"),
+        ("cache_salt", "x" * 257, INVALID, "cache_salt"),
+        ("prompt_logprobs", 21, INVALID, "prompt_logprobs"),
+        ("user", 5, INVALID, "user"),
+        ("echo", True, UNSUPPORTED, "echo"),
+        ("documents", [{"text": "x"}], UNSUPPORTED, "documents"),
         ("modalities", ["text", "audio"], UNSUPPORTED, "modalities"),
         ("audio", {"voice": "x"}, UNSUPPORTED, "audio"),
         ("reasoning_effort", "low", UNSUPPORTED, "reasoning_effort"),
-        ("best_of", True, UNSUPPORTED, "best_of"),
+        ("best_of", 2, UNSUPPORTED, "best_of"),
         ("chat_template_kwargs", {"messages": []}, INVALID, "chat_template_kwargs"),
     ],
 )
@@ -118,8 +140,9 @@ def test_a_chat_is_refused_by_field(served: ServedModel, field: str, value: Any,
     ("field", "value", "kind", "param"),
     [
         ("prompt", [], INVALID, "prompt"),
-        ("prompt", ["a", "b"], UNSUPPORTED, "prompt"),
-        ("prompt", [[1], [2]], UNSUPPORTED, "prompt"),
+        ("prompt", ["a", [1]], INVALID, "prompt"),
+        ("prompt", ["a"] * 257, INVALID, "prompt"),
+        ("max_tokens", -1, INVALID, "max_tokens"),
         ("prompt", [1, "a"], INVALID, "prompt"),
         ("prompt", [[]], INVALID, "prompt"),
         ("prompt", [-1], INVALID, "prompt"),
@@ -129,7 +152,7 @@ def test_a_chat_is_refused_by_field(served: ServedModel, field: str, value: Any,
         ("prompt", {"a": 1}, INVALID, "prompt"),
         ("prompt", None, INVALID, "prompt"),
         ("prompt", [5] * 100, ErrorKind.CONTEXT_LENGTH, "prompt"),
-        ("echo", True, UNSUPPORTED, "echo"),
+        ("echo", 1, INVALID, "echo"),
         ("best_of", 2, UNSUPPORTED, "best_of"),
         ("suffix", "x", UNSUPPORTED, "suffix"),
         ("logprobs", 21, INVALID, "logprobs"),
@@ -152,9 +175,9 @@ def test_fields_that_ask_for_nothing_and_unknown_ones_are_taken(served: ServedMo
         "logit_bias": {},
         "presence_penalty": 0.0,
         "frequency_penalty": None,
-        "repetition_penalty": 1.0,
+        "echo": False,
         "modalities": ["text"],
-        "user": {"any": "thing"},
+        "user": "somebody",
         "metadata": {"a": "b"},
         "never_heard_of": [1],
         "top_p": None,

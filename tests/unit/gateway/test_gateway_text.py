@@ -170,10 +170,10 @@ def test_the_end_is_the_union_of_both_files(make_text: Make) -> None:
 
 
 def test_sampling_defaults(make_text: Make) -> None:
-    config = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": None, "repetition_penalty": 1.05}
+    config = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": None, "repetition_penalty": 1.05, "num_beams": 4}
     text = make_text(config=config)
-    assert text.defaults == SamplingDefaults(temperature=0.7, top_p=0.8, top_k=20)
-    assert text.unserved_defaults == ("repetition_penalty",)
+    assert text.defaults == SamplingDefaults(temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05)
+    assert text.unserved_defaults == ("num_beams",)
     off = make_text(config=config, generation_config="none")
     assert off.defaults == SamplingDefaults()
     assert off.unserved_defaults == ()

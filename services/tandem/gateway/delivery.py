@@ -1,0 +1,104 @@
+"""Sends one answer over one exchange, as a stream or as one body; never knows what a part looks like to a client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from tandem.gateway.answers import Answer, Part
+from tandem.gateway.asgi import Exchange, Header, header_value
+from tandem.gateway.completion import Delta, Ending
+from tandem.gateway.echo import Echo
+from tandem.gateway.openai_response import Form
+from tandem.gateway.ports import Standing
+from tandem.gateway.sse import EventStream
+
+
+async def deliver(exchange: Exchange, answer: Answer, form: Form, heartbeat_s: float) -> None:
+    """A stream begins with its first part, or with its first heartbeat where that takes longer than `heartbeat_s`.
+    What fails until then gets its proper status."""
+    async with aclosing(answer.parts()) as parts:
+        if answer.ask.stream:
+            await _stream(exchange, form, answer, parts, heartbeat_s)
+        else:
+            await _collect(exchange, form, answer, parts)
+
+
+async def _stream(
+    exchange: Exchange, form: Form, answer: Answer, parts: AsyncGenerator[Part, None], heartbeat_s: float
+) -> None:
+    sse = EventStream(exchange)
+    part = await _first(sse, answer, parts, heartbeat_s)
+    if not exchange.started:
+        await sse.open([*standing_headers(answer.standing), _path_header(answer)])
+    opened: set[int] = set()
+    num_open = answer.num_choices
+    while True:
+        events: list[bytes] = []
+        if isinstance(part, Delta | Echo | Ending) and part.choice not in opened:
+            opened.add(part.choice)
+            events = form.opening(part.choice, answer.usage)
+        if isinstance(part, Delta | Echo):
+            events += form.chunk(part, answer.usage)
+        elif isinstance(part, Ending):
+            num_open -= 1
+            events += form.closing(part, answer.usage, None if num_open else answer.path)
+        if not num_open:
+            await sse.close(*events)
+            return
+        if events:
+            await sse.send(*events)
+        part = await anext(parts)
+
+
+async def _first(sse: EventStream, answer: Answer, parts: AsyncGenerator[Part, None], heartbeat_s: float) -> Part:
+    """The path is not known yet when a heartbeat opens the stream; the last chunk tells it anyway."""
+    coming = asyncio.ensure_future(anext(parts))
+    try:
+        while not (await asyncio.wait({coming}, timeout=heartbeat_s))[0]:
+            await sse.heartbeat(standing_headers(answer.standing))
+    finally:
+        # A generator that still runs cannot be closed.
+        if not coming.done():
+            coming.cancel()
+            await asyncio.wait({coming})
+    return coming.result()
+
+
+async def _collect(exchange: Exchange, form: Form, answer: Answer, parts: AsyncGenerator[Part, None]) -> None:
+    gathered = [part async for part in parts]
+    headers = [*standing_headers(answer.standing), _path_header(answer)]
+    await exchange.send_json(200, form.body(gathered, answer.usage, answer.path), headers)
+
+
+def standing_headers(standing: Standing) -> list[Header]:
+    """OpenAI's `x-ratelimit-*`, for what is limited."""
+    found: list[Header] = []
+    for what, limit, remaining, reset_s in (
+        (b"requests", standing.limit_requests, standing.remaining_requests, standing.reset_requests_s),
+        (b"tokens", standing.limit_tokens, standing.remaining_tokens, standing.reset_tokens_s),
+    ):
+        if limit is not None:
+            found += [
+                (b"x-ratelimit-limit-" + what, str(limit).encode()),
+                (b"x-ratelimit-remaining-" + what, str(max(0, remaining or 0)).encode()),
+                (b"x-ratelimit-reset-" + what, duration(reset_s).encode()),
+            ]
+    return found
+
+
+def duration(seconds: float) -> str:
+    """As OpenAI writes one: `120ms`, `1s`, `6m0s`, `1h0m0s`; never shorter than it is."""
+    millis = -int(-max(0.0, seconds) * 1000 // 1)
+    if millis < 1000:
+        return f"{millis}ms"
+    whole = -(-millis // 1000)
+    hours, minutes = divmod(whole // 60, 60)
+    if hours:
+        return f"{hours}h{minutes}m{whole % 60}s"
+    return f"{minutes}m{whole % 60}s" if minutes else f"{whole}s"
+
+
+def _path_header(answer: Answer) -> Header:
+    return (b"x-tandem-path", header_value(answer.path))

@@ -1,0 +1,49 @@
+"""Adds up the tokens of one answer; never decides what they cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tandem.gateway.completion import Delta, Ending
+from tandem.gateway.echo import Echo, Scored
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of all prompts and choices. `num_cached`: of the prompts' tokens, those that came out of a cache; None
+    while nobody has said."""
+
+    num_prompt: int
+    num_output: int
+    num_cached: int | None
+
+
+class Tally:
+    """Counts parts as they come. A prompt counts once, whatever the number of its choices."""
+
+    __slots__ = ("_cached", "_num_choices", "_num_prompt", "_output", "num_ended")
+
+    def __init__(self, num_choices: int) -> None:
+        """`num_choices` of each prompt."""
+        self._num_choices = num_choices
+        self._num_prompt = 0
+        self._output: dict[int, int] = {}
+        self._cached: dict[int, int] = {}
+        self.num_ended = 0
+
+    def admitted(self, num_prompt_tokens: int) -> None:
+        self._num_prompt += num_prompt_tokens
+
+    def take(self, part: Scored | Echo | Delta | Ending) -> None:
+        """An Ending knows exactly what its deltas only add up to: text that was held back is no token."""
+        if isinstance(part, Delta):
+            self._output[part.choice] = self._output.get(part.choice, 0) + (part.token is not None)
+        elif isinstance(part, Ending):
+            self.num_ended += 1
+            self._output[part.choice] = part.num_output_tokens
+            if part.num_cached_tokens is not None:
+                self._cached[part.choice // self._num_choices] = part.num_cached_tokens
+
+    def usage(self) -> Usage:
+        cached = sum(self._cached.values()) if self._cached else None
+        return Usage(self._num_prompt, sum(self._output.values()), cached)

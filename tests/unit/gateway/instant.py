@@ -1,0 +1,57 @@
+"""Answers every request at once, as a worker would that always says the same; never a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tandem.core.events import Finished, FinishReason, PromptScored, SampledToken, Token
+from tandem.core.ids import JobKey
+from tandem.core.request import Request
+
+END = 1
+"""The end of sequence of the tests' tokenizer."""
+NUM_CACHED = 2
+LOGPROB, PROMPT_LOGPROB = -0.5, -1.25
+Event = Token | PromptScored | Finished
+
+
+def instant_events(request: Request, saying: Sequence[int]) -> list[Event]:
+    """Each choice says `saying`, after its own number as many times the first token of it, token by token in turns.
+    Scores of the prompt come in two pieces that overlap. What is longer than `max_tokens` is cut."""
+    events: list[Event] = [*_scores(request)]
+    plans = [[saying[0]] * choice + [*saying, END] for choice in range(request.num_choices)]
+    limit = request.sampling.max_tokens
+    outputs = [plan[:limit] for plan in plans]
+    for index in range(max(map(len, outputs), default=0)):
+        for choice, output in enumerate(outputs):
+            if index < len(output):
+                events.append(Token(_key(request, choice), index, _drawn(request, output[index])))
+    for choice, (plan, output) in enumerate(zip(plans, outputs, strict=True)):
+        reason = FinishReason.STOP if plan == output else FinishReason.LENGTH
+        events.append(Finished(_key(request, choice), reason, len(output), NUM_CACHED))
+    return events
+
+
+def _key(request: Request, choice: int) -> JobKey:
+    return JobKey(request.id, 1, choice)
+
+
+def _drawn(request: Request, token: int) -> SampledToken:
+    count = request.sampling.logprobs
+    return SampledToken(token) if count is None else SampledToken(token, LOGPROB, _top(token, count, LOGPROB))
+
+
+def _top(token: int, count: int, logprob: float) -> tuple[tuple[int, float], ...]:
+    return tuple((token if rank == 0 else 100 + rank, logprob - rank) for rank in range(count))
+
+
+def _scores(request: Request) -> list[PromptScored]:
+    count = request.prompt_logprobs
+    if count is None:
+        return []
+    tokens = [
+        SampledToken(token, PROMPT_LOGPROB, _top(token, count, PROMPT_LOGPROB)) for token in request.prompt_tokens
+    ]
+    cut = max(1, len(tokens) // 2)
+    pieces = [PromptScored(_key(request, 0), 1, tuple(tokens[1 : cut + 1]))]
+    return [*pieces, PromptScored(_key(request, 0), cut, tuple(tokens[cut:]))]

@@ -1,0 +1,253 @@
+"""What the gateway answers besides completions: tokens, health, counters, limits, and what it does not serve."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.gateway.delivery import duration
+from tandem.gateway.ports import Standing
+
+SAMPLE = re.compile(r'[a-z_]+(\{[a-z]+="[a-z_0-9]+"(,[a-z]+="[a-z_0-9]+")*\})? [0-9.e+]+')
+Front = Any  # the fixtures' class lives in conftest
+CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def tokens_of(http: httpx.Client, **body: Any) -> dict[str, Any]:
+    response = http.post("/tokenize", json={"model": "tiny"} | body)
+    assert response.status_code == 200, response.text
+    found: dict[str, Any] = response.json()
+    return found
+
+
+def test_tokenizing_is_what_a_completion_would_compute(front: Front, http: httpx.Client) -> None:
+    front.instant()
+    http.post("/v1/completions", json={"model": "tiny", "prompt": "Grüße"})
+    http.post("/v1/chat/completions", json=CHAT)
+    prompt, chat = [list(request.prompt_tokens) for request in front.dispatch.requests]
+    assert tokens_of(http, prompt="Grüße") == {
+        "count": len(prompt),
+        "max_model_len": 512,
+        "tokens": prompt,
+        "token_strs": None,
+    }
+    assert tokens_of(http, messages=CHAT["messages"])["tokens"] == chat
+    assert tokens_of(http, prompt="Grüße", add_special_tokens=False)["tokens"] == prompt[1:]
+    bare = tokens_of(http, messages=CHAT["messages"], add_generation_prompt=False)["tokens"]
+    assert chat[: len(bare)] == bare and len(bare) < len(chat)
+    named = tokens_of(http, prompt="a 你", return_token_strs=True)
+    assert len(named["token_strs"]) == named["count"] and named["token_strs"][:2] == ["<s>", "a"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": "x", "messages": CHAT["messages"]}, "prompt"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": "x", "model": "none"}, "model"),
+        ({"messages": []}, "messages"),
+    ],
+)
+def test_what_cannot_be_tokenized(http: httpx.Client, body: dict[str, Any], param: str) -> None:
+    response = http.post("/tokenize", json={"model": "tiny"} | body)
+    assert response.status_code in (400, 404)
+    assert response.json()["error"]["param"] == param
+
+
+def test_detokenizing_undoes_tokenizing(http: httpx.Client) -> None:
+    text = "Grüße 你好 😀"
+    ids = tokens_of(http, prompt=text, add_special_tokens=False)["tokens"]
+    assert http.post("/detokenize", json={"model": "tiny", "tokens": ids}).json() == {"prompt": text}
+    assert http.post("/detokenize", json={"model": "tiny", "tokens": []}).json() == {"prompt": ""}
+    refused = http.post("/detokenize", json={"model": "tiny", "tokens": [420]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tokens")
+
+
+def test_a_model_need_be_named_only_among_several(front: Front, http: httpx.Client) -> None:
+    refused = http.post("/tokenize", json={"prompt": "x"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")
+    front.dispatch.served = front.dispatch.served[:1]
+    assert http.post("/tokenize", json={"prompt": "x"}).status_code == 200
+    front.dispatch.served = []
+    assert http.post("/tokenize", json={"prompt": "x"}).status_code == 503
+
+
+def test_a_long_text_is_tokenized_too(http: httpx.Client) -> None:
+    assert tokens_of(http, prompt="a b " * 2000)["count"] > 2000
+
+
+@pytest.mark.parametrize(
+    ("path", "what"),
+    [
+        ("/v1/embeddings", "embeddings"),
+        ("/v1/responses", "Responses"),
+        ("/v1/responses/resp_1/cancel", "Responses"),
+        ("/v1/batches", "Batch"),
+        ("/v1/files/f/content", "files"),
+        ("/v1/fine_tuning/jobs", "fine-tuning"),
+        ("/v1/audio/speech", "audio"),
+        ("/v1/images/generations", "images"),
+        ("/v1/moderations", "moderations"),
+        ("/v1/load_lora_adapter", "LoRA"),
+        ("/v1/messages", "Anthropic"),
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_what_is_not_served_says_so(http: httpx.Client, method: str, path: str, what: str) -> None:
+    response = http.request(method, path, json={})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (404, "not_found")
+    assert what in error["message"] and "does not serve" in error["message"]
+
+
+def test_the_client_sees_them_as_not_found(front: Front) -> None:
+    http = openai.DefaultHttpxClient(trust_env=False, timeout=20)
+    with openai.OpenAI(base_url=f"{front.url}/v1", api_key="x", max_retries=0, http_client=http) as client:
+        with pytest.raises(openai.NotFoundError, match="embeddings"):
+            client.embeddings.create(model="tiny", input="x")
+        with pytest.raises(openai.NotFoundError, match="Responses"):
+            client.responses.create(model="tiny", input="x")
+        with pytest.raises(openai.NotFoundError, match="Batch"):
+            client.batches.list()
+        with pytest.raises(openai.NotFoundError, match="moderations"):
+            client.moderations.create(input="x")
+
+
+def test_the_states_of_a_gateway(front: Front, http: httpx.Client) -> None:
+    assert http.get("/health").json() == http.get("/live").json() == {"status": "ok"}
+    assert http.get("/ready").json() == {"status": "ready"}
+    front.dispatch.missing = "no live worker"
+    response = http.get("/ready")
+    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+    assert response.json() == {"status": "not_ready", "reason": "no live worker"}
+
+
+def metrics(http: httpx.Client) -> dict[str, float]:
+    """Once no request is open: a client has its answer a moment before the gateway has counted it."""
+    while True:
+        response = http.get("/metrics")
+        assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+        lines = [line for line in response.text.splitlines() if not line.startswith("#")]
+        assert all(SAMPLE.fullmatch(line) for line in lines)
+        found = {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+        if found["tandem_open_requests"] == 0:
+            return found
+
+
+def test_every_request_is_counted_once_by_its_outcome(front: Front, http: httpx.Client) -> None:
+    before = metrics(http)
+    front.instant("Paris")
+    http.post("/v1/chat/completions", json=CHAT | {"n": 2})
+    http.post("/v1/completions", json={"model": "tiny", "prompt": ["x", "y"], "stream": True})
+    http.post("/v1/completions", json={"model": "none", "prompt": "x"})
+    front.stream("Paris", TandemError(ErrorKind.KV_LOST, "gone"))
+    http.post("/v1/completions", json={"model": "tiny", "prompt": "x", "stream": True})
+    front.stream("Paris", RuntimeError("bug"))
+    http.post("/v1/completions", json={"model": "tiny", "prompt": "x"})
+    after = metrics(http)
+    grown = {name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name, 0)}
+    outcome = 'tandem_requests_total{{endpoint="{}",outcome="{}"}}'.format
+    num_paris = len(front.ids("Paris"))
+    assert {name: grown[name] for name in grown if name.startswith("tandem_requests")} == {
+        outcome("chat", "finished"): 1,
+        outcome("completion", "finished"): 1,
+        outcome("completion", "model_not_found"): 1,
+        outcome("completion", "kv_lost"): 1,
+        outcome("completion", "internal"): 1,
+    }
+    assert grown["tandem_prompt_tokens_total"] == sum(len(r.prompt_tokens) for r in front.dispatch.requests)
+    assert grown["tandem_output_tokens_total"] == 4 * (num_paris + 1) + 1 + 2 * num_paris
+    assert after["tandem_ready"] == 1
+    assert 'tandem_http_responses_total{status="404"}' in grown
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_limits_are_told_where_there_are_some(front: Front, http: httpx.Client, stream: bool) -> None:
+    front.instant("Paris")
+    unlimited = http.post("/v1/chat/completions", json=CHAT | {"stream": stream})
+    assert not [name for name in unlimited.headers if name.startswith("x-ratelimit")]
+    standing = Standing(limit_requests=60, remaining_requests=59, reset_requests_s=1, limit_tokens=9000)
+    front.instant("Paris", standing)
+    limited = http.post("/v1/chat/completions", json=CHAT | {"stream": stream})
+    told = {name: value for name, value in limited.headers.items() if name.startswith("x-ratelimit")}
+    assert told == {
+        "x-ratelimit-limit-requests": "60",
+        "x-ratelimit-remaining-requests": "59",
+        "x-ratelimit-reset-requests": "1s",
+        "x-ratelimit-limit-tokens": "9000",
+        "x-ratelimit-remaining-tokens": "0",
+        "x-ratelimit-reset-tokens": "0ms",
+    }
+
+
+@pytest.mark.parametrize(
+    ("seconds", "written"),
+    [
+        (0, "0ms"),
+        (-1, "0ms"),
+        (0.0001, "1ms"),
+        (0.12, "120ms"),
+        (1, "1s"),
+        (1.2, "2s"),
+        (59.5, "1m0s"),
+        (360, "6m0s"),
+        (3601, "1h0m1s"),
+    ],
+)
+def test_durations_as_openai_writes_them(seconds: float, written: str) -> None:
+    assert duration(seconds) == written
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "told"),
+    [
+        (ErrorKind.QUOTA, "tokens_per_minute", "tokens_per_minute"),
+        (ErrorKind.OVERLOADED, "", "overloaded"),
+        (ErrorKind.SLO_MISS, "", "predicted_slo_miss"),
+        (ErrorKind.NO_WORKER, "", "no_worker"),
+        (ErrorKind.WORKER_LOST, "", None),
+        (ErrorKind.FORBIDDEN, "", None),
+    ],
+)
+def test_refusals_name_the_limit_and_when_to_come_back(
+    front: Front, http: httpx.Client, kind: ErrorKind, reason: str, told: str | None
+) -> None:
+    def refuse(request: object) -> None:
+        raise TandemError(kind, "no", reason=reason)
+
+    front.dispatch.script = refuse
+    response = http.post("/v1/chat/completions", json=CHAT)
+    assert response.headers.get("x-tandem-reject-reason") == told
+    assert response.headers.get("retry-after") == (None if told is None else "1")
+
+
+def test_a_body_with_a_field_twice_is_refused(http: httpx.Client) -> None:
+    for body in (
+        b'{"model":"tiny","prompt":"x","prompt":"y"}',
+        b'{ "model": "tiny", "prompt": "x", "pro\\u006dpt": "y" }',
+    ):
+        response = http.post("/v1/completions", content=body)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
+
+
+def test_fields_twice_further_down_or_escaped_once_are_taken(front: Front, http: httpx.Client) -> None:
+    """What is in `metadata` is nobody's business, and a name may be written in more than one way."""
+    front.instant()
+    body = b'{"model":"tiny","pro\\u006dpt": "x", "metadata": {"a": 1, "a": 2}}'
+    assert http.post("/v1/completions", content=body).status_code == 200
+
+
+def test_a_prompt_may_hold_a_nul(front: Front, http: httpx.Client) -> None:
+    front.instant()
+    assert (
+        http.post("/v1/completions", json={"model": "tiny", "prompt": "a\0b", "echo": True})
+        .json()["choices"][0]["text"]
+        .startswith("a\0b")
+    )
+    assert http.post("/v1/completions", content=b'{"model":"tiny","prompt":"a\0b"}').status_code == 400

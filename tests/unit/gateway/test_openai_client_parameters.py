@@ -1,0 +1,230 @@
+"""The openai client as the referee of every parameter: what it sends arrives, and what comes back it can read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tandem.core.lane import Lane
+from tests.unit.gateway import instant
+
+Front = Any  # the fixtures' class lives in conftest
+MESSAGES: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
+TEXT = "Paris 你好 😀."
+
+
+@pytest.fixture
+def client(front: Front) -> Iterator[openai.OpenAI]:
+    http = openai.DefaultHttpxClient(trust_env=False, timeout=20)
+    with openai.OpenAI(base_url=f"{front.url}/v1", api_key="x", max_retries=0, http_client=http) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("asked", "field", "expected"),
+    [
+        ({"temperature": 0.3}, "temperature", 0.3),
+        ({"top_p": 0.4}, "top_p", 0.4),
+        ({"seed": 9}, "seed", 9),
+        ({"presence_penalty": 0.5}, "presence_penalty", 0.5),
+        ({"frequency_penalty": -0.5}, "frequency_penalty", -0.5),
+        ({"logit_bias": {"30": 5, "7": -100}}, "logit_bias", ((7, -100.0), (30, 5.0))),
+        ({"max_tokens": 3}, "max_tokens", 3),
+        ({"extra_body": {"top_k": 4}}, "top_k", 4),
+        ({"extra_body": {"min_p": 0.1}}, "min_p", 0.1),
+        ({"extra_body": {"repetition_penalty": 1.2}}, "repetition_penalty", 1.2),
+        ({"extra_body": {"min_tokens": 2}}, "min_tokens", 2),
+        ({"extra_body": {"stop_token_ids": [9, 8]}}, "stop_token_ids", frozenset({1, 8, 9})),
+        ({"extra_body": {"stop_token_ids": [9], "ignore_eos": True}}, "stop_token_ids", frozenset({9})),
+    ],
+)
+def test_sampling_parameters_arrive(
+    front: Front, client: openai.OpenAI, asked: dict[str, Any], field: str, expected: Any
+) -> None:
+    front.instant()
+    client.chat.completions.create(model="tiny", messages=MESSAGES, **asked)
+    client.completions.create(model="tiny", prompt="x", **asked)
+    assert [getattr(request.sampling, field) for request in front.dispatch.requests] == [expected, expected]
+
+
+@pytest.mark.parametrize(
+    ("asked", "field", "expected"),
+    [
+        ({"n": 3}, "num_choices", 3),
+        ({"extra_body": {"priority": -2}}, "priority", -2),
+        ({"extra_body": {"cache_salt": "mine"}}, "cache_salt", "mine"),
+        ({"extra_body": {"service_tier": "flex"}}, "lane", Lane.BATCH),
+        ({"extra_body": {"service_tier": "default"}}, "lane", Lane.STANDARD),
+        ({"extra_body": {"service_tier": "priority"}}, "lane", Lane.INTERACTIVE),
+        ({"extra_body": {"service_tier": "auto"}}, "lane", Lane.INTERACTIVE),
+        ({"extra_headers": {"x-tandem-lane": "Batch"}}, "lane", Lane.BATCH),
+        (
+            {"extra_headers": {"x-tandem-lane": "standard"}, "extra_body": {"service_tier": "flex"}},
+            "lane",
+            Lane.STANDARD,
+        ),
+        ({"user": "somebody"}, "priority", 0),
+    ],
+)
+def test_request_parameters_arrive(
+    front: Front, client: openai.OpenAI, asked: dict[str, Any], field: str, expected: Any
+) -> None:
+    front.instant()
+    client.chat.completions.create(model="tiny", messages=MESSAGES, **asked)
+    client.completions.create(model="tiny", prompt="x", **asked)
+    assert [getattr(request, field) for request in front.dispatch.requests] == [expected, expected]
+
+
+@pytest.mark.parametrize(("asked", "used"), [("flex", "flex"), ("auto", "priority"), (None, None)])
+def test_the_tier_that_was_used_is_told(front: Front, client: openai.OpenAI, asked: Any, used: str | None) -> None:
+    front.instant()
+    options: Any = {"service_tier": asked} if asked else {}
+    assert client.chat.completions.create(model="tiny", messages=MESSAGES, **options).service_tier == used
+    chunks = list(client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True, **options))
+    assert {chunk.service_tier for chunk in chunks} == {used}
+
+
+def test_a_lane_that_does_not_exist_is_refused(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="tiny", prompt="x", extra_headers={"x-tandem-lane": "fast"})
+    assert caught.value.param == "x-tandem-lane"
+
+
+@pytest.mark.parametrize(("include", "shown"), [(False, "Paris "), (True, "Paris 你好")])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_is_shown_only_where_it_is_asked_for(
+    front: Front, client: openai.OpenAI, include: bool, shown: str, stream: bool
+) -> None:
+    front.instant(TEXT)
+    options: Any = {"stop": ["你好"], "extra_body": {"include_stop_str_in_output": include}}
+    assert said(client, stream=stream, **options) == ([shown], ["stop"])
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_a_stop_token_is_shown_only_where_it_is_asked_for(front: Front, client: openai.OpenAI, include: bool) -> None:
+    par = front.ids("Paris")[0]
+    front.stream(par, front.finished())
+    options: Any = {"extra_body": {"stop_token_ids": [par], "include_stop_str_in_output": include}}
+    assert said(client, stream=False, **options)[0] == [front.text([par]) if include else ""]
+
+
+@pytest.mark.parametrize(("skip", "shown"), [(None, "Paris"), (True, "Paris"), (False, "<|im_start|>Paris")])
+@pytest.mark.parametrize("stream", [False, True])
+def test_special_tokens_are_shown_only_where_it_is_asked_for(
+    front: Front, client: openai.OpenAI, skip: bool | None, shown: str, stream: bool
+) -> None:
+    front.stream(2, "Paris", 1, front.finished())
+    options: Any = {"extra_body": {"skip_special_tokens": skip, "spaces_between_special_tokens": True}}
+    assert said(client, stream=stream, **options)[0] == [shown]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_choices(front: Front, client: openai.OpenAI, stream: bool) -> None:
+    opened = front.instant(TEXT)
+    texts, reasons = said(client, stream=stream, n=3)
+    start = front.text(front.ids(TEXT)[:1])
+    assert texts == [TEXT, start + TEXT, start * 2 + TEXT]
+    assert reasons == ["stop"] * 3
+    assert opened[0].closed.wait(20) and opened[0].num_closes == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_usage_counts_a_prompt_once_and_every_choice(front: Front, client: openai.OpenAI, stream: bool) -> None:
+    front.instant(TEXT)
+    options: Any = {"stream_options": {"include_usage": True}} if stream else {}
+    answer = client.chat.completions.create(model="tiny", messages=MESSAGES, n=3, stream=stream, **options)
+    usage: Any = list(answer)[-1].usage if stream else answer.usage
+    assert usage.prompt_tokens == len(front.dispatch.requests[0].prompt_tokens)
+    assert usage.completion_tokens == 3 * (len(front.ids(TEXT)) + 1) + 0 + 1 + 2
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    assert usage.prompt_tokens_details.cached_tokens == instant.NUM_CACHED
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_of_several_choices(front: Front, client: openai.OpenAI, stream: bool) -> None:
+    front.instant(TEXT)
+    answer: Any = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, n=2, logprobs=True, top_logprobs=2, stream=stream
+    )
+    found: dict[int, bytes] = {0: b"", 1: b""}
+    for choice in [c for chunk in answer for c in chunk.choices] if stream else answer.choices:
+        for entry in choice.logprobs.content if choice.logprobs else []:
+            assert (entry.logprob, len(entry.top_logprobs)) == (instant.LOGPROB, 2)
+            found[choice.index] += bytes(entry.bytes)
+    assert found[0] == TEXT.encode()
+    assert found[1].endswith(TEXT.encode()) and len(found[1]) > len(found[0])
+
+
+def test_best_of_may_only_be_n(front: Front, client: openai.OpenAI) -> None:
+    front.instant()
+    assert len(client.completions.create(model="tiny", prompt="x", n=2, best_of=2).choices) == 2
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="tiny", prompt="x", n=2, best_of=3)
+    assert (caught.value.param, caught.value.code) == ("best_of", "unsupported")
+
+
+def test_a_final_message_is_continued(front: Front, client: openai.OpenAI) -> None:
+    front.instant()
+    started = [*MESSAGES, {"role": "assistant", "content": "It is Par"}]
+    for options in (
+        {"continue_final_message": True},
+        {"add_generation_prompt": False},
+        {},
+    ):
+        client.chat.completions.create(model="tiny", messages=started, extra_body=options)
+    endings = [front.text(request.prompt_tokens) for request in front.dispatch.requests]
+    assert endings[0].endswith("<|im_start|>assistant\nIt is Par")
+    assert endings[1] == endings[0] + "<|im_end|>\n"
+    assert endings[2] == endings[1] + "<|im_start|>assistant\n"
+    with pytest.raises(openai.BadRequestError) as caught:
+        both = {"continue_final_message": True, "add_generation_prompt": True}
+        client.chat.completions.create(model="tiny", messages=started, extra_body=both)
+    assert caught.value.param == "continue_final_message"
+
+
+def test_developers_and_content_parts(front: Front, client: openai.OpenAI) -> None:
+    front.instant()
+    parts: Any = [{"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
+    client.chat.completions.create(model="tiny", messages=parts)
+    client.chat.completions.create(model="tiny", messages=[{"role": "system", "content": "a\nb"}])
+    one, other = [request.prompt_tokens for request in front.dispatch.requests]
+    assert one == other
+
+
+def said(client: openai.OpenAI, *, stream: bool, **options: Any) -> tuple[list[str], list[str]]:
+    """Texts and finish reasons of all choices, the same from chats and completions."""
+    answers = [
+        _chat(client.chat.completions.create(model="tiny", messages=MESSAGES, stream=stream, **options), stream),
+        _completion(client.completions.create(model="tiny", prompt="x", stream=stream, **options), stream),
+    ]
+    assert answers[0] == answers[1]
+    return answers[0]
+
+
+def _chat(answer: Any, stream: bool) -> tuple[list[str], list[str]]:
+    if not stream:
+        return [c.message.content for c in answer.choices], [c.finish_reason for c in answer.choices]
+    texts, reasons, roles = {}, {}, []
+    for choice in [choice for chunk in answer for choice in chunk.choices]:
+        roles += [choice.index] if choice.delta.role else []
+        texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
+        if choice.finish_reason:
+            assert choice.index not in reasons
+            reasons[choice.index] = choice.finish_reason
+    assert sorted(roles) == sorted(texts) == sorted(reasons)
+    return [texts[index] for index in sorted(texts)], [reasons[index] for index in sorted(reasons)]
+
+
+def _completion(answer: Any, stream: bool) -> tuple[list[str], list[str]]:
+    if not stream:
+        return [c.text for c in answer.choices], [c.finish_reason for c in answer.choices]
+    texts: dict[int, str] = {}
+    reasons: dict[int, str] = {}
+    for choice in [choice for chunk in answer for choice in chunk.choices]:
+        texts[choice.index] = texts.get(choice.index, "") + choice.text
+        if choice.finish_reason:
+            reasons[choice.index] = choice.finish_reason
+    return [texts[index] for index in sorted(texts)], [reasons[index] for index in sorted(reasons)]
