@@ -63,6 +63,10 @@ class InstantStream:
             self._events.push(Finished(self._key, FinishReason.LENGTH, last + 1, 0))
         return index < last
 
+    @property
+    def has_more(self) -> bool:
+        return bool(self._events)
+
     async def __aiter__(self) -> AsyncIterator[Token | PromptScored | Finished]:
         while True:
             event = await self._events.next()

@@ -35,6 +35,10 @@ class ActiveRequest:
     def path(self) -> str:
         return self.life.placement.path if self.life.placement is not None else ""
 
+    @property
+    def has_more(self) -> bool:
+        return bool(self._events)
+
     def push(self, event: Token | PromptScored | Finished | TandemError) -> None:
         self._events.push(event)
 
