@@ -19,6 +19,7 @@ _COMMANDS = {
     "bench": _Command("loadtest.bench", "compare systems on the same workloads"),
     "load": _Command("loadtest.load", "a mix or a trace against an endpoint that runs already"),
     "compare": _Command("loadtest.compare", "two load tests side by side, and which differences are noise"),
+    "door": _Command("loadtest.door", "what the gateway's HTTP costs with nothing behind it"),
     "offline": _Command("loadtest.offline_command", "workloads on our engine in this process, with split steps"),
     "experiment": _Command("loadtest.experiment", "monolithic, chunked, disaggregated under the same traffic"),
     "registry": _Command("loadtest.registry", "what finding workers costs Redis as a cluster grows"),

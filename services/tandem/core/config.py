@@ -124,6 +124,9 @@ class GatewayConfig:
         "off: never split; prefer: split when both pools live; strict: refuse otherwise", "prefer"
     )
     max_body: Bytes = _doc("largest request body", Bytes(4 << 20))
+    request_timeout_s: float = _doc("a request that has not arrived whole for this long is refused", 60.0)
+    stalled_client_s: float = _doc("a client that takes nothing of its response for this long is cut off", 60.0)
+    max_connections: int = _doc("open connections; one more is refused", 4096)
     queue_timeout_s: float = _doc("a request that finds no place for this long is refused", 120.0)
     progress_timeout_s: float = _doc("a request without a new token for this long fails", 120.0)
     drain_s: float = _doc("how long requests under way may take after SIGTERM", 20.0)
@@ -251,6 +254,8 @@ _RULES: tuple[_Rule, ...] = (
     *_each("must be more than 0", lambda v: v > 0, "handoff.drain_timeout_s", "worker.step_stall_s"),
     _one("gateway.heartbeat_s", "must be more than 0", lambda v: v > 0),
     *_each("must be more than 0", lambda v: v > 0, "gateway.queue_timeout_s", "gateway.progress_timeout_s"),
+    *_each("must be more than 0", lambda v: v > 0, "gateway.request_timeout_s", "gateway.stalled_client_s"),
+    _one("gateway.max_connections", "must be at least 1", lambda v: v >= 1),
     _one("gateway.worker_silence_s", "must be at least 3, because workers speak once per second", lambda v: v >= 3),
     _one("gateway.max_queued", "must be at least 1, because every request begins in the queue", lambda v: v >= 1),
     _one("engine.num_threads", "must not be negative", lambda v: v >= 0),

@@ -16,6 +16,8 @@ class ErrorKind(Enum):
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     BODY_TOO_LARGE = "body_too_large"
+    HEADERS_TOO_LARGE = "headers_too_large"
+    REQUEST_TIMEOUT = "request_timeout"
     UNAUTHENTICATED = "unauthenticated"
     FORBIDDEN = "forbidden"
     QUOTA = "quota_exceeded"
@@ -47,6 +49,8 @@ ERROR_TABLE: dict[ErrorKind, ErrorFacts] = {
     ErrorKind.NOT_FOUND: ErrorFacts(404, "NOT_FOUND", "invalid_request_error"),
     ErrorKind.METHOD_NOT_ALLOWED: ErrorFacts(405, "UNIMPLEMENTED", "invalid_request_error"),
     ErrorKind.BODY_TOO_LARGE: ErrorFacts(413, "INVALID_ARGUMENT", "invalid_request_error"),
+    ErrorKind.HEADERS_TOO_LARGE: ErrorFacts(431, "INVALID_ARGUMENT", "invalid_request_error"),
+    ErrorKind.REQUEST_TIMEOUT: ErrorFacts(408, "DEADLINE_EXCEEDED", "invalid_request_error"),
     ErrorKind.UNAUTHENTICATED: ErrorFacts(401, "UNAUTHENTICATED", "authentication_error"),
     ErrorKind.FORBIDDEN: ErrorFacts(403, "PERMISSION_DENIED", "permission_error"),
     ErrorKind.QUOTA: ErrorFacts(429, "RESOURCE_EXHAUSTED", "rate_limit_error"),

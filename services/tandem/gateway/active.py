@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 
 from tandem.admission.estimate import Spent
@@ -10,6 +9,7 @@ from tandem.core.errors import TandemError
 from tandem.core.events import Finished, PromptScored, Token
 from tandem.core.ids import WorkerRef
 from tandem.flow.lifecycle import RequestLife
+from tandem.gateway.event_queue import EventQueue
 from tandem.gateway.ports import QuotaEntry, Standing
 from tandem.routing.placement import Placement
 from tandem.routing.router import Disaggregation
@@ -34,19 +34,23 @@ class ActiveRequest:
         self.was_begun = False
         self._num_output = self._num_cached = 0
         self._on_close = on_close
-        self._events: asyncio.Queue[Token | PromptScored | Finished | TandemError] = asyncio.Queue()
+        self._events = EventQueue()
         self._ended = False
 
     @property
     def path(self) -> str:
         return self.life.placement.path if self.life.placement is not None else ""
 
+    @property
+    def has_more(self) -> bool:
+        return bool(self._events)
+
     def push(self, event: Token | PromptScored | Finished | TandemError) -> None:
         if isinstance(event, Token):
             self._num_output += 1
         elif isinstance(event, Finished):
             self._num_cached = max(self._num_cached, event.num_cached_tokens)
-        self._events.put_nowait(event)
+        self._events.push(event)
 
     def spent(self) -> Spent | None:
         """A Meter. How much of a prompt an end before the last token left uncomputed nobody knows: all of it counts."""
@@ -68,7 +72,7 @@ class ActiveRequest:
 
     async def __aiter__(self) -> AsyncIterator[Token | PromptScored | Finished]:
         while not self._ended:
-            event = await self._events.get()
+            event = await self._events.next()
             self._ended = isinstance(event, Finished | TandemError)
             if isinstance(event, TandemError):
                 raise event

@@ -99,6 +99,11 @@ class Answer:
         return ", ".join(dict.fromkeys(completion.path for completion in self._completions))
 
     @property
+    def has_more(self) -> bool:
+        """Another part is likely to come without a wait. Of several prompts nobody knows."""
+        return len(self._completions) == 1 and self._completions[0].has_more
+
+    @property
     def standing(self) -> Standing:
         """After all jobs were admitted."""
         return self._completions[-1].standing

@@ -86,6 +86,10 @@ class Completion:
     def standing(self) -> Standing:
         return self._stream.standing
 
+    @property
+    def has_more(self) -> bool:
+        return self._stream.has_more
+
     async def __aenter__(self) -> Completion:
         return self
 

@@ -47,8 +47,7 @@ async def _stream(
         if not num_open:
             await sse.close(*events)
             return
-        if events:
-            await sse.send(*events)
+        await sse.send(*events, more_follow=answer.has_more)
         part = await anext(parts)
 
 

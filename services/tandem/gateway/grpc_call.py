@@ -29,10 +29,11 @@ _log = logging.getLogger(__name__)
 class Call:
     """An async context around a handler: what is raised inside ends the call with its status and typed details."""
 
-    __slots__ = ("_context", "_metadata", "request_id")
+    __slots__ = ("_context", "_metadata", "_opened", "request_id")
 
     def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         self._context = context
+        self._opened = False
         # Of several with one name the first counts, as over HTTP.
         self._metadata = dict(reversed(list(context.invocation_metadata() or ())))
         self.request_id = label_of((self._text("x-request-id") or "").encode())
@@ -59,7 +60,10 @@ class Call:
         )
 
     async def open(self, answer: Answer) -> None:
-        """Send the initial metadata; the answer's path is final."""
+        """Send the initial metadata, once; the answer's path is final."""
+        if self._opened:
+            return
+        self._opened = True
         path = header_value(answer.path).decode()
         standing = [(name.decode(), value.decode()) for name, value in standing_headers(answer.standing)]
         told = (("x-request-id", self.request_id), ("x-tandem-path", path), *standing)

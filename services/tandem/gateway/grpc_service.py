@@ -9,7 +9,7 @@ import grpc.aio
 
 from tandem.core.clock import wall_ns
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.answers import Answer, Answers
+from tandem.gateway.answers import Answer, Answers, Part
 from tandem.gateway.grpc_call import Call
 from tandem.gateway.grpc_request import chat_body, completion_body, detokenize_body, tokenize_body
 from tandem.gateway.grpc_response import ChatForm, Form, TextForm
@@ -18,6 +18,9 @@ from tandem.wire.gen import inference_pb2 as pb
 from tandem.wire.gen.inference_pb2_grpc import InferenceServicer
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
+
+MAX_HELD = 256
+"""Parts in one message."""
 
 _Asked = TypeVar("_Asked")
 _Reply = TypeVar("_Reply", bound=pb.ChatReply | pb.CompleteReply)
@@ -113,16 +116,27 @@ async def _whole(call: Call, answer: Answer, form: Form[_Reply]) -> _Reply:
 async def _stream(
     call: Call, answer: Answer, form: Form[_Reply], context: grpc.aio.ServicerContext[_Asked, _Reply]
 ) -> None:
-    """A client that does not read holds up the write, and so this stream alone."""
-    opened = False
+    """Parts that are here at once leave in one message: most of what a token costs is its message. A client that does
+    not read holds up the write, and so this stream alone."""
+    held: list[Part] = []
+
+    async def send() -> None:
+        reply = form.reply(held)
+        held.clear()
+        if reply is not None:
+            await call.open(answer)
+            await context.write(reply)
+
     async with aclosing(answer.parts()) as parts:
-        async for part in parts:
-            if not opened:
-                await call.open(answer)
-                opened = True
-            reply = form.reply((part,))
-            if reply is not None:
-                await context.write(reply)
+        try:
+            async for part in parts:
+                held.append(part)
+                if not answer.has_more or len(held) >= MAX_HELD:
+                    await send()
+        except TandemError:
+            await send()
+            raise
+        await send()
 
 
 def _now_s() -> int:

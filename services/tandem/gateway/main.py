@@ -7,6 +7,7 @@ import gc
 import json
 import logging
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -22,6 +23,7 @@ from tandem.gateway.app import create_app
 from tandem.gateway.dispatch import Dispatcher
 from tandem.gateway.fleet import Fleet
 from tandem.gateway.grpc_server import GrpcServer
+from tandem.gateway.http_guard import HttpLimits
 from tandem.gateway.server import HttpServer
 from tandem.gateway.tenancy import Tenancy
 from tandem.gateway.text_models import TextModels
@@ -44,7 +46,12 @@ class Gateway:
         self._dispatcher = Dispatcher(self._fleet, config.gateway, clock, self._tenancy.quotas)
         door = self._tenancy.door
         app = create_app(self._dispatcher, door, config.gateway)
-        self._server = HttpServer(app, config.gateway.host, config.gateway.port, graceful_s=FLUSH_S)
+        limits = HttpLimits(
+            request_timeout_s=config.gateway.request_timeout_s,
+            stalled_client_s=config.gateway.stalled_client_s,
+            max_connections=config.gateway.max_connections,
+        )
+        self._server = HttpServer(app, config.gateway.host, config.gateway.port, graceful_s=FLUSH_S, limits=limits)
         self._grpc = GrpcServer(self._dispatcher, app.answers, door, config.gateway.max_body)
         self._config = config.gateway
 
@@ -105,5 +112,7 @@ async def _run(config: Config) -> None:
 
 def run(config: Config) -> int:
     """`tandem gateway`: serve until SIGINT or SIGTERM. The line on stdout says where, once it listens."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the usual 1,024 are fewer than `max_connections`
     uvloop.run(_run(config))
     return 0

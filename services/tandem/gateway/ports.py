@@ -56,6 +56,11 @@ class TokenStream(Protocol):
     @property
     def standing(self) -> Standing: ...
 
+    @property
+    def has_more(self) -> bool:
+        """The next event is here already."""
+        ...
+
     def __aiter__(self) -> AsyncIterator[Token | PromptScored | Finished]: ...
 
     def finish(self, choice: int) -> None:

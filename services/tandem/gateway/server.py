@@ -6,9 +6,15 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Generator
+from functools import partial
 from typing import Any
 
 import uvicorn
+
+from tandem.gateway.http_guard import GuardedHttp, HttpLimits
+
+_SEND_BYTES = 256 << 10
+"""Of one connection, in the kernel; left alone it grows to megabytes for a client that does not read."""
 
 
 class _EmbeddedServer(uvicorn.Server):
@@ -32,22 +38,27 @@ class HttpServer:
 
     __slots__ = ("_server", "_socket", "_task", "port")
 
-    def __init__(self, app: Any, host: str, port: int, *, graceful_s: float = 20.0) -> None:
+    def __init__(
+        self, app: Any, host: str, port: int, *, graceful_s: float = 20.0, limits: HttpLimits | None = None
+    ) -> None:
         """Binds at once, so that `port` (0: any free one) is known and a taken one raises OSError here.
 
         `graceful_s` is how long `stop` waits for responses under way.
         """
+        limits = limits or HttpLimits()
         self._socket = _bind(host, port)
+        _watch_peers(self._socket, limits.stalled_client_s)
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=partial(GuardedHttp, limits),  # type: ignore[arg-type]  # a class or what makes one of its kind
             ws="none",
             lifespan="on",
             access_log=False,
             log_config=None,
             server_header=False,
-            timeout_keep_alive=75,
+            proxy_headers=False,  # nobody asks who is behind a proxy
+            timeout_keep_alive=round(limits.keep_alive_s),
             timeout_graceful_shutdown=max(1, round(graceful_s)),
         )
         self._server = _EmbeddedServer(config)
@@ -88,3 +99,13 @@ def _bind(host: str, port: int) -> socket.socket:
         raise
     listener.setblocking(False)
     return listener
+
+
+def _watch_peers(listener: socket.socket, silence_s: float) -> None:
+    """Connections inherit it: a peer that is gone without a word, or takes nothing, is found out by the kernel after
+    `silence_s`, and one response holds no more of its memory than `_SEND_BYTES`."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, round(silence_s)))
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1000, round(silence_s * 1e3)))

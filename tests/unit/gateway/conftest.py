@@ -91,6 +91,8 @@ def make_text(tokenizer: Tokenizer) -> Callable[..., TextModel]:
 class ScriptedStream:
     """Yields its steps in order: events are yielded, exceptions raised, and an asyncio.Event is waited for."""
 
+    has_more = False
+
     def __init__(self, steps: Sequence[Step], path: str = "remote", standing: Standing | None = None) -> None:
         self.path = path
         self.standing = standing or Standing()

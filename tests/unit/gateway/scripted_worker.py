@@ -44,6 +44,7 @@ class ScriptedWorker(WorkerServicer):
         self.after_submit: Callable[[Job], Sequence[JobEvent]] = lambda job: ()
         self.hold_submit: asyncio.Event | None = None
         self.mute = False
+        self.max_model_len = 512
         self.ref = WorkerRef(WorkerId(name), Incarnation(incarnation or next(_incarnations)), "")
         self._bundle = bundle
         self._streams: list[asyncio.Queue[Sequence[JobEvent] | None]] = []
@@ -78,7 +79,7 @@ class ScriptedWorker(WorkerServicer):
     # ---- the service
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
-        reply = pb.DescribeReply(pool=self.pool, model="tiny", fingerprint="f", max_model_len=512)
+        reply = pb.DescribeReply(pool=self.pool, model="tiny", fingerprint="f", max_model_len=self.max_model_len)
         reply.worker.CopyFrom(encode_worker(self.ref))
         reply.bundle_digest = self._bundle.digest
         if request.with_bundle:

@@ -112,6 +112,7 @@ class SlowStream:
 
     path = "local"
     standing = Standing()
+    has_more = False
 
     def finish(self, choice: int) -> None:
         raise AssertionError(choice)

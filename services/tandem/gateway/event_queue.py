@@ -1,0 +1,38 @@
+"""The events of one request between who runs it and who reads it; never looks into an event."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from tandem.core.errors import TandemError
+from tandem.core.events import Finished, PromptScored, Token
+
+StreamEvent = Token | PromptScored | Finished
+
+
+class EventQueue:
+    """For one reader. Bounded by what a request may yield, its `max_tokens`.
+
+    A third cheaper than `asyncio.Queue`, through which every token would pass: nobody ever waits to push.
+    """
+
+    __slots__ = ("_events", "_reader")
+
+    def __init__(self) -> None:
+        self._events: deque[StreamEvent | TandemError] = deque()
+        self._reader: asyncio.Future[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def push(self, event: StreamEvent | TandemError) -> None:
+        self._events.append(event)
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    async def next(self) -> StreamEvent | TandemError:
+        while not self._events:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        return self._events.popleft()
