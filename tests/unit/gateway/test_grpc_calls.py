@@ -16,6 +16,7 @@ from tandem.core.errors import ERROR_TABLE, ErrorKind, TandemError
 from tandem.core.events import SampledToken, Token
 from tandem.core.ids import JobKey, RequestId
 from tandem.gateway.grpc_call import DETAIL_TYPE
+from tandem.gateway.grpc_service import MAX_HELD
 from tandem.wire.channels import channel_options
 from tandem.wire.gen import inference_pb2 as pb
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub
@@ -240,3 +241,36 @@ def test_bytes_that_are_no_message_are_refused_and_others_go_on(
             call(garbage, timeout=PATIENCE_S)
     consume(stub, "Chat")
     assert len(front.dispatch.requests) == 1
+
+
+# ---- messages
+
+
+@pytest.mark.parametrize("ends_well", [True, False])
+def test_tokens_that_are_here_at_once_leave_together(front: Front, stub: Any, *, ends_well: bool) -> None:
+    """What came before an error leaves before it."""
+    end = front.finished() if ends_well else TandemError(ErrorKind.WORKER_LOST, "gone")
+    front.stream("The capital", end).has_more = True
+    call, told = stub.StreamChat(HELLO), []
+    try:
+        for update in call:
+            told.append(update)
+    except grpc.RpcError as error:
+        assert not ends_well and error.details() == "gone"  # type: ignore[attr-defined]
+    assert [update.choices[0].message.content for update in told] == ["The capital"]
+    assert told[0].choices[0].finish_reason == ("stop" if ends_well else "")
+    assert told[0].HasField("usage") == ends_well
+
+
+def test_no_message_holds_more_than_its_share(front: Front, stub: Any) -> None:
+    front.stream(*["The capital"] * 200, front.finished()).has_more = True
+    told = list(stub.StreamChat(HELLO))
+    assert "".join(update.choices[0].message.content for update in told) == "The capital" * 200
+    num_tokens = 200 * len(front.ids("The capital"))
+    assert len(told) == 1 + num_tokens // MAX_HELD
+
+
+def test_a_token_that_comes_alone_leaves_alone(front: Front, stub: Any) -> None:
+    front.answer("The capital")
+    contents = [update.choices[0].message.content for update in stub.StreamChat(HELLO)]
+    assert len(contents) == len(front.ids("The capital")) + 1 and contents[-1] == ""
