@@ -17,6 +17,8 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
     MistralConfig,
     PretrainedConfig,
     Qwen2Config,
@@ -86,8 +88,9 @@ class Reference:
     cache_dir: str
 
     @torch.inference_mode()
-    def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
-        """The `count` tokens that transformers' `generate` continues `prompt` with; no end of sequence."""
+    def greedy(self, prompt: Sequence[int], count: int, processors: Sequence[LogitsProcessor] = ()) -> list[int]:
+        """The `count` tokens that transformers' `generate` continues `prompt` with, by logits that `processors` have
+        changed in turn; no end of sequence."""
         ids = torch.tensor([list(prompt)])
         out = self.model.generate(
             ids,
@@ -99,6 +102,7 @@ class Reference:
             pad_token_id=0,
             eos_token_id=None,
             use_cache=True,
+            logits_processor=LogitsProcessorList(processors),
         )
         return [int(token) for token in out[0, len(prompt) :]]
 
