@@ -207,14 +207,19 @@ def check_equal(
     return NearTie(parted, best - second, delta)
 
 
-def check_greedy(reference: Reference, prompt: Sequence[int], got: Sequence[int]) -> list[NearTie]:
-    """Assert that each token of `got` is transformers' greedy choice after the tokens before it, near-ties excepted.
+def check_greedy(
+    reference: Reference, prompt: Sequence[int], got: Sequence[int], processors: Sequence[LogitsProcessor] = ()
+) -> list[NearTie]:
+    """Assert that each token of `got` is transformers' greedy choice after the tokens before it, near-ties excepted,
+    by logits that `processors` have changed in turn.
 
     That is the same as equality with its `generate`, at the price of one forward pass. `delta` of a tie is left 0.
     """
     logits = reference.last_logits([*prompt, *got[:-1]], len(got))
     ties: list[NearTie] = []
     for index, (row, token) in enumerate(zip(logits, got, strict=True)):
+        for processor in processors:
+            row = processor(torch.tensor([[*prompt, *got[:index]]]), row[None])[0]
         margin = float(row.max() - row[token])
         assert margin < NEAR_TIE, f"output {index}: {token} for {int(row.argmax())}, which is better by {margin}"
         if int(row.argmax()) != token:
