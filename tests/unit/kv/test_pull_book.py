@@ -18,7 +18,13 @@ TOKEN = SampledToken(5)
 
 
 def announcement(first: int, stop: int, token: SampledToken | None = None) -> Announcement:
-    return Announcement(KEY, first, tuple(BlockDigest(BlockId(i), (i,)) for i in range(first, stop)), stop, () if token is None else (token,))
+    return Announcement(
+        KEY,
+        first,
+        tuple(BlockDigest(BlockId(i), (i,)) for i in range(first, stop)),
+        stop,
+        () if token is None else (token,),
+    )
 
 
 def opened(lease_until: float | None = 10.0) -> PullBook:
