@@ -27,6 +27,7 @@ class Shape:
     priority: int
     may_stop: bool
     salt: str
+    num_choices: int = 1
 
 
 def shapes(max_length: int, max_tokens: int) -> st.SearchStrategy[Shape]:
@@ -41,6 +42,7 @@ def shapes(max_length: int, max_tokens: int) -> st.SearchStrategy[Shape]:
         priority=st.sampled_from([0, 0, 0, 1, -1]),
         may_stop=st.booleans(),
         salt=st.sampled_from(["", "", "", "tenant"]),
+        num_choices=st.sampled_from([1, 1, 1, 2, 3, 5]),
     )
 
 
@@ -68,6 +70,8 @@ def job_of(shape: Shape, name: str, attempt: int = 1) -> Job:
     request = request_of(shape, name)
     output = tuple(VOCABULARY + i for i in range(min(shape.num_output, shape.max_tokens - 1)))
     common = {"request": request, "attempt": attempt, "output_tokens": output}
+    if shape.num_choices > 1:
+        common |= {"choice": shape.branch, "num_choices": shape.num_choices, "output_tokens": ()}
     if shape.kind is Generate:
         return Generate(**common)  # type: ignore[arg-type]
     if shape.kind is Prefill:
@@ -77,7 +81,7 @@ def job_of(shape: Shape, name: str, attempt: int = 1) -> Job:
 
 @dataclass(eq=False)
 class Witness:
-    """Checks what a job reports against the only outcome it can have."""
+    """Checks what a job of one choice reports against the only outcome it can have."""
 
     job: Job
     output: list[int] = field(default_factory=list)

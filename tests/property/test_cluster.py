@@ -34,6 +34,7 @@ class Ask:
     priority: int = 0
     pause: int = 0
     """Rounds before the next one comes."""
+    num_choices: int = 1
 
     def request(self, number: int) -> Request:
         shared = min(self.shared, self.length)
@@ -42,6 +43,7 @@ class Ask:
             model="model",
             prompt_tokens=(0,) * shared + (1 + number % 5,) * (self.length - shared),
             priority=self.priority,
+            num_choices=self.num_choices,
             sampling=SamplingParams(
                 max_tokens=self.max_tokens,
                 seed=number,
@@ -61,6 +63,7 @@ def asks(num_workers: int, max_length: int, max_tokens: int = 6) -> st.SearchStr
         may_stop=st.booleans(),
         priority=st.sampled_from([0, 0, 0, 1]),
         pause=st.sampled_from([0, 0, 0, 1, 3, 12]),
+        num_choices=st.sampled_from([1, 1, 1, 2, 3, 7]),
     )
     return st.lists(ask, min_size=2, max_size=14)
 

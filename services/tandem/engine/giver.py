@@ -41,10 +41,10 @@ class Giver:
         if progress.error is not None:
             return self.withdraw(key, ErrorKind.INTERNAL, progress.error, now)
         if progress.finish is not None:
-            return self.withdraw(key, ErrorKind.CANCELLED, "the first token was the last", now)
-        token = progress.tokens[0] if progress.handed_over else None
+            return self.withdraw(key, ErrorKind.CANCELLED, "nothing goes on after the first token", now)
+        first = progress.first_tokens
         num_complete = len(lease.blocks) if progress.handed_over else progress.num_computed // self._pool.block_size
-        message = self._leases.announce(key, num_complete, progress.digests, progress.num_computed, token)
+        message = self._leases.announce(key, num_complete, progress.digests, progress.num_computed, first)
         return [Announce(lease.taker, message)] if message is not None and lease.taker is not None else []
 
     def follow(self, key: HandoffKey, taker: WorkerRef, now: float) -> list[Effect]:

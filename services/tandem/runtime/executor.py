@@ -56,6 +56,7 @@ class TorchExecutor:
         """Run one plan. Results are in the order of its slices."""
         results: dict[SeqId, SliceResult] = {}
         works: list[_Work] = []
+        self.cache.copy(plan.copies)
         for piece in plan.slices:
             checked = self._check(piece)
             if isinstance(checked, str):
@@ -143,7 +144,9 @@ class TorchExecutor:
         try:
             tokens: tuple[SampledToken, ...] = ()
             if logits is not None and piece.sampling is not None:
-                tokens = logits.sample_while_guessed(row, piece.sampling, work.tokens[piece.num_certain :])
+                guesses = work.tokens[piece.num_certain :]
+                for draw in piece.sampling.each():
+                    tokens += logits.sample_while_guessed(row, draw, guesses)
             return SliceResult(piece.seq, tokens, self._digests(piece))
         except _FAILURES as error:
             return SliceResult(piece.seq, error=f"{type(error).__name__}: {error}")

@@ -77,9 +77,11 @@ def _result(piece: Slice) -> SliceResult:
 
 
 def _drawn(piece: Slice) -> tuple[SampledToken, ...]:
-    """One token, and one more for each guess that was right."""
+    """One token of each choice, and one more for each guess that was right."""
     if piece.sampling is None:
         return ()
+    if piece.sampling.num_choices > 1:
+        return tuple(SampledToken(_stream(draw, 1)[0]) for draw in piece.sampling.each())
     guesses = piece.tokens[piece.num_certain :]
     out: list[SampledToken] = []
     for guess in (*guesses, None):
