@@ -374,7 +374,7 @@ async def test_a_debt_that_time_has_paid_is_not_asked_for(gateways: Gateways, se
     gateways.url = server.url
     quotas = gateways.add()
     await quotas._beat()
-    who = tenant(tokens_per_minute=600)
+    who = tenant(requests_per_minute=2, tokens_per_minute=600)
     (await enter(quotas, who, 1)).close()
     server.stop()
     for _ in range(10):
@@ -386,7 +386,8 @@ async def test_a_debt_that_time_has_paid_is_not_asked_for(gateways: Gateways, se
     server.start()
     await quotas._beat()
     # Ten minutes' worth was used alone; all of it but half a minute has come back.
-    assert (await enter(quotas, who, 0)).standing.remaining_tokens == 300
+    entry = await enter(quotas, who, 0)
+    assert (entry.standing.remaining_requests, entry.standing.remaining_tokens) == (1, 300)
 
 
 async def test_a_settlement_that_redis_did_not_take_is_made_later(gateways: Gateways, server: RedisServer) -> None:
