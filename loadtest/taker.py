@@ -41,6 +41,7 @@ class _Instant:
     def __init__(self, layout: KVLayout, num_blocks: int) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
+        self.vocab_size = 2
 
     def execute(self, plan: StepPlan) -> StepResult:
         return StepResult(plan.number, tuple(SliceResult(piece.seq, (SampledToken(1),)) for piece in plan.slices))

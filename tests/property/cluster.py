@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Failed, Finished, JobEvent, Pulled, Token
-from tandem.core.ids import BlockId, HandoffId, RequestId, WorkerRef
+from tandem.core.events import Cancelled, Failed, Finished, JobEvent, PromptScored, Pulled, SampledToken, Token
+from tandem.core.ids import BlockId, HandoffId, JobKey, RequestId, WorkerRef
 from tandem.core.request import Generate, Job, Request
 from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Unfollow
-from tandem.flow.commands import CancelJob, Command, Deliver, End, EndChoice, Place, ReleaseLease, Submit
+from tandem.flow.commands import CancelJob, Command, Deliver, End, EndChoice, Place, ReleaseLease, Score, Submit
 from tandem.flow.lifecycle import Phase, RequestLife
 from tandem.kv.handoff import HandoffKey
 from tandem.kv.pull_book import StartRead, Teardown
 from tandem.routing.placement import Placement
-from tests.property.model import expected_output
+from tests.property.model import expected_output, expected_scores
 from tests.property.workers import Action, Agenda, Knobs, Link, Worker
 
 ROUND_S = 0.1
@@ -37,6 +37,7 @@ class Cluster:
         self.placements: dict[RequestId, tuple[int, int]] = {}
         self.expected: dict[tuple[RequestId, int], tuple[int, ...]] = {}
         self.delivered: dict[tuple[RequestId, int], list[int]] = {}
+        self.scored: dict[RequestId, list[SampledToken]] = {}
         self.choice_ends: dict[tuple[RequestId, int], str] = {}
         self.outcomes: dict[RequestId, Finished | TandemError] = {}
         self.hung: list[tuple[Worker, StartRead]] = []
@@ -54,6 +55,7 @@ class Cluster:
         life = RequestLife(request, HandoffId(f"h-{request.id}"))
         self.lives[request.id] = life
         self.placements[request.id] = (prefill, decode)
+        self.scored[request.id] = []
         for index in range(request.num_choices):
             alone = Generate(request=request, attempt=1, choice=index)
             self.expected[request.id, index], _ = expected_output(alone)
@@ -74,10 +76,11 @@ class Cluster:
                 case Submit(worker, job):
                     self.submit(life, worker, job)
                 case CancelJob(worker, keys):
-                    for key in keys:
-                        self.call(worker, lambda w, k=key: self.effects(w, w.engine.cancel(k, self.agenda.now)))  # type: ignore[misc]
+                    self.call(worker, lambda w, k=keys: self.cancel(w, k))  # type: ignore[misc]
                 case ReleaseLease(worker, handoff):
                     self.call(worker, lambda w, k=handoff: self.effects(w, w.engine.release(k, self.agenda.now)))  # type: ignore[misc]
+                case Score(scores):
+                    self.take_scores(life, scores)
                 case Deliver(token):
                     assert (life.request.id, token.key.choice) not in self.choice_ends, f"{token} after its end"
                     self.delivered[life.request.id, token.key.choice].append(token.token.id)
@@ -85,6 +88,17 @@ class Cluster:
                     self.end_choice(life, outcome)
                 case End(outcome):
                     self.end(life, outcome)
+
+    def cancel(self, worker: Worker, keys: Sequence[JobKey]) -> None:
+        for key in keys:
+            self.effects(worker, worker.engine.cancel(key, self.agenda.now))
+
+    def take_scores(self, life: RequestLife, scores: PromptScored) -> None:
+        told = self.scored[life.request.id]
+        assert scores.first_index == 1 + len(told) and scores.tokens, f"{scores} after {len(told)}"
+        seen = [self.delivered[life.request.id, i] for i in range(life.request.num_choices)]
+        assert not any(seen), f"{scores} after the first token"
+        told += scores.tokens
 
     def end(self, life: RequestLife, outcome: Finished | TandemError) -> None:
         name = life.request.id
@@ -99,11 +113,13 @@ class Cluster:
             assert choices <= self.choice_ends.keys(), f"{name} ended without {choices - self.choice_ends.keys()}"
 
     def end_choice(self, life: RequestLife, outcome: Finished) -> None:
-        place = life.request.id, outcome.key.choice
+        place, alone = (life.request.id, outcome.key.choice), Generate(request=life.request, attempt=1)
         assert place not in self.choice_ends, f"{place} ended twice"
         self.choice_ends[place] = "finished"
         told, expected = tuple(self.delivered[place]), self.expected[place]
         assert told == expected, f"{place} finished with {told} instead of {expected}"
+        wanted = () if life.request.prompt_logprobs is None else expected_scores(alone)
+        assert tuple(self.scored[life.request.id]) == wanted, f"{place}: scores"
 
     def leave(self, life: RequestLife, index: int) -> None:
         """The client has enough of one choice."""
@@ -420,6 +436,10 @@ class Cluster:
                     f"{worker.ref}: {event} is not what the model says"
                 )
                 worker.next_index[key] = index + 1
+            case PromptScored(_, first_index, tokens):
+                known = worker.num_scored.get(key, 0)
+                assert 1 <= first_index <= 1 + known, f"{worker.ref}: a gap before {event}"
+                worker.num_scored[key] = max(known, first_index - 1 + len(tokens))
             case Pulled():
                 self.num_pulled += 1
             case Finished():

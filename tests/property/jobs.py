@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from tandem.core.events import FinishReason
+from tandem.core.events import FinishReason, SampledToken
 from tandem.core.ids import HandoffId, Incarnation, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Generate, Job, Prefill, Request, Resume, SamplingParams
-from tests.property.model import STOP_TOKEN, VOCABULARY, expected_output
+from tests.property.model import STOP_TOKEN, VOCABULARY, expected_output, expected_scores
 
 ELSEWHERE = WorkerRef(WorkerId("elsewhere"), Incarnation(1), "elsewhere:1")
 
@@ -27,6 +27,8 @@ class Shape:
     priority: int
     may_stop: bool
     salt: str
+    looks_back: bool
+    num_top: int | None
     num_choices: int = 1
 
 
@@ -37,11 +39,13 @@ def shapes(max_length: int, max_tokens: int) -> st.SearchStrategy[Shape]:
         length=st.integers(1, max_length),
         shared=st.integers(0, max_length),
         branch=st.integers(0, 2),
-        max_tokens=st.integers(1, max_tokens),
+        max_tokens=st.integers(0, max_tokens),
         num_output=st.sampled_from([0, 0, 0, 1, 2]),
         priority=st.sampled_from([0, 0, 0, 1, -1]),
         may_stop=st.booleans(),
         salt=st.sampled_from(["", "", "", "tenant"]),
+        looks_back=st.sampled_from([False, False, True]),
+        num_top=st.sampled_from([None, None, 2]),
         num_choices=st.sampled_from([1, 1, 1, 2, 3, 5]),
     )
 
@@ -58,10 +62,12 @@ def request_of(shape: Shape, name: str) -> Request:
         prompt_tokens=prompt_of(shape),
         priority=shape.priority,
         cache_salt=shape.salt,
+        prompt_logprobs=shape.num_top,
         sampling=SamplingParams(
             max_tokens=shape.max_tokens,
             seed=shape.branch,
             stop_token_ids=frozenset(range(STOP_TOKEN) if shape.may_stop else ()),
+            frequency_penalty=float(shape.looks_back),
         ),
     )
 
@@ -85,6 +91,7 @@ class Witness:
 
     job: Job
     output: list[int] = field(default_factory=list)
+    num_scored: int = 0
     end: str | None = None
 
     def __post_init__(self) -> None:
@@ -98,6 +105,14 @@ class Witness:
         assert token == self.expected[index], f"{self.job.key}: token {index} is {token}, not {self.expected[index]}"
         self.output.append(token)
 
+    def scored(self, first_index: int, scores: tuple[SampledToken, ...]) -> None:
+        """They may come again, but never leave a gap."""
+        assert self.end is None, f"{self.job.key}: scores after its end ({self.end})"
+        assert scores and 1 <= first_index <= 1 + self.num_scored, f"{self.job.key}: a gap before score {first_index}"
+        stop = first_index - 1 + len(scores)
+        assert scores == expected_scores(self.job)[first_index - 1 : stop], f"{self.job.key}: wrong scores"
+        self.num_scored = max(self.num_scored, stop)
+
     def finished(self, reason: FinishReason | None) -> None:
         if reason is None:
             assert isinstance(self.job, Prefill), f"{self.job.key} handed over, but is no prefill"
@@ -105,6 +120,8 @@ class Witness:
             assert tuple(self.output) != self.expected, f"{self.job.key}: nothing was left to hand over"
         else:
             assert tuple(self.output) == self.expected and reason is self.reason, f"{self.job.key}: a wrong end"
+        is_scored = self.job.request.prompt_logprobs is not None and not isinstance(self.job, Resume)
+        assert self.num_scored == (len(self.job.request.prompt_tokens) - 1 if is_scored else 0)
         self._end("finished")
 
     def failed(self) -> None:

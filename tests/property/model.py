@@ -45,13 +45,24 @@ def draw(prefix: int, sampling: SamplingParams, choice: int, index: int) -> int:
     return hash((prefix, sampling.seed, choice, index, 0x77)) % VOCABULARY
 
 
+def score(prefix: int, token: int) -> SampledToken:
+    """Of a token that follows a prefix."""
+    return SampledToken(token, -float(hash((prefix, token, 0x99)) % 1000))
+
+
+def expected_scores(job: Job) -> tuple[SampledToken, ...]:
+    """Those of the prompt's tokens from the second on."""
+    prompt = job.request.prompt_tokens
+    return tuple(score(chain_of(prompt[:i]), prompt[i]) for i in range(1, len(prompt)))
+
+
 def expected_output(job: Job) -> tuple[tuple[int, ...], FinishReason]:
     """All output tokens of a job's choice, those of earlier attempts included, and why it ends."""
     sampling = job.request.sampling
     tokens = [*job.request.prompt_tokens, *job.output_tokens]
     value = chain_of(tokens)
     output = list(job.output_tokens)
-    while True:
+    while sampling.max_tokens:
         token = draw(value, sampling, job.choice, len(output))
         value = chain(value, len(tokens), token)
         tokens.append(token)
@@ -60,6 +71,7 @@ def expected_output(job: Job) -> tuple[tuple[int, ...], FinishReason]:
             return tuple(output), FinishReason.STOP
         if len(output) >= sampling.max_tokens:
             return tuple(output), FinishReason.LENGTH
+    return (), FinishReason.LENGTH
 
 
 class KVStore:
@@ -132,7 +144,13 @@ class ModelExecutor:
         self.store.write(piece.blocks, piece.start + piece.num_certain, guesses)
         drawn = self._draw(piece, value, guesses)
         digests = tuple(BlockDigest(b, self.store.digest(b)) for b in piece.digest_blocks)
-        return SliceResult(piece.seq, drawn, digests)
+        return SliceResult(piece.seq, drawn, digests, scores=self._score(piece))
+
+    def _score(self, piece: Slice) -> tuple[SampledToken, ...]:
+        """Each known token after the cell before it, which this slice has written."""
+        assert len(piece.scored) <= piece.num_certain, f"{piece} scores more than it computes"
+        prefixes = [self.store.read(piece.blocks, piece.start + 1 + i) for i in range(len(piece.scored))]
+        return tuple(score(prefix, token) for prefix, token in zip(prefixes, piece.scored, strict=True))
 
     def _draw(self, piece: Slice, value: int, guesses: Sequence[int]) -> tuple[SampledToken, ...]:
         """One token after the certain ones, and one after each guess for as long as guesses are right."""
@@ -140,6 +158,9 @@ class ModelExecutor:
         if sampling is None:
             assert not guesses, f"{piece} guesses without a draw"
             return ()
+        if sampling.params.needs_history:
+            assert chain_of((*sampling.prompt, *sampling.output)) == value, f"{piece}: not what came before"
+            assert len(sampling.output) == sampling.index, f"{piece}: index"
         if sampling.num_choices > 1:
             assert not guesses, f"{piece} guesses after a draw of several choices"
             one_each = [draw(value, each.params, each.choice, each.index) for each in sampling.each()]

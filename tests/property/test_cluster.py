@@ -32,6 +32,8 @@ class Ask:
     max_tokens: int
     may_stop: bool = False
     priority: int = 0
+    looks_back: bool = False
+    num_top: int | None = None
     pause: int = 0
     """Rounds before the next one comes."""
     num_choices: int = 1
@@ -44,9 +46,11 @@ class Ask:
             prompt_tokens=(0,) * shared + (1 + number % 5,) * (self.length - shared),
             priority=self.priority,
             num_choices=self.num_choices,
+            prompt_logprobs=self.num_top,
             sampling=SamplingParams(
                 max_tokens=self.max_tokens,
                 seed=number,
+                frequency_penalty=float(self.looks_back),
                 stop_token_ids=frozenset(range(STOP_TOKEN)) if self.may_stop else frozenset(),
             ),
         )
@@ -59,9 +63,11 @@ def asks(num_workers: int, max_length: int, max_tokens: int = 6) -> st.SearchStr
         decode=st.integers(0, num_workers - 1),
         length=st.integers(1, max_length),
         shared=st.integers(0, max_length),
-        max_tokens=st.integers(1, max_tokens),
+        max_tokens=st.integers(0, max_tokens),
         may_stop=st.booleans(),
         priority=st.sampled_from([0, 0, 0, 1]),
+        looks_back=st.sampled_from([False, False, True]),
+        num_top=st.sampled_from([None, None, 1]),
         pause=st.sampled_from([0, 0, 0, 1, 3, 12]),
         num_choices=st.sampled_from([1, 1, 1, 2, 3, 7]),
     )

@@ -248,17 +248,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         return all(self.witnesses[key].end is not None for key in job.keys)
 
     def take_plan(self) -> bool:
-        ready = [s for s in self.scheduler._running if s.is_drawing and s.num_remaining == 1]
+        ready = [s for s in self.scheduler._running if s.may_go_on and s.num_remaining == 1]
         free = self.pool.num_free
         sizes = {s.id: len(s.table) for s in self.scheduler._running}
         before = [(s, s.num_open_plans) for s in self.scheduler._running]
-        prompts = [s for s in self.scheduler._running if s.is_drawing and s.num_remaining > 1]
+        prompts = [s for s in self.scheduler._running if s.may_go_on and s.num_remaining > 1]
         oldest = min((s.order for s in self.scheduler._waiting), default=(9, 0))
         owed = [(s, s.num_remaining) for s in prompts[:1] if s.order < oldest]
         planned = self.scheduler.plan(self.now)
         self.check_victims(before)
         if self.limits.enable_chunked_prefill:
-            self.check_share_of_oldest(planned, owed)
+            self.check_share_of_oldest(planned, owed, {s.id for s in ready})
         for offer in planned.offers:
             assert offer.key not in self.leases
             self.leases[offer.key] = offer.blocks
@@ -303,13 +303,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             certain = piece.stop - piece.num_drafted
             assert piece.num_certain == 1 or certain == len(seq.tokens), f"{plan} cuts a prompt in pieces"
 
-    def check_share_of_oldest(self, planned: Planned, oldest: list[tuple[Sequence, int]]) -> None:
+    def check_share_of_oldest(self, planned: Planned, oldest: list[tuple[Sequence, int]], decodes: set[SeqId]) -> None:
         """Whatever else there is to do, the oldest prompt gets half of what decodes leave, or of the least."""
         for seq, num_remaining in oldest:
             if seq.status is not Status.RUNNING:
                 continue
             slices = planned.step.slices if planned.step is not None else ()
-            left = self.limits.max_num_batched_tokens - sum(1 for s in slices if s.num_certain == 1 and s.sampling)
+            left = self.limits.max_num_batched_tokens - sum(1 for s in slices if s.seq in decodes)
             half = left // 2 if not self.limits.targets.itl_s else min(left, LEAST_TOKENS) // 4
             share = sum(s.num_tokens for s in slices if s.seq == seq.id)
             assert share >= min(num_remaining, max(1, half), left), f"{planned.step} forgets {seq!r}"
@@ -364,20 +364,25 @@ class SchedulerMachine(RuleBasedStateMachine):
         return len(piece.blocks) if piece.stop == len(seq.tokens) else piece.stop // self.block_size
 
     def record(self, progress: Progress) -> None:
+        if progress.scores:
+            for key in progress.job.keys:
+                if self.witnesses[key].end is None:
+                    self.witnesses[key].scored(progress.first_scored, progress.scores)
         if isinstance(progress.job, Prefill) and progress.error is None:
             self.check_offer(progress)
         for part in progress.parts:
-            if part.num_output == part.first_index and not part.has_ended:
-                continue
-            witness = self.witnesses[part.key]
-            for i, token in enumerate(part.tokens):
-                witness.token(part.first_index + i, token.id)
-            if part.error is not None:
-                witness.failed()
-            elif part.handed_over:
-                witness.finished(None)
-            elif part.finish is not None:
-                witness.finished(part.finish)
+            if part.tokens or part.has_ended:
+                self.record_part(part, self.witnesses[part.key])
+
+    def record_part(self, part: Progress, witness: Witness) -> None:
+        for i, token in enumerate(part.tokens):
+            witness.token(part.first_index + i, token.id)
+        if part.error is not None:
+            witness.failed()
+        elif part.handed_over:
+            witness.finished(None)
+        elif part.finish is not None:
+            witness.finished(part.finish)
 
     def check_offer(self, progress: Progress) -> None:
         """What may be announced now is computed, and digested in order, each block once."""
@@ -395,6 +400,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.store.read(blocks, progress.num_computed if progress.handed_over else num * size)
 
     def arrive(self, key: JobKey) -> None:
+        if not self.witnesses[key].expected:
+            self.break_off(key)  # its source draws nothing, so it hands nothing over
+            return
         grant, job = self.grants.pop(key), self.jobs[key]
         start = grant.num_hit_blocks * self.block_size
         known = [*job.request.prompt_tokens, *job.output_tokens]

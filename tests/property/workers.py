@@ -105,3 +105,4 @@ class Worker:
         self.is_alive = True
         self.ends: dict[JobKey, str] = {}
         self.next_index: dict[JobKey, int] = {}
+        self.num_scored: dict[JobKey, int] = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tandem.core.config import Config, SpeculativeConfig
 from tandem.engine.engine import Engine, HandoffLimits
 from tandem.engine.ports import Executor
@@ -25,7 +27,7 @@ def engine_limits(config: Config, max_model_len: int) -> SchedulerLimits:
 
 
 def compose_engine(config: Config, executor: Executor, model_fingerprint: str, max_model_len: int) -> Engine:
-    """`max_model_len` in tokens; the executor says how many blocks there are and how large one is."""
+    """`max_model_len` in tokens; the executor says how many blocks and tokens there are and how large a block is."""
     engine, handoff = config.engine, config.handoff
     pool = BlockPool(
         executor.num_blocks,
@@ -38,7 +40,7 @@ def compose_engine(config: Config, executor: Executor, model_fingerprint: str, m
         drain_timeout_s=handoff.drain_timeout_s,
         block_bytes=executor.layout.block_bytes,
     )
-    limits = engine_limits(config, max_model_len)
+    limits = replace(engine_limits(config, max_model_len), vocab_size=executor.vocab_size)
     return Engine(pool, limits, deadlines, model_fingerprint, speculation=_speculation(config.speculative))
 
 

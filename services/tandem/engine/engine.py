@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Failed, Finished, Token, Tokens
+from tandem.core.events import Cancelled, Failed, Finished, PromptScored, Token, Tokens
 from tandem.core.ids import JobKey, WorkerRef
 from tandem.core.load import Books, Load
 from tandem.core.request import Job, Prefill, Resume
@@ -127,6 +127,9 @@ class Engine:
         """Take in what a plan yielded; plans finish in the order in which they began."""
         effects: list[Effect] = []
         for progress in self._scheduler.commit(result):
+            if progress.scores:
+                name = (self._jobs.live_keys(progress.key) or [progress.key])[0]
+                effects.append(Emit(PromptScored(name, progress.first_scored, progress.scores)))
             for part in progress.parts:
                 effects += [Emit(Token(part.key, part.first_index + i, t)) for i, t in enumerate(part.tokens)]
             if isinstance(progress.job, Prefill):

@@ -41,7 +41,7 @@ class Giver:
         if progress.error is not None:
             return self.withdraw(key, ErrorKind.INTERNAL, progress.error, now)
         if progress.finish is not None:
-            return self.withdraw(key, ErrorKind.CANCELLED, "nothing goes on after the first token", now)
+            return self.withdraw(key, ErrorKind.CANCELLED, "nothing is left to hand over", now)
         first = progress.first_tokens
         num_complete = len(lease.blocks) if progress.handed_over else progress.num_computed // self._pool.block_size
         message = self._leases.announce(key, num_complete, progress.digests, progress.num_computed, first)

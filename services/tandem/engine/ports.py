@@ -25,6 +25,11 @@ class Executor(Protocol):
     @property
     def num_blocks(self) -> int: ...
 
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below it."""
+        ...
+
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one plan to its end. A slice that cannot be computed reports `error`; others are unaffected."""
         ...

@@ -16,10 +16,13 @@ class Choice:
         self._early: dict[int, Token] = {}
         self._finished: Finished | None = None
 
-    def take(self, token: Token) -> list[Token]:
-        """Those whose turn it is now. Both sides of a hand-off report the first token; it counts once."""
+    def take(self, token: Token) -> None:
+        """Both sides of a hand-off report the first token; it counts once."""
         if token.index >= self.next_index:
             self._early[token.index] = token
+
+    def due(self) -> list[Token]:
+        """Those whose turn has come."""
         out: list[Token] = []
         while self.next_index in self._early:
             out.append(self._early.pop(self.next_index))

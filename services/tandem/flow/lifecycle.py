@@ -68,10 +68,6 @@ class _Work:
     job: Job
     choices: set[int]
 
-    @property
-    def is_prefill(self) -> bool:
-        return isinstance(self.job, Prefill)
-
 
 class RequestLife:
     """All that decides one request. Every method returns what is to be done, in order; after the end, nothing."""
@@ -89,6 +85,8 @@ class RequestLife:
         self._num_ended_tokens = 0
         self._open: dict[WorkerRef, _Work] = {}
         self._giver: WorkerRef | None = None
+        # Prompt tokens from the second on whose scores the client has.
+        self._num_scored = 0
         self._num_cached = 0
 
     @property
@@ -160,7 +158,7 @@ class RequestLife:
         # Who could not be reached may have the job all the same: it is cancelled there with the rest.
         if error.kind is not ErrorKind.WORKER_LOST:
             work = self._open.pop(worker, None)
-            self._giver = None if work is not None and work.is_prefill else self._giver
+            self._giver = None if work is not None and isinstance(work.job, Prefill) else self._giver
         if error.kind not in ELSEWHERE:
             return self._end(error)
         return self._place_again(worker)
@@ -173,10 +171,10 @@ class RequestLife:
             return []
         match event:
             case Token():
-                choice = self._choices[event.key.choice]
-                return [*map(Deliver, choice.take(event)), *self._close_when_complete(event.key.choice)]
+                self._choices[event.key.choice].take(event)
+                return self._deliver(event.key.choice)
             case PromptScored():
-                return [Score(event)]
+                return self._take_scores(event)
             case Pulled():
                 self.pulled = event
                 return []
@@ -195,13 +193,15 @@ class RequestLife:
     def streamed(self, worker: WorkerRef, tokens: Tokens) -> bool:
         """Tokens of steps that have ended, as `reported` takes one. True: the client gets them all at once. Otherwise
         nothing has changed, and they are to be reported one by one."""
+        if not self._is_scored:
+            return False
         return self._is_open(worker, tokens.key) and self._choices[tokens.key.choice].skip(tokens)
 
     def worker_lost(self, worker: WorkerRef, reason: str) -> list[Command]:
         """A worker is gone. A prefill worker that has handed everything over is not missed; before all workers have
         taken their jobs, nothing is lost but the place."""
         work = self._open.pop(worker, None)
-        if work is None or (work.is_prefill and self.pulled is not None):
+        if work is None or self._has_done_its_part(work):
             return []
         if self.phase in (Phase.BOOKING, Phase.STARTING):
             return self._place_again(worker)
@@ -240,6 +240,41 @@ class RequestLife:
         work = self._open.get(worker)
         return key.attempt == self._attempt and work is not None and key.choice in work.choices
 
+    def _take_scores(self, event: PromptScored) -> list[Command]:
+        """They come in order; what comes again is not told again."""
+        num_known = self._num_scored + 1 - event.first_index
+        if num_known < 0:
+            return self._end(TandemError(ErrorKind.INTERNAL, f"{-num_known} scores of the prompt are missing"))
+        fresh = event.tokens[num_known:]
+        if not fresh:
+            return []
+        scores = PromptScored(event.key, self._num_scored + 1, fresh)
+        self._num_scored += len(fresh)
+        return [Score(scores), *(command for index in list(self._choices) for command in self._deliver(index))]
+
+    def _deliver(self, index: int) -> list[Command]:
+        """A choice's tokens in order of index, and none before the prompt's scores, which may come later where another
+        worker has them than the one that decodes."""
+        if not self._is_scored:
+            return []
+        choice = self._choices[index]
+        out: list[Command] = [Deliver(token) for token in choice.due()]
+        end = choice.end
+        if end is None:
+            return out
+        outcome = Finished(end.key, end.reason, end.num_output_tokens, self._num_cached)
+        if len(self._choices) == 1:
+            return [*out, *self._end(outcome)]
+        return [*out, *self._close(index), EndChoice(outcome)]
+
+    @property
+    def _is_scored(self) -> bool:
+        """All scores of the prompt that are wanted are here."""
+        return self.request.prompt_logprobs is None or self._num_scored >= len(self.request.prompt_tokens) - 1
+
+    def _has_done_its_part(self, work: _Work) -> bool:
+        return isinstance(work.job, Prefill) and self.pulled is not None and self._is_scored
+
     def _take_finish(self, worker: WorkerRef, event: Finished) -> list[Command]:
         work, index = self._open[worker], event.key.choice
         self._leave(worker, index)
@@ -247,13 +282,13 @@ class RequestLife:
         if event.reason is None:
             return []
         self._choices[index].finish(event)
-        return self._close_when_complete(index)
+        return self._deliver(index)
 
     def _take_cancel(self, worker: WorkerRef, key: JobKey) -> list[Command]:
         """Nobody on this side asked for it. A prefill whose lease was released early has done its part."""
         work = self._open[worker]
         self._leave(worker, key.choice)
-        if work.is_prefill and self.pulled is not None:
+        if self._has_done_its_part(work):
             return []
         return self._end(TandemError(ErrorKind.WORKER_LOST, f"worker {worker.id} gave the job up"))
 
@@ -263,15 +298,6 @@ class RequestLife:
         choices.discard(index)
         if not choices:
             del self._open[worker]
-
-    def _close_when_complete(self, index: int) -> list[Command]:
-        end = self._choices[index].end
-        if end is None:
-            return []
-        outcome = Finished(end.key, end.reason, end.num_output_tokens, self._num_cached)
-        if len(self._choices) == 1:
-            return self._end(outcome)
-        return [*self._close(index), EndChoice(outcome)]
 
     def _close(self, index: int) -> list[Command]:
         """End one choice, wherever it is open, while others go on."""

@@ -7,7 +7,7 @@ same KV to the same slots.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,10 +16,13 @@ from tandem.core.events import SampledToken
 from tandem.core.ids import BlockId, SeqId
 from tandem.kv.handoff import BlockDigest
 from tandem.kv.layout import KVLayout
+from tandem.runtime.adjuster import Adjuster
 from tandem.runtime.batch import build_batch
 from tandem.runtime.cache import KVCache
+from tandem.runtime.grammar_masks import GrammarMasks
 from tandem.runtime.models.causal import CausalModel
 from tandem.runtime.sampler import LogitRows
+from tandem.runtime.scorer import score
 from tandem.sched.plan import Slice, SliceResult, StepPlan, StepResult
 
 _FAILURES = (RuntimeError, ValueError, IndexError, MemoryError, OverflowError)
@@ -34,12 +37,16 @@ class _Work:
 
 
 class TorchExecutor:
-    """An `engine.ports.Executor`. `max_model_len` bounds positions, in tokens."""
+    """An `engine.ports.Executor`. `max_model_len` bounds positions, in tokens. Without `grammars` a slice that draws by
+    a grammar reports an error."""
 
-    def __init__(self, model: CausalModel, cache: KVCache, max_model_len: int) -> None:
+    def __init__(
+        self, model: CausalModel, cache: KVCache, max_model_len: int, grammars: GrammarMasks | None = None
+    ) -> None:
         self.cache = cache
         self.max_model_len = max_model_len
         self.model = model
+        self._adjuster = Adjuster(grammars)
         # The token sampled last for each sequence that one of the last two plans named.
         self._last: dict[SeqId, int] = {}
         self._previous: frozenset[SeqId] = frozenset()
@@ -51,6 +58,10 @@ class TorchExecutor:
     @property
     def num_blocks(self) -> int:
         return self.cache.num_blocks
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.config.vocab_size
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one plan. Results are in the order of its slices."""
@@ -99,17 +110,18 @@ class TorchExecutor:
             return f"a block is outside the pool of {self.num_blocks}"
         if piece.digest_blocks and not set(piece.digest_blocks) <= set(piece.blocks):
             return "a block to be digested is not among the slice's blocks"
-        if min(tokens) < 0 or max(tokens) >= self.model.config.vocab_size:
-            return "a token id is outside the vocabulary"
-        return _Work(piece, tokens)
+        return _wrong_tokens(piece, tokens, self.vocab_size) or _Work(piece, tokens)
 
     def _run(self, works: Sequence[_Work]) -> dict[SeqId, SliceResult]:
         if not works:
             return {}
         try:
             hidden, drawn_rows = self._forward(works)
+            # Before anything is drawn, because logits of another call may write over those that are drawn from.
+            scores = self._score(works, hidden)
             # They are in order and differ, so as many as there are rows means all of them.
-            return self._finish(works, hidden if len(drawn_rows) == len(hidden) else hidden[drawn_rows])
+            rows = hidden if len(drawn_rows) == len(hidden) else hidden[drawn_rows]
+            return self._finish(works, rows, scores)
         except _FAILURES as error:
             if len(works) == 1:
                 seq = works[0].piece.seq
@@ -128,26 +140,39 @@ class TorchExecutor:
         hidden = self.model.forward(batch, self.cache)
         return hidden, batch.drawn_rows
 
-    def _finish(self, works: Sequence[_Work], drawn_rows: torch.Tensor) -> dict[SeqId, SliceResult]:
+    def _score(self, works: Sequence[_Work], hidden: torch.Tensor) -> dict[SeqId, tuple[SampledToken, ...]]:
+        """Of the slices that ask for it; `hidden` are all their rows. Raises ValueError when a row is not finite."""
+        scores: dict[SeqId, tuple[SampledToken, ...]] = {}
+        first = 0
+        for piece in (work.piece for work in works):
+            if piece.scored:
+                rows = hidden[first : first + len(piece.scored)]
+                scores[piece.seq] = score(self.model.logits, rows, piece.scored, piece.num_top, self.vocab_size)
+            first += piece.num_tokens
+        return scores
+
+    def _finish(
+        self, works: Sequence[_Work], drawn_rows: torch.Tensor, scores: Mapping[SeqId, tuple[SampledToken, ...]]
+    ) -> dict[SeqId, SliceResult]:
         """Sample and digest; `drawn_rows` is `[rows, hidden]`. Logits exist only for rows that are drawn from."""
         logits = LogitRows(self.model.logits(drawn_rows)) if len(drawn_rows) else None
         results: dict[SeqId, SliceResult] = {}
         row = 0
         for work in works:
-            results[work.piece.seq] = self._result(work, logits, row)
+            results[work.piece.seq] = self._result(work, logits, row, scores.get(work.piece.seq, ()))
             row += 0 if work.piece.sampling is None else 1 + work.piece.num_drafted
         return results
 
-    def _result(self, work: _Work, logits: LogitRows | None, row: int) -> SliceResult:
+    def _result(self, work: _Work, logits: LogitRows | None, row: int, scores: tuple[SampledToken, ...]) -> SliceResult:
         """`row` is the first one that the slice draws from, if it does."""
         piece = work.piece
         try:
             tokens: tuple[SampledToken, ...] = ()
             if logits is not None and piece.sampling is not None:
-                guesses = work.tokens[piece.num_certain :]
+                guesses, adjust = work.tokens[piece.num_certain :], self._adjuster.adjust(piece.seq, piece.sampling)
                 for draw in piece.sampling.each():
-                    tokens += logits.sample_while_guessed(row, draw, guesses)
-            return SliceResult(piece.seq, tokens, self._digests(piece))
+                    tokens += logits.sample_while_guessed(row, draw, guesses, adjust)
+            return SliceResult(piece.seq, tokens, self._digests(piece), scores=scores)
         except _FAILURES as error:
             return SliceResult(piece.seq, error=f"{type(error).__name__}: {error}")
 
@@ -166,10 +191,21 @@ class TorchExecutor:
                 self._last.pop(result.seq, None)
             elif result.tokens:
                 self._last[result.seq] = result.tokens[-1].id
+        self._adjuster.retain(self._previous | named)
         self._previous = named
 
     def __repr__(self) -> str:
         return f"TorchExecutor({self.model.config.model_type}, {self.cache!r})"
+
+
+def _wrong_tokens(piece: Slice, tokens: tuple[int, ...], vocab_size: int) -> str | None:
+    """What is wrong with a slice's tokens and with those that it scores."""
+    known = (*tokens, *piece.scored) if piece.scored else tokens
+    if min(known) < 0 or max(known) >= vocab_size:
+        return "a token id is outside the vocabulary"
+    if len(piece.scored) > piece.num_certain:
+        return f"{len(piece.scored)} tokens to be scored by {piece.num_certain} rows"
+    return None
 
 
 def _partly_filled(piece: Slice, block_size: int) -> tuple[BlockId, ...]:

@@ -1,8 +1,9 @@
-"""Draws tokens from logits; a function of logits, parameters and output index alone, never of the batch or history.
+"""Draws tokens from logits; a function of logits, parameters, output index and known tokens alone, never of the batch.
 
 A draw inverts the cumulative distribution over the kept tokens in ascending order of their ids, in float64, at one
 uniform number of (seed, choice, index). Filters apply in the order of transformers: temperature, top-k, top-p, min-p,
-each on what the one before left. Of equal logits the lower id goes first, in filters, alternatives and greedy draws.
+each on what the one before left; `adjuster` says what comes before them. Of equal logits the lower id goes first, in
+filters, alternatives and greedy draws.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 
 from tandem.core.events import SampledToken
 from tandem.core.request import SamplingParams
+from tandem.runtime.adjuster import Adjust
 from tandem.runtime.philox import uniform
 from tandem.sched.plan import Sampling
 
@@ -34,35 +36,45 @@ class LogitRows:
         self._greatest: list[int] = self._values.argmax(axis=1).tolist()
         self._least: list[int] = self._values.argmin(axis=1).tolist()
 
-    def sample(self, row: int, sampling: Sampling, index: int) -> SampledToken:
-        """Draw output token `index` from one row. Raises ValueError when the row is not finite."""
+    def sample(
+        self, row: int, sampling: Sampling, drawn: Sequence[int] = (), adjust: Adjust | None = None
+    ) -> SampledToken:
+        """Draw a token from one row, after those that this step drew before it. Log probabilities are those of the row
+        as it came, whatever `adjust` makes of it. Raises ValueError when the row is not finite or nothing may follow.
+        """
         params, token = sampling.params, self._greatest[row]
         if not all(math.isfinite(self._values.item(row, end)) for end in (token, self._least[row])):
             raise ValueError("logits are not finite")
-        if params.temperature == 0 and params.logprobs is None:
+        if params.temperature == 0 and params.logprobs is None and adjust is None:
             return SampledToken(token)
-        logits = self._logits[row].to(torch.float64)
+        logits = self._logits[row].to(torch.float64, copy=adjust is not None)
+        logprobs = None if params.logprobs is None else torch.log_softmax(logits, dim=-1)
+        if adjust is not None:
+            adjust(logits, drawn)
+            # Of equal ones numpy takes the first.
+            token = int(logits.numpy().argmax())
         if params.temperature != 0:
-            token = _draw(logits, params, uniform(params.seed, sampling.choice, index))
-        if params.logprobs is None:
+            token = _draw(logits, params, uniform(params.seed, sampling.choice, sampling.index + len(drawn)))
+        if params.logprobs is None or logprobs is None:
             return SampledToken(token)
-        logprobs = torch.log_softmax(logits, dim=-1)
         top = best(logprobs, params.logprobs)
         alternatives = tuple(zip(top.tolist(), logprobs[top].tolist(), strict=True))
         return SampledToken(token, float(logprobs[token]), alternatives)
 
-    def sample_while_guessed(self, row: int, sampling: Sampling, guesses: Sequence[int]) -> tuple[SampledToken, ...]:
+    def sample_while_guessed(
+        self, row: int, sampling: Sampling, guesses: Sequence[int], adjust: Adjust | None = None
+    ) -> tuple[SampledToken, ...]:
         """Draw from `row`, and from each row after it for as long as what was drawn is what was guessed.
 
         Row i of them stands for the context that ends with guess i - 1, so the first wrong guess makes all later ones
-        void. Raises ValueError when a row that is drawn from is not finite.
+        void. Raises ValueError as `sample` does, for rows that are drawn from.
         """
-        drawn = [self.sample(row, sampling, sampling.index)]
+        tokens = [self.sample(row, sampling, (), adjust)]
         for i, guess in enumerate(guesses, 1):
-            if drawn[-1].id != guess:
+            if tokens[-1].id != guess:
                 break
-            drawn.append(self.sample(row + i, sampling, sampling.index + i))
-        return tuple(drawn)
+            tokens.append(self.sample(row + i, sampling, guesses[:i], adjust))
+        return tuple(tokens)
 
 
 def best(values: torch.Tensor, count: int) -> torch.Tensor:
@@ -91,8 +103,8 @@ def kept_tokens(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 def _draw(logits: torch.Tensor, params: SamplingParams, number: float) -> int:
     ids = kept_tokens(logits, params)
     cumulative = torch.exp(_scaled(logits, params.temperature)[ids]).cumsum(0)
-    place = int(torch.searchsorted(cumulative, number * cumulative[-1], right=True))
-    return int(ids[min(place, ids.numel() - 1)])
+    # A number of 53 bits below 1 times the sum is below the sum, so what is found has weight.
+    return int(ids[torch.searchsorted(cumulative, number * cumulative[-1], right=True)])
 
 
 def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:

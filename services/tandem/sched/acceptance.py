@@ -79,8 +79,12 @@ def check_fits(job: Job, limits: SchedulerLimits, num_blocks: int, block_size: i
             ErrorKind.CONTEXT_LENGTH,
             f"{num_tokens} tokens need {blocks_for(num_tokens, block_size)} KV blocks, this worker has {num_blocks}",
         )
-    if len(job.output_tokens) >= output:
+    if len(job.output_tokens) >= max(1, output):
         raise TandemError(ErrorKind.INVALID_REQUEST, f"all {output} output tokens were drawn already")
+    for token, _ in job.request.sampling.logit_bias:
+        if not 0 <= token < limits.vocab_size:
+            message = f"logit_bias names the token {token}, outside of [0, {limits.vocab_size})"
+            raise TandemError(ErrorKind.INVALID_REQUEST, message, param="logit_bias")
 
 
 def check_prefill(need: int, held: Commitments) -> None:

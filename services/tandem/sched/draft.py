@@ -87,6 +87,8 @@ class Draft:
             sampling=sampling,
             chained=start >= len(seq.tokens),
             digest_blocks=self._to_digest(seq, stop, blocks),
+            scored=seq.scored_in(start, stop),
+            num_top=seq.job.request.prompt_logprobs or 0,
         )
         self.budget = max(0, self.budget - num_tokens)
         self.has_prefill |= num_tokens > 1

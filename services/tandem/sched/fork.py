@@ -27,18 +27,19 @@ def first_draws(
     seq: Sequence, drawn: Many[SampledToken], digests: tuple[BlockDigest, ...]
 ) -> tuple[Progress, list[Sequence]]:
     """What the first tokens of all choices of an undivided sequence come to, and a sequence for each that goes on
-    here; nothing is changed. `drawn` has one for each choice of the job, those that were ended meanwhile included."""
+    here; nothing is changed. `drawn` has one for each choice of the job, those that were ended meanwhile included, or
+    none where the prompt alone is wanted."""
     job, facts = seq.job, (seq.num_computed, seq.num_cached, seq.num_output)
     parts: list[Progress] = []
     going_on: list[Sequence] = []
     for choice in seq.choices:
-        token = drawn[choice - job.choice]
-        branch = seq.branch(choice, token.id)
+        tokens = tuple(drawn[choice - job.choice :][:1])
+        branch = seq.branch(choice, (token.id for token in tokens))
         finish = branch.finish_reason()
         handed_over = finish is None and isinstance(job, Prefill)
         if finish is None and not handed_over:
             going_on.append(branch)
-        parts.append(Progress(branch.job, *facts, (token,), finish=finish, handed_over=handed_over))
+        parts.append(Progress(branch.job, *facts, tokens, finish=finish, handed_over=handed_over))
     handed_over = any(part.handed_over for part in parts)
     finish = None if any(part.finish is None for part in parts) else parts[0].finish
     first_tokens = tuple(drawn) if handed_over else ()

@@ -64,10 +64,11 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One sequence after a commit. `tokens` begin at output index `first_index`. The sequence has ended when
-    `finish`, `handed_over` or `error` is set. `num_cached` counts tokens taken from the prefix cache at its start.
-    `first_tokens`: what a prefill hands over, one for each choice of its job. A job of several choices has `branches`
-    once they were drawn or have failed, one for each choice that is open; tokens and ends are theirs."""
+    """One sequence after a commit. `tokens` begin at output index `first_index`, `scores` at the prompt's token
+    `first_scored`. The sequence has ended when `finish`, `handed_over` or `error` is set. `num_cached` counts tokens
+    taken from the prefix cache at its start. `first_tokens`: what a prefill hands over, one for each choice of its job.
+    A job of several choices has `branches` once they were drawn or have failed, one for each choice that is open;
+    tokens and ends are theirs."""
 
     job: Job
     num_computed: int
@@ -78,6 +79,8 @@ class Progress:
     finish: FinishReason | None = None
     handed_over: bool = False
     error: str | None = None
+    first_scored: int = 0
+    scores: tuple[SampledToken, ...] = ()
     first_tokens: tuple[SampledToken, ...] = ()
     branches: tuple[Progress, ...] = ()
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tandem.core.request import MAX_COUNT
 from tandem.sched.targets import NO_TARGETS, LatencyTargets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLimits:
     """`max_num_batched_tokens` is the budget of one step; `targets` may make a step's budget smaller. Without chunked
-    prefill a prompt is computed in one step even where it exceeds the budget, at most one such prompt per step."""
+    prefill a prompt is computed in one step even where it exceeds the budget, at most one such prompt per step. The
+    model's token ids are below `vocab_size`."""
 
     max_num_batched_tokens: int
     max_num_seqs: int
@@ -18,6 +20,7 @@ class SchedulerLimits:
     enable_chunked_prefill: bool = True
     digest_handoffs: bool = True
     targets: LatencyTargets = NO_TARGETS
+    vocab_size: int = MAX_COUNT
 
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len"):

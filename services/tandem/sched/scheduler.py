@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Many
+from dataclasses import replace
 from itertools import chain
 
 from tandem.core.errors import ErrorKind, TandemError
@@ -113,7 +114,7 @@ class Scheduler:
     def plan(self, now: float = 0.0) -> Planned:
         """Choose the next step's work; give blocks to pulls that may begin. `now` is on the clock of `add`."""
         draft = Draft(self.pool, self.limits, self._running, self._waiting)
-        ready = [seq for seq in self._running if seq.is_drawing]
+        ready = [seq for seq in self._running if seq.may_go_on]
         for seq in [s for s in ready if s.num_remaining == 1]:
             if seq.status is Status.RUNNING:
                 draft.add(seq)
@@ -220,14 +221,19 @@ class Scheduler:
             self._end(seq)
             return failure(seq, outcome.error)
         seq.num_computed += piece.num_certain
+        seq.num_scored = max(seq.num_scored, piece.start + len(piece.scored))
         if self.speculation is not None:
             self.speculation.learn(seq, piece.num_drafted, len(outcome.tokens))
-        return self._draw(seq, outcome.tokens, outcome.digests)
+        progress = self._draw(seq, outcome.tokens, outcome.digests)
+        return replace(progress, first_scored=piece.start + 1, scores=outcome.scores) if outcome.scores else progress
 
     def _draw(self, seq: Sequence, tokens: tuple[SampledToken, ...], digests: tuple[BlockDigest, ...]) -> Progress:
-        if seq.is_undivided and tokens:
+        # Nothing is drawn after a prompt that is wanted alone.
+        is_last = seq.job.request.sampling.max_tokens == 0 and seq.num_computed == len(seq.tokens)
+        if seq.is_undivided and (tokens or is_last):
             return self._divide(seq, tokens, digests)
-        first_index, finish = seq.num_output, None
+        first_index = seq.num_output
+        finish = seq.finish_reason() if is_last else None
         kept: list[SampledToken] = []
         for token in tokens:
             seq.tokens.append(token.id)

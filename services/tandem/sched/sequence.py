@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 
 from tandem.core.events import FinishReason
@@ -48,6 +49,8 @@ class Sequence:
         self.num_open_plans = 0
         self.num_cached = 0
         self.num_digested = 0
+        # Prompt tokens from the second on whose scores are known.
+        self.num_scored = 0
         # Leading blocks that were in the prefix cache when it was last looked at; only ever a guess.
         self.num_hits_seen = 0
         self.was_started = False
@@ -87,43 +90,64 @@ class Sequence:
         return len(self.tokens) - self.num_prompt
 
     @property
-    def is_drawing(self) -> bool:
-        """More tokens may be drawn than are drawn or planned to be. While guesses are open nobody knows where the
-        next begins."""
-        if self.num_drafted:
+    def may_go_on(self) -> bool:
+        """There is more to plan: more tokens may be drawn than are drawn or planned to be, or the prompt alone is
+        wanted. While guesses are open nobody knows where the next begins, and while a draw is open nobody knows what
+        a draw that looks back at it sees."""
+        sampling = self.job.request.sampling
+        if self.num_drafted or (self.num_pending and sampling.needs_history):
             return False
-        limit = self.job.request.sampling.max_tokens
+        if sampling.max_tokens == 0:
+            return self.num_remaining > 0
+        limit = sampling.max_tokens
         if isinstance(self.job, Prefill) or self.is_undivided:
             limit = min(limit, len(self.job.output_tokens) + 1)
         return self.num_output + self.num_pending < limit
 
     def sampling_at(self, stop: int) -> Sampling | None:
-        """The draw that follows position `stop - 1`, or None while known tokens follow it."""
-        if stop < len(self.tokens) + self.num_pending:
+        """The draw that follows position `stop - 1`, or None while known tokens follow it or none is wanted."""
+        sampling = self.job.request.sampling
+        if stop < len(self.tokens) + self.num_pending or sampling.max_tokens == 0:
             return None
         job = self.job
-        return Sampling(job.request.sampling, job.choice, stop - self.num_prompt, num_choices=job.num_choices)
+        if not sampling.needs_history:
+            return Sampling(sampling, job.choice, stop - self.num_prompt, num_choices=job.num_choices)
+        output = tuple(self.tokens[self.num_prompt :])
+        return Sampling(sampling, job.choice, len(output), job.request.prompt_tokens, output, job.num_choices)
 
     def finish_reason(self) -> FinishReason | None:
-        """Whether the last drawn token ends the choice."""
+        """Whether the last drawn token ends the choice, or the prompt where none is wanted."""
         sampling = self.job.request.sampling
-        if self.tokens[-1] in sampling.stop_token_ids:
+        if self.num_output and self.tokens[-1] in sampling.stop_token_ids:
             return FinishReason.STOP
         return FinishReason.LENGTH if self.num_output >= sampling.max_tokens else None
+
+    @property
+    def num_to_score(self) -> int:
+        """Prompt tokens whose scores are wanted of this job; the first token has none. A Resume's source scores."""
+        if self.job.request.prompt_logprobs is None or isinstance(self.job, Resume):
+            return 0
+        return self.num_prompt - 1
+
+    def scored_in(self, start: int, stop: int) -> tuple[int, ...]:
+        """Prompt tokens that are scored by computing `[start, stop)`: those that come after them."""
+        if self.num_scored >= self.num_to_score:
+            return ()
+        return self.job.request.prompt_tokens[start + 1 : stop + 1]
 
     def become(self, branch: Sequence) -> None:
         """Stand for this one of its branches alone from now on, with all that it holds."""
         self.job, self.key = branch.job, branch.key
         self.choices, self.tokens = branch.choices, branch.tokens
 
-    def branch(self, choice: int, token: int) -> Sequence:
-        """A sequence for one choice of an undivided one, of which this token was drawn. It waits, holds nothing, and
+    def branch(self, choice: int, drawn: Iterable[int]) -> Sequence:
+        """A sequence for one choice of an undivided one, of which these tokens were drawn. It waits, holds nothing, and
         comes right after the choices before it."""
         offset = choice - self.job.choice
         arrival = self.order[-1] + offset
         seq = Sequence(SeqId(self.id + offset), self.job.of(choice), self._root, arrival, self.arrived_at)
-        seq.tokens = [*self.tokens, token]
-        seq.num_cached = self.num_cached
+        seq.tokens = [*self.tokens, *drawn]
+        seq.num_cached, seq.num_scored = self.num_cached, self.num_scored
         seq.was_started = seq.may_start = True
         seq._hashes += self._hashes
         return seq
@@ -140,8 +164,10 @@ class Sequence:
         return self._hashes[:num_blocks]
 
     def reusable(self, block_size: int) -> list[BlockHash]:
-        """Hashes that a prefix hit may use: at least one token is left to compute, so that a draw has logits."""
-        return self.hashes((len(self.tokens) - 1) // block_size, block_size)
+        """Hashes that a prefix hit may use: at least one token is left to compute, so that a draw has logits, and all
+        from whose logits a score is still to come."""
+        is_scored = self.num_scored >= self.num_to_score
+        return self.hashes((len(self.tokens) - 1 if is_scored else self.num_scored) // block_size, block_size)
 
     def __repr__(self) -> str:
         kind = {Generate: "generate", Prefill: "prefill", Resume: "resume"}[type(self.job)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 
 from tandem.core.events import SampledToken
@@ -45,6 +46,7 @@ class SimExecutor:
     ) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
+        self.vocab_size = chance.HIGHEST_TOKEN
         self._step_time = step_time
         self._seed = seed
         self._worker = worker
@@ -71,9 +73,10 @@ class SimExecutor:
 
 
 def _result(piece: Slice) -> SliceResult:
-    """Nothing has bytes here, so digests cover none."""
+    """Nothing has bytes here, so digests cover none; and nothing has logits, so what came was certain to."""
     digests = tuple(BlockDigest(block, ()) for block in piece.digest_blocks)
-    return SliceResult(piece.seq, _drawn(piece), digests)
+    scores = tuple(SampledToken(token, 0.0) for token in piece.scored)
+    return SliceResult(piece.seq, _drawn(piece), digests, scores=scores)
 
 
 def _drawn(piece: Slice) -> tuple[SampledToken, ...]:
@@ -81,12 +84,14 @@ def _drawn(piece: Slice) -> tuple[SampledToken, ...]:
     if piece.sampling is None:
         return ()
     if piece.sampling.num_choices > 1:
-        return tuple(SampledToken(_stream(draw, 1)[0]) for draw in piece.sampling.each())
-    guesses = piece.tokens[piece.num_certain :]
+        return tuple(token for draw in piece.sampling.each() for token in _drawn(replace(piece, sampling=draw)))
+    params, guesses = piece.sampling.params, piece.tokens[piece.num_certain :]
     out: list[SampledToken] = []
     for guess in (*guesses, None):
         page, place = divmod(piece.sampling.index + len(out), PAGE_TOKENS)
-        token = _page(piece.sampling.params.seed, piece.sampling.choice, page)[place]
+        token = _page(params.seed, piece.sampling.choice, page)[place]
+        while piece.sampling.index + len(out) < params.min_tokens and token in params.stop_token_ids:
+            token += 1
         out.append(SampledToken(token))
         if token != guess:
             break

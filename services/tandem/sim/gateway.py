@@ -249,7 +249,7 @@ class SimGateway:
                     delay = self._delivery.seconds(active.life.request.id, token.index)
                     active.trace.deliver(token.token.id, (now if at is None else at) + delay)
                 case Score() | EndChoice():
-                    pass  # simulated prompts are not scored, and ask for one choice
+                    pass  # nobody reads scores, and a simulated request has one choice
                 case End(outcome):
                     self._end(active, outcome)
         if active.life.phase is Phase.QUEUED:

@@ -13,6 +13,9 @@ from tandem.core.errors import ErrorKind
 from tandem.core.events import Failed, JobEvent, PromptScored, Pulled, TerminalEvent, Token
 from tandem.core.ids import GatewayId, JobKey
 
+MAX_SCORES = 4096
+"""Scores that go out at once: of prompts they are many, and with all alternatives some 350 bytes each on the wire."""
+
 
 @dataclass(slots=True)
 class _Log:
@@ -34,6 +37,11 @@ class _Log:
         """The index of the next token that will come."""
         return self.first_index + len(self.tokens)
 
+    @property
+    def has_scores(self) -> bool:
+        """Some are to be sent."""
+        return self.num_scores_sent < len(self.scores)
+
     def push(self, event: JobEvent) -> None:
         match event:
             case Token():
@@ -46,14 +54,20 @@ class _Log:
             case _:
                 self.end = event
 
-    def take(self, now: float) -> list[JobEvent]:
-        """Tokens in order, the end last."""
+    def take(self, now: float, max_scores: int) -> list[JobEvent]:
+        """Tokens in order, the end last. Scores come before all tokens, and only as many whole events as begin within
+        `max_scores`; until all are sent nothing else follows."""
         events: list[JobEvent] = []
         if self.pulled is not None and not self.pulled_sent:
             self.pulled_sent = True
             events.append(self.pulled)
-        events += self.scores[self.num_scores_sent :]
-        self.num_scores_sent = len(self.scores)
+        while max_scores > 0 and self.has_scores:
+            scores = self.scores[self.num_scores_sent]
+            self.num_scores_sent += 1
+            max_scores -= len(scores.tokens)
+            events.append(scores)
+        if self.has_scores:
+            return events
         events += self.tokens[self.next_index - self.first_index :]
         self.next_index = max(self.next_index, self.stop)
         if self.end is not None and self.end_sent_at is None:
@@ -116,13 +130,21 @@ class Outbox:
             self._fresh[event.key] = None
 
     def take(self, now: float) -> list[JobEvent]:
-        """All that is to be sent and was not."""
+        """What is to be sent and was not: all of it, but no more scores than one message should hold."""
         events: list[JobEvent] = [*self._unknown]
+        room = MAX_SCORES
         for key in self._fresh:
-            events += self._logs[key].take(now)
+            taken = self._logs[key].take(now, room)
+            room -= sum(len(event.tokens) for event in taken if isinstance(event, PromptScored))
+            events += taken
         self._unknown.clear()
-        self._fresh.clear()
+        self._fresh = {key: None for key in self._fresh if self._logs[key].has_scores}
         return events
+
+    @property
+    def has_more(self) -> bool:
+        """Something is to be sent at once, after what was taken last."""
+        return bool(self._fresh or self._unknown)
 
     def resume(self, positions: Mapping[JobKey, int]) -> list[JobKey]:
         """A new stream: send each listed job again from its position on, and tell of those that are not here.

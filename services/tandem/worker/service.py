@@ -238,6 +238,8 @@ class WorkerService(WorkerServicer):
                     patience.wait()
                     await context.write(update)
                     patience.rest()
+                    if watch.box.has_more:
+                        continue
                     if watch.is_closing and not watch.wake.is_set():
                         return
                     await watch.wake.wait()

@@ -10,6 +10,7 @@ import torch
 
 from tandem.core.config import Bytes, EngineConfig, ModelConfig
 from tandem.core.errors import TandemError
+from tandem.core.grammar import Grammar
 from tandem.core.ids import BlockId, SeqId
 from tandem.core.request import SamplingParams
 from tandem.runtime.batch import Batch
@@ -246,3 +247,10 @@ def test_settings_that_cannot_be_are_refused(model_dir: Path) -> None:
     with pytest.raises(TandemError, match="max_model_len=5: kv_cache_memory holds 4"):
         _executor(model_dir, max_model_len=5, **one_block)
     assert _executor(model_dir, **one_block).max_model_len == 4, "a request without max_tokens must fit the pool"
+
+
+def test_a_grammar_without_masks_fails_its_slice_only(executor: TorchExecutor) -> None:
+    params = SamplingParams(max_tokens=8, temperature=0, grammar=Grammar("regex", "a*"))
+    bad, fine = _run(executor, 1, replace(_slice(1), sampling=Sampling(params, 0, 0, _PROMPT)), _slice(2, base=8))
+    assert bad.error is not None and "grammars" in bad.error
+    assert fine.error is None

@@ -22,7 +22,7 @@ def _params(**fields: float | int | None) -> SamplingParams:
 
 
 def sample(logits: torch.Tensor, sampling: Sampling) -> SampledToken:
-    return LogitRows(logits[None]).sample(0, sampling, sampling.index)
+    return LogitRows(logits[None]).sample(0, sampling)
 
 
 def _draws(logits: torch.Tensor, params: SamplingParams, count: int) -> list[int]:
@@ -161,15 +161,15 @@ def test_broken_logits_are_refused(bad: float) -> None:
 def test_a_broken_row_leaves_its_neighbours_alone() -> None:
     rows = LogitRows(torch.stack([_LOGITS, torch.full_like(_LOGITS, math.inf), _LOGITS.roll(1)]))
     greedy = Sampling(_params(temperature=0), 0, 0)
-    assert [rows.sample(row, greedy, 0).id for row in (0, 2)] == [1, 2]
+    assert [rows.sample(row, greedy).id for row in (0, 2)] == [1, 2]
     with pytest.raises(ValueError, match="not finite"):
-        rows.sample(1, greedy, 0)
+        rows.sample(1, greedy)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_rows_of_any_float_type(dtype: torch.dtype) -> None:
     rows = LogitRows(torch.stack([_LOGITS.to(dtype), _LOGITS.roll(3).to(dtype)]))
-    assert [rows.sample(row, Sampling(_params(temperature=0), 0, 0), 0).id for row in (0, 1)] == [1, 4]
+    assert [rows.sample(row, Sampling(_params(temperature=0), 0, 0)).id for row in (0, 1)] == [1, 4]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -51,6 +51,10 @@ class FakeExecutor:
     def num_blocks(self) -> int:
         return len(self.pool)
 
+    @property
+    def vocab_size(self) -> int:
+        return VOCAB
+
     def execute(self, plan: StepPlan) -> StepResult:
         self.before_step(plan)
         return StepResult(plan.number, tuple(self._run(piece) for piece in plan.slices))
@@ -78,7 +82,8 @@ class FakeExecutor:
             self._last[piece.seq] = drawn[0].id
         index_of = {block: i for i, block in enumerate(piece.blocks)}
         digests = tuple(BlockDigest(b, (self._digest(b, index_of[b]),)) for b in piece.digest_blocks)
-        return SliceResult(piece.seq, drawn, digests)
+        scores = tuple(SampledToken(token, -2.0) for token in piece.scored)
+        return SliceResult(piece.seq, drawn, digests, scores=scores)
 
 
 def fake_model(num_blocks: int = 64, fingerprint: str = "f00d") -> tuple[WorkerModel, FakeExecutor]:
