@@ -13,6 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import grpc_tools
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet, MethodDescriptorProto
 from grpc_tools import protoc
 
@@ -65,7 +66,8 @@ def generate() -> dict[str, str]:
 def run_protoc(out: Path) -> FileDescriptorSet:
     descriptor_file = out / "descriptors.bin"
     protos = sorted(str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.proto"))
-    command = ["protoc", f"-I{SOURCE}", f"--descriptor_set_out={descriptor_file}"]
+    well_known = Path(grpc_tools.__file__).parent / "_proto"
+    command = ["protoc", f"-I{SOURCE}", f"-I{well_known}", f"--descriptor_set_out={descriptor_file}"]
     command += [f"--{plugin}_out={out}" for plugin in ("python", "pyi", "grpc_python")]
     if protoc.main([*command, *protos]) != 0:
         raise SystemExit("protoc refused the files in proto/")

@@ -29,6 +29,7 @@ from tandem.core.request import SamplingParams
 from tandem.kv.layout import KVGroup, KVLayout
 from tandem.runtime.catalog import cache_root, locate
 from tandem.runtime.executor import TorchExecutor
+from tandem.runtime.grammar_masks import GrammarMasks
 from tandem.runtime.load import load_executor
 from tandem.runtime.model_config import read_model_config
 from tandem.runtime.philox import uniform
@@ -121,6 +122,7 @@ class Reference:
         kernels: Kernels = "auto",
         quantization: Quantization = "none",
         compact: bool = True,
+        grammars: GrammarMasks | None = None,
     ) -> TorchExecutor:
         """Ours, of the same directory and dtype, with as many threads as torch has."""
         config = read_model_config(self.directory)
@@ -132,7 +134,7 @@ class Reference:
             kernels=kernels,
         )
         model = ModelConfig(dtype=self.dtype, quantization=quantization, compact=compact, cache_dir=self.cache_dir)
-        return load_executor(self.directory, config, model, engine)
+        return load_executor(self.directory, config, model, engine, grammars)
 
 
 def make_tiny(name: str, directory: Path, dtype: str) -> Reference:

@@ -39,6 +39,7 @@ class GatewayChild:
             preexec_fn=die_with(os.getpid(), signal.SIGTERM),
         )
         self.url = ""
+        self.grpc_target = ""
 
     def wait_until_listening(self) -> bool:
         """Read the line that says where it listens. False when it ended instead."""
@@ -46,7 +47,8 @@ class GatewayChild:
         line = self._process.stdout.readline()
         if not line:
             return False
-        self.url = json.loads(line)["url"]
+        facts = json.loads(line)
+        self.url, self.grpc_target = facts["url"], facts["grpc"]
         return True
 
     def wait_until_ready(self, timeout_s: float) -> str | None:

@@ -120,6 +120,7 @@ class WorkerConfig:
 class GatewayConfig:
     host: str = _doc("address to bind", "127.0.0.1")
     port: int = _doc("HTTP port; 0: any free one", 8000)
+    grpc_port: int = _doc("gRPC port; 0: any free one; -1: the one after port, any free one where that is 0", -1)
     auth: Literal["keys", "off"] = _doc("keys: whoever has none is refused; off: everybody is served", "keys")
     tenants: str = _doc("YAML file of tenants and the hashes of their keys; read again when it changes", "")
     disaggregation: Literal["off", "prefer", "strict"] = _doc(
@@ -132,6 +133,19 @@ class GatewayConfig:
     worker_silence_s: float = _doc("a worker whose stream carries nothing for this long is lost", 10.0)
     heartbeat_s: float = _doc("a stream without a first token yet sends a comment this often", 10.0)
     max_queued: int = _doc("requests that may wait for a place", 1024)
+    tool_parser: Literal["auto", "hermes", "llama3", "mistral", "none"] = _doc(
+        "how the model writes tool calls; auto: as its chat template or vocabulary tells", "auto"
+    )
+    reasoning_parser: Literal["auto", "think", "none"] = _doc(
+        "whether text in <think> is reasoning; auto: if the model's template or vocabulary knows the mark", "auto"
+    )
+
+    @property
+    def own_grpc_port(self) -> int:
+        """What `grpc_port` comes to; 0: any free one."""
+        if self.grpc_port >= 0:
+            return self.grpc_port
+        return self.port + 1 if self.port else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +244,11 @@ _RULES: tuple[_Rule, ...] = (
     _one("redis.url", f"must start with {', '.join(_REDIS_SCHEMES)}", lambda v: not v or v.startswith(_REDIS_SCHEMES)),
     _one("redis.namespace", "must be letters, digits, '.', '_' or '-'", _is_plain),
     *_each("must be between 0 and 65535", lambda v: 0 <= v <= 65535, "worker.port", "gateway.port"),
+    (
+        "gateway.grpc_port",
+        "must be between 0 and 65535, or -1 where gateway.port is less than 65535",
+        lambda c: -1 <= c.gateway.grpc_port <= 65535 and c.gateway.own_grpc_port <= 65535,
+    ),
     *_each("must be more than 0", lambda v: v > 0, "engine.kv_cache_memory", "gateway.max_body"),
     *_each("must be more than 0", lambda v: v > 0, "handoff.lease_s", "handoff.pull_timeout_s"),
     *_each("must be more than 0", lambda v: v > 0, "handoff.drain_timeout_s", "worker.step_stall_s"),

@@ -12,10 +12,11 @@ from tandem.core.ids import BlockHash, JobKey
 
 
 class FinishReason(Enum):
-    """The values are OpenAI's."""
+    """The values are OpenAI's. A worker knows the first two; TOOL_CALLS is a STOP in whose text there are calls."""
 
     STOP = "stop"
     LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
 
 
 class SampledToken(NamedTuple):

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 GrammarKind = Literal["json_schema", "regex", "lark"]
+
+JSON_FORM: Mapping[str, Any] = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+"""How JSON is written where a schema asks for it, as llguidance's options: one blank at most, behind a comma or colon,
+so that no model loops on blanks; both ways of Python's `json`."""
+MAX_SOURCE_CHARS = 256 * 1024
+MAX_SYMBOLS = 50_000
+MAX_LEXER_STATES = 50_000
+"""Of one grammar: half a second of compiling, and some tens of MB."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from tandem.gateway.completion import Completion, Delta, Ending
 from tandem.gateway.counters import Count, Counters
 from tandem.gateway.detokenize import Detokenizer
 from tandem.gateway.echo import Echo, PromptScores, Scored, echo_deltas
+from tandem.gateway.manner import Manner, Manners, shaped
 from tandem.gateway.merge import merged
 from tandem.gateway.openai_request import (
     Ask,
@@ -32,6 +33,8 @@ from tandem.gateway.openai_request import (
 from tandem.gateway.openai_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from tandem.gateway.ports import Dispatch, ServedModel, Standing
 from tandem.gateway.prompt import Prompt, checked_tokens, encode, given_prompts
+from tandem.gateway.response_format import GrammarCheck
+from tandem.gateway.speech import heard
 from tandem.gateway.usage import Tally, Usage
 
 T = TypeVar("T")
@@ -47,13 +50,16 @@ class Answer:
     """An async context over what answers one body; leaving it ends what still runs. Its `jobs`, one for each prompt,
     have been admitted. The i-th choice of the p-th prompt is choice p * ask.num_choices + i."""
 
-    __slots__ = ("_completions", "_count", "_prompts", "_tally", "ask", "id", "jobs", "served")
+    __slots__ = ("_completions", "_count", "_manner", "_prompts", "_tally", "ask", "id", "jobs", "served")
 
-    def __init__(self, identity: str, ask: Ask, served: ServedModel, prompts: Sequence[Prompt], count: Count) -> None:
+    def __init__(
+        self, identity: str, ask: Ask, served: ServedModel, manner: Manner, prompts: Sequence[Prompt], count: Count
+    ) -> None:
         self.id = identity
         self.ask = ask
         self.served = served
         self.jobs: list[Request] = []
+        self._manner = manner
         self._prompts = prompts
         self._completions: list[Completion] = []
         self._count = count
@@ -124,6 +130,8 @@ class Answer:
         num_echoed: int | None = None
         # Asynchronous generators have aclose, which AsyncIterator, the better promise, does not show.
         events = cast(AsyncGenerator[Delta | PromptScored | Ending, None], self._completions[prompt].events())
+        speeches = [self._manner.speech(job.prompt_tokens) for _ in range(self.ask.num_choices)]
+        events = heard(events, [speech for speech in speeches if speech is not None]) if speeches[0] else events
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, PromptScored):
@@ -156,7 +164,10 @@ class Answer:
     def _detokenizer(self) -> Detokenizer:
         ask = self.ask
         return self.served.text.detokenizer(
-            ask.stops, skip_special_tokens=ask.skip_special_tokens, include_stop=ask.include_stop
+            ask.stops,
+            skip_special_tokens=ask.skip_special_tokens,
+            include_stop=ask.include_stop,
+            shown=self._manner.shown,
         )
 
 
@@ -168,14 +179,16 @@ def _moved(part: Delta | Ending, choices: int, num_chars: int) -> Delta | Ending
 
 
 class Answers:
-    """`encoders` tokenizes long prompts, so that one of them does not stop everybody's streams."""
+    """`encoders` tokenizes long prompts and compiles grammars, so that none of them stops everybody's streams."""
 
-    __slots__ = ("_counters", "_dispatch", "_encoders")
+    __slots__ = ("_counters", "_dispatch", "_encoders", "_grammars", "_manners")
 
-    def __init__(self, dispatch: Dispatch, encoders: Executor, counters: Counters) -> None:
+    def __init__(self, dispatch: Dispatch, encoders: Executor, counters: Counters, manners: Manners) -> None:
         self._dispatch = dispatch
         self._encoders = encoders
         self._counters = counters
+        self._manners = manners
+        self._grammars = GrammarCheck()
 
     def models(self, tenant: Tenant) -> list[ServedModel]:
         """Those that it may use."""
@@ -195,13 +208,15 @@ class Answers:
         """Admit a chat completion. Raises TandemError when it is refused."""
         with self._counters.admission("chat") as count:
             served, ask = self.find(body.model, caller.tenant), chat_ask(body)
-            prompt = Prompt(await self._encode_chat(served, body))
-            return await self._open(ask, served, [prompt], new_id("chatcmpl-"), caller, count)
+            manner = self._manners.of_chat(body, served.text)
+            prompt = Prompt(await self._encode_chat(served, body, manner))
+            return await self._open(ask, served, manner, [prompt], new_id("chatcmpl-"), caller, count)
 
     async def complete(self, body: CompletionBody, caller: Caller) -> Answer:
         """Admit a plain completion of one or several prompts. Raises TandemError when one of them is refused."""
         with self._counters.admission("completion") as count:
             served, ask = self.find(body.model, caller.tenant), completion_ask(body)
+            manner = self._manners.of_completion(body, served.text)
             given = given_prompts(body.prompt, served.text.vocab_size)
             add_special_tokens = body.add_special_tokens is not False
 
@@ -209,7 +224,7 @@ class Answers:
                 return [encode(each, served.text, add_special_tokens=add_special_tokens) for each in given]
 
             prompts = await self._encode(encode_all, sum(len(each) for each in given if isinstance(each, str)))
-            return await self._open(ask, served, prompts, new_id("cmpl-"), caller, count)
+            return await self._open(ask, served, manner, prompts, new_id("cmpl-"), caller, count)
 
     async def tokenize(self, body: TokenizeBody, tenant: Tenant) -> tuple[ServedModel, tuple[int, ...]]:
         """The token ids that a completion of this prompt, or a chat of these messages, would begin with."""
@@ -217,7 +232,7 @@ class Answers:
         if (body.prompt is None) == (body.messages is None):
             raise TandemError(ErrorKind.INVALID_REQUEST, "either prompt or messages must be given", param="prompt")
         if body.prompt is None:
-            return served, await self._encode_chat(served, body)
+            return served, await self._encode_chat(served, body, Manner(text=served.text))
         prompt, add = body.prompt, body.add_special_tokens is not False
         found = await self._encode(lambda: served.text.encode_text(prompt, add_special_tokens=add), len(prompt))
         return served, found
@@ -234,15 +249,16 @@ class Answers:
             raise TandemError(ErrorKind.INVALID_REQUEST, message, param="model")
         return self.find(models[0].name if name is None and models else name or "", tenant)
 
-    async def _encode_chat(self, served: ServedModel, body: ChatBody | TokenizeBody) -> tuple[int, ...]:
+    async def _encode_chat(self, served: ServedModel, body: ChatBody | TokenizeBody, manner: Manner) -> tuple[int, ...]:
         given = body.messages or []
-        messages = conversation(given)
+        messages, tools = manner.conversation(conversation(given))
         ending = chat_ending(given, body.add_generation_prompt, body.continue_final_message)
 
         def encode_chat() -> tuple[int, ...]:
             return served.text.encode_chat(
                 messages,
                 body.chat_template_kwargs,
+                tools=tools,
                 ending=ending,
                 add_special_tokens=bool(body.add_special_tokens),
             )
@@ -258,11 +274,28 @@ class Answers:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._encoders, work)
 
+    async def _shaped(self, job: Request, manner: Manner) -> Request:
+        """The request with its grammar. Raises INVALID_REQUEST for one that does not compile."""
+        grammar, parts = manner.forms(job.prompt_tokens)
+        for part in parts:
+            if not self._grammars.knows(part.grammar):
+                await asyncio.get_running_loop().run_in_executor(self._encoders, self._grammars.check, part)
+        return shaped(job, grammar, manner.text)
+
     async def _open(
-        self, ask: Ask, served: ServedModel, prompts: Sequence[Prompt], identity: str, caller: Caller, count: Count
+        self,
+        ask: Ask,
+        served: ServedModel,
+        manner: Manner,
+        prompts: Sequence[Prompt],
+        identity: str,
+        caller: Caller,
+        count: Count,
     ) -> Answer:
         names = [identity] if len(prompts) == 1 else [f"{identity}-{index}" for index in range(len(prompts))]
         jobs = [request(ask, served, prompt.ids, name, caller) for prompt, name in zip(prompts, names, strict=True)]
-        answer = Answer(identity, ask, served, prompts, count)
+        if not manner.is_plain:
+            jobs = [await self._shaped(job, manner) for job in jobs]
+        answer = Answer(identity, ask, served, manner, prompts, count)
         await answer.admit(self._dispatch, jobs, caller)
         return answer

@@ -13,6 +13,7 @@ from tandem.gateway.answers import Answers
 from tandem.gateway.asgi import ClientGone, Exchange, Receive, Scope, Send
 from tandem.gateway.counters import Counters
 from tandem.gateway.health import METRICS_TYPE, Health
+from tandem.gateway.manner import Manners
 from tandem.gateway.openai_http import MODELS_PREFIX, OpenAIRoutes
 from tandem.gateway.openai_reply import (
     ChatChunk,
@@ -36,11 +37,13 @@ _log = logging.getLogger(__name__)
 
 
 class GatewayApp:
-    """A plain ASGI 3 application; any ASGI server can run it, and any middleware wrap it."""
+    """A plain ASGI 3 application; any ASGI server can run it, and any middleware wrap it. Other fronts share its
+    `answers`."""
 
-    __slots__ = ("_counters", "_encoders", "_exact", "_prefixes")
+    __slots__ = ("_counters", "_encoders", "_exact", "_prefixes", "answers")
 
-    def __init__(self, routes: Sequence[Route], encoders: Executor, counters: Counters) -> None:
+    def __init__(self, routes: Sequence[Route], answers: Answers, encoders: Executor, counters: Counters) -> None:
+        self.answers = answers
         self._exact: dict[str, dict[str, Handler]] = {}
         self._prefixes: dict[str, dict[str, Handler]] = {}
         for route in routes:
@@ -123,13 +126,14 @@ def create_app(dispatch: Dispatch, doorkeeper: Doorkeeper, config: GatewayConfig
     """The gateway's HTTP front over `dispatch`."""
     encoders = ThreadPoolExecutor(_NUM_ENCODERS, thread_name_prefix="tokenize")
     counters = Counters()
-    answers = Answers(dispatch, encoders, counters)
+    manners = Manners(config.tool_parser, config.reasoning_parser)
+    answers = Answers(dispatch, encoders, counters, manners)
     openai = OpenAIRoutes(answers, doorkeeper, config.max_body, config.heartbeat_s)
     reference = Reference()
     health = Health(dispatch, doorkeeper, counters)
     routes = [*_answer_routes(openai), *_lookup_routes(openai), *_operator_routes(health), *reference.routes()]
     reference.write(routes)
-    return GatewayApp(routes, encoders, counters)
+    return GatewayApp(routes, answers, encoders, counters)
 
 
 def _answer_routes(openai: OpenAIRoutes) -> list[Route]:

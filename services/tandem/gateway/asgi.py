@@ -7,11 +7,11 @@ import math
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
 from typing import Any
-from uuid import uuid4
 
 import msgspec
 
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.gateway.caller import label_of
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -19,7 +19,6 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Header = tuple[bytes, bytes]
 
-_SANE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _REFUSALS = (429, 503)
 DEFAULT_RETRY_S = 1.0
 """For refusals that do not say when."""
@@ -49,8 +48,7 @@ class Exchange:
         """Of the response that was started; 0 before."""
         self.late_error: Callable[[TandemError], bytes] | None = None
         """How an error is written into a response that has begun; None where that cannot be."""
-        given = self.header(b"x-request-id") or b""
-        self.request_id = given.decode("ascii") if _SANE_ID.fullmatch(given) else uuid4().hex
+        self.request_id = label_of(self.header(b"x-request-id"))
 
     def header(self, name: bytes) -> bytes | None:
         """The first header of this lower-case name."""
@@ -125,15 +123,22 @@ class Exchange:
         back and, for machines, which limit it met."""
         status = error.facts.http
         extra = list(headers)
-        retry_after_s = error.retry_after_s
-        if status in _REFUSALS:
-            retry_after_s = DEFAULT_RETRY_S if retry_after_s is None else retry_after_s
-            extra.append((b"x-tandem-reject-reason", header_value(error.reason or error.kind.value)))
+        retry_after_s, reject_reason = refusal(error)
+        if reject_reason is not None:
+            extra.append((b"x-tandem-reject-reason", header_value(reject_reason)))
         if retry_after_s is not None:
             extra.append((b"retry-after", str(max(0, math.ceil(retry_after_s))).encode()))
         if status == 401:
             extra.append((b"www-authenticate", b"Bearer"))
         await self.send_json(status, error_body(error), extra)
+
+
+def refusal(error: TandemError) -> tuple[float | None, str | None]:
+    """After how many seconds to try again, and which limit was met; the latter None unless it is one."""
+    if error.facts.http not in _REFUSALS:
+        return error.retry_after_s, None
+    retry_after_s = DEFAULT_RETRY_S if error.retry_after_s is None else error.retry_after_s
+    return retry_after_s, error.reason or error.kind.value
 
 
 def error_body(error: TandemError) -> bytes:

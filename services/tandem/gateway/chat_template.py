@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import Enum
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -46,14 +46,19 @@ class ChatTemplate:
     `special_tokens` are its variables such as `bos_token`; `now_ns` is what `strftime_now` shows, in local time.
     """
 
-    __slots__ = ("_defect", "_developer", "_special_tokens", "_template")
+    __slots__ = ("_defect", "_developer", "_special_tokens", "_template", "source", "takes_tools")
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, now_ns: Callable[[], int] = wall_ns) -> None:
+        self.source = source
+        self.takes_tools = False
+        """It has a place for tools, and so knows messages that call them and that tell their results."""
         self._special_tokens = dict(special_tokens)
         self._developer = "developer" in source
         self._defect = "" if source else "the model has no chat template; use /v1/completions"
         try:
-            self._template = _environment(now_ns).from_string(source)
+            environment = _environment(now_ns)
+            self._template = environment.from_string(source)
+            self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
         except TemplateError as error:
             # Plain completions of such a model still work, so this is told to those who chat.
             self._defect = f"the model's chat template does not compile: {error}"
@@ -63,6 +68,7 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any],
         ending: ChatEnding = ChatEnding.HEADER,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """The prompt. `variables` are the client's own.
 
@@ -80,12 +86,12 @@ class ChatTemplate:
         if ending is ChatEnding.OPEN:
             conversation[-1]["content"] += _CUT
         add_header = ending is ChatEnding.HEADER
-        rendered = self._rendered(context, messages=conversation, add_generation_prompt=add_header)
+        rendered = self._rendered(context, messages=conversation, tools=tools, add_generation_prompt=add_header)
         return _cut(rendered) if ending is ChatEnding.OPEN else rendered
 
     def _rendered(self, context: Mapping[str, Any], **variables: Any) -> str:
         try:
-            return self._template.render(context, tools=None, documents=None, **variables)
+            return self._template.render(context, documents=None, **variables)
         except TemplateError as error:
             message = f"the chat template refuses these messages: {error.message}"
             raise TandemError(ErrorKind.INVALID_REQUEST, message, param="messages") from error

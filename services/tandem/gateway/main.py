@@ -21,6 +21,7 @@ from tandem.core.ids import GatewayId, WorkerRef
 from tandem.gateway.app import create_app
 from tandem.gateway.dispatch import Dispatcher
 from tandem.gateway.fleet import Fleet
+from tandem.gateway.grpc_server import GrpcServer
 from tandem.gateway.server import HttpServer
 from tandem.gateway.tenancy import Tenancy
 from tandem.gateway.text_models import TextModels
@@ -37,34 +38,44 @@ class Gateway:
     def __init__(self, config: Config) -> None:
         name = GatewayId(f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")
         clock = SystemClock()
-        self._drain_s = config.gateway.drain_s
         self._registry = WorkerRegistry(config.redis.url, config.redis.namespace)
         self._fleet = Fleet(name, self._discover, TextModels(config.model.generation_config), clock, config.gateway)
         self._tenancy = Tenancy(name, config, clock)
         self._dispatcher = Dispatcher(self._fleet, config.gateway, clock, self._tenancy.quotas)
-        self._server = HttpServer(
-            create_app(self._dispatcher, self._tenancy.door, config.gateway),
-            config.gateway.host,
-            config.gateway.port,
-            graceful_s=FLUSH_S,
-        )
+        door = self._tenancy.door
+        app = create_app(self._dispatcher, door, config.gateway)
+        self._server = HttpServer(app, config.gateway.host, config.gateway.port, graceful_s=FLUSH_S)
+        self._grpc = GrpcServer(self._dispatcher, app.answers, door, config.gateway.max_body)
+        self._config = config.gateway
 
     @property
-    def port(self) -> int:
-        return self._server.port
+    def url(self) -> str:
+        """Of the HTTP front."""
+        return f"http://{self._host}:{self._server.port}"
+
+    @property
+    def grpc_target(self) -> str:
+        """Of the gRPC front, as channels take it."""
+        return f"{self._host}:{self._grpc.port}"
+
+    @property
+    def _host(self) -> str:
+        return f"[{self._config.host}]" if ":" in self._config.host else self._config.host
 
     async def start(self) -> None:
         await self._tenancy.start()
         await self._dispatcher.start()
         await self._fleet.start(self._dispatcher)
         await self._server.start()
+        await self._grpc.start(self._config.host, self._config.own_grpc_port)
 
     async def stop(self) -> None:
         """Let requests under way end, within `gateway.drain_s`; then cut them off, each with a typed error."""
-        cut = await self._dispatcher.drain(self._drain_s)
+        cut = await self._dispatcher.drain(self._config.drain_s)
         if cut:
-            log.warning("%d requests were cut off after %g s", cut, self._drain_s)
-        await self._server.stop()
+            log.warning("%d requests were cut off after %g s", cut, self._config.drain_s)
+        await self._grpc.stop(FLUSH_S)
+        await self._server.stop()  # last, because what tokenizes for both ends with it
         await self._fleet.stop()
         await self._dispatcher.stop()
         await self._tenancy.stop()
@@ -86,9 +97,8 @@ async def _run(config: Config) -> None:
     await gateway.start()
     # What is loaded by now stays: a look of the garbage collector at all of it would hold up every stream.
     gc.freeze()
-    host = f"[{config.gateway.host}]" if ":" in config.gateway.host else config.gateway.host
-    url = f"http://{host}:{gateway.port}"
-    print(json.dumps({"ready": True, "url": url}), flush=True)  # noqa: T201 - for whoever started us
+    facts = {"ready": True, "url": gateway.url, "grpc": gateway.grpc_target}
+    print(json.dumps(facts), flush=True)  # noqa: T201 - for whoever started us
     await stop.wait()
     await gateway.stop()
 

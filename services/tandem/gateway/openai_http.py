@@ -6,11 +6,9 @@ from __future__ import annotations
 import msgspec
 
 from tandem.core.clock import wall_ns
-from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.lane import Lane
 from tandem.gateway.answers import Answers
 from tandem.gateway.asgi import Exchange
-from tandem.gateway.caller import Caller
+from tandem.gateway.caller import LANE_HEADER, Caller, lane_of
 from tandem.gateway.delivery import deliver
 from tandem.gateway.doorkeeper import shown_key
 from tandem.gateway.openai_reply import DetokenizeReply, ModelCard, ModelList, TokenizeReply
@@ -19,8 +17,6 @@ from tandem.gateway.openai_schema import ChatBody, CompletionBody, DetokenizeBod
 from tandem.gateway.ports import Doorkeeper, ServedModel
 
 MODELS_PREFIX = "/v1/models/"
-LANE_HEADER = "x-tandem-lane"
-_LANES = {lane.label: lane for lane in Lane}
 
 
 class OpenAIRoutes:
@@ -81,23 +77,14 @@ class OpenAIRoutes:
 
     def _caller(self, exchange: Exchange) -> Caller:
         """Who asks; before its body is read, so that a stranger costs nothing."""
-        authorization, x_api_key = (
-            (exchange.header(name) or b"").decode("latin-1") for name in (b"authorization", b"x-api-key")
-        )
-        tenant = self._doorkeeper.identify(shown_key(authorization, x_api_key))
-        return Caller(request_id=exchange.request_id, tenant=tenant, lane=_lane(exchange))
+        key = shown_key(_text(exchange, "authorization"), _text(exchange, "x-api-key"))
+        tenant = self._doorkeeper.identify(key)
+        return Caller(request_id=exchange.request_id, tenant=tenant, lane=lane_of(_text(exchange, LANE_HEADER)))
 
 
-def _lane(exchange: Exchange) -> Lane | None:
-    given = exchange.header(LANE_HEADER.encode())
-    if given is None:
-        return None
-    label = given.decode("latin-1").strip().lower()
-    if label not in _LANES:
-        raise TandemError(
-            ErrorKind.INVALID_REQUEST, f"{LANE_HEADER} must be one of {', '.join(_LANES)}", param=LANE_HEADER
-        )
-    return _LANES[label]
+def _text(exchange: Exchange, header: str) -> str | None:
+    given = exchange.header(header.encode())
+    return None if given is None else given.decode("latin-1")
 
 
 def _now() -> int:

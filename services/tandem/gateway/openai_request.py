@@ -17,6 +17,7 @@ from tandem.gateway.caller import Caller
 from tandem.gateway.chat_template import ChatEnding
 from tandem.gateway.openai_schema import ChatBody, ChatMessage, CompletionBody, SharedBody
 from tandem.gateway.ports import ServedModel
+from tandem.gateway.tools import made_calls
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 512
@@ -24,7 +25,7 @@ MAX_SALT_CHARS = 256
 MAX_NAMED_TOKENS = 4096
 """In `logit_bias` or `stop_token_ids`."""
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
-_UNSERVED_IN_MESSAGES = ("tool_calls", "function_call", "audio")
+_UNSERVED_IN_MESSAGES = ("function_call", "audio")
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 _TIERS = {"default": Lane.STANDARD, "flex": Lane.BATCH, "priority": Lane.INTERACTIVE}
 
@@ -143,7 +144,7 @@ def _message(message: ChatMessage, where: str) -> dict[str, Any]:
         if getattr(message, name):
             param = f"{where}.{name}"
             raise TandemError(ErrorKind.UNSUPPORTED, f"{param} is not supported", param=param)
-    content = message.content
+    content = "" if message.content is None and message.tool_calls else message.content
     if content is None:
         raise _invalid(f"{where}.content must be a string or a list of text parts", f"{where}.content")
     if not isinstance(content, str):
@@ -157,7 +158,14 @@ def _message(message: ChatMessage, where: str) -> dict[str, Any]:
                 raise _invalid(f"{param}.text is missing", f"{param}.text")
             texts.append(part.text)
         content = "\n".join(texts)
-    facts = {"role": message.role, "content": content, "name": message.name, "tool_call_id": message.tool_call_id}
+    facts = {
+        "role": message.role,
+        "content": content,
+        "name": message.name,
+        "tool_call_id": message.tool_call_id,
+        "tool_calls": made_calls(message.tool_calls, f"{where}.tool_calls") if message.tool_calls else None,
+        "reasoning_content": message.reasoning_content,
+    }
     return {name: value for name, value in facts.items() if value is not None}
 
 

@@ -10,6 +10,8 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.gateway.response_format import ResponseFormat, StructuredOutputs
+from tandem.gateway.tools import MessageCall, Tool, ToolChoice
 
 _WHERE = re.compile(r" - at `\$?\.?(?P<path>.*)`$")
 _MISSING = re.compile(r"missing required field `(?P<name>[^`]*)`")
@@ -17,11 +19,8 @@ _MISSING = re.compile(r"missing required field `(?P<name>[^`]*)`")
 # Fields that would change the answer and that nothing here implements yet, with the values that ask for nothing.
 # Fields in neither these tables nor the structs below (metadata, store, ...) leave the answer as it is.
 _OFF: Mapping[str, tuple[Any, ...]] = {
-    "tools": (None, []),
-    "tool_choice": (None, "none"),
     "functions": (None, []),
     "function_call": (None, "none"),
-    "response_format": (None, {"type": "text"}),
     "audio": (None,),
     "modalities": (None, ["text"]),
     "prediction": (None,),
@@ -32,15 +31,12 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
     "allowed_token_ids": (None, []),
     "bad_words": (None, []),
     "documents": (None, []),
-    "guided_choice": (None,),
-    "guided_grammar": (None,),
-    "guided_json": (None,),
-    "guided_regex": (None,),
     "length_penalty": (None, 1),
-    "structured_outputs": (None,),
     "truncate_prompt_tokens": (None,),
     "use_beam_search": (None, False),
 }
+_INSTEAD = {"functions": "tools", "function_call": "tool_choice"}
+"""OpenAI's own older names for what is served."""
 _OFF_IN_CHAT = {**_OFF, "echo": (None, False), "best_of": (None, 1)}
 _OFF_IN_COMPLETIONS = {**_OFF, "suffix": (None, ""), "top_logprobs": (None,)}
 
@@ -57,7 +53,8 @@ class ChatMessage(msgspec.Struct):
     content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[Any] | None = None
+    tool_calls: list[MessageCall] | None = None
+    reasoning_content: str | None = None
     function_call: dict[str, Any] | None = None
     audio: dict[str, Any] | None = None
 
@@ -107,6 +104,12 @@ class SharedBody(msgspec.Struct, kw_only=True):
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     cache_salt: str | None = None
     user: str | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
 
 
 class ChatBody(SharedBody, kw_only=True):
@@ -121,6 +124,9 @@ class ChatBody(SharedBody, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class CompletionBody(SharedBody, kw_only=True):
@@ -170,7 +176,7 @@ def parse(body: bytes, kind: type[Body]) -> Body:
         off = _OFF_OF[kind]
         unserved = [name for name in fields if name in off and not _is_off(fields[name], off[name])]
         if unserved:
-            raise TandemError(ErrorKind.UNSUPPORTED, f"{unserved[0]} is not supported", param=unserved[0])
+            raise TandemError(ErrorKind.UNSUPPORTED, _unserved(unserved[0]), param=unserved[0])
         return msgspec.json.decode(body, type=kind)
     except UnicodeDecodeError as error:
         message = f"the request body is not valid UTF-8 (byte {error.start})"
@@ -193,6 +199,11 @@ def _check_names(body: bytes, fields: Mapping[str, msgspec.Raw]) -> None:
         if name in seen:
             raise TandemError(ErrorKind.INVALID_REQUEST, f"{name} is there more than once", param=name)
         seen.add(name)
+
+
+def _unserved(name: str) -> str:
+    instead = _INSTEAD.get(name)
+    return f"{name} is not supported" + (f"; use {instead}" if instead else "")
 
 
 def _is_off(raw: msgspec.Raw, off: tuple[Any, ...]) -> bool:

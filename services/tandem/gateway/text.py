@@ -107,11 +107,12 @@ class TextModel:
         messages: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any] | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         ending: ChatEnding = ChatEnding.HEADER,
         add_special_tokens: bool = False,
     ) -> tuple[int, ...]:
         """Token ids of a conversation. `messages` hold `role` and `content` as strings."""
-        prompt = self._template.render(messages, variables or {}, ending)
+        prompt = self._template.render(messages, variables or {}, ending, tools)
         if add_special_tokens:
             return self.encode_text(prompt)
         return tuple(self._tokenizer.encode(prompt, add_special_tokens=False).ids)
@@ -144,10 +145,33 @@ class TextModel:
         return self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens)
 
     def detokenizer(
-        self, stops: Sequence[str] = (), *, skip_special_tokens: bool = True, include_stop: bool = False
+        self,
+        stops: Sequence[str] = (),
+        *,
+        skip_special_tokens: bool = True,
+        include_stop: bool = False,
+        shown: frozenset[int] = frozenset(),
     ) -> Detokenizer:
-        special = self._special if skip_special_tokens else frozenset[int]()
+        """`shown` are special tokens whose text is to be seen all the same."""
+        special = self._special - shown if skip_special_tokens else frozenset[int]()
         return Detokenizer(self._tokenizer, special, stops, include_stop=include_stop)
+
+    @property
+    def template(self) -> ChatTemplate:
+        return self._template
+
+    def knows(self, text: str) -> bool:
+        """It is one token of the vocabulary."""
+        return self._tokenizer.token_to_id(text) is not None
+
+    def special_token(self, text: str) -> int | None:
+        """The id of a special token; None for a text that is none."""
+        token = self._tokenizer.token_to_id(text)
+        return token if token in self._special else None
+
+    def ends_with(self, tokens: Sequence[int], text: str) -> bool:
+        """Whether `tokens`, blanks at their end aside, end with this text, of at most 16 tokens."""
+        return self.decode(tokens[-16:]).rstrip().endswith(text)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> Encoded:
         found = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)

@@ -18,6 +18,7 @@ from tandem.runtime.catalog import cache_root, locate
 from tandem.runtime.device import num_compute_threads, require_cpu, torch_dtype
 from tandem.runtime.executor import TorchExecutor
 from tandem.runtime.fingerprint import model_fingerprint, weights_digest
+from tandem.runtime.grammar import GrammarMasks
 from tandem.runtime.int8 import check_int8
 from tandem.runtime.model_config import DecoderConfig, read_model_config
 from tandem.runtime.models.causal import CausalModel
@@ -56,7 +57,7 @@ def load_model(model: ModelConfig, engine: EngineConfig) -> LoadedModel:
     directory = locate(model.id, cache_dir)
     config = read_model_config(directory)
     bundle = read_bundle(directory, config)
-    executor = load_executor(directory, config, model, engine)
+    executor = load_executor(directory, config, model, engine, _grammars(bundle, config))
     name, *aliases = model.served_names
     digest = weights_digest(directory, cache_dir)
     return LoadedModel(
@@ -70,7 +71,13 @@ def load_model(model: ModelConfig, engine: EngineConfig) -> LoadedModel:
     )
 
 
-def load_executor(directory: Path, config: DecoderConfig, model: ModelConfig, engine: EngineConfig) -> TorchExecutor:
+def load_executor(
+    directory: Path,
+    config: DecoderConfig,
+    model: ModelConfig,
+    engine: EngineConfig,
+    grammars: GrammarMasks | None = None,
+) -> TorchExecutor:
     """Weights and a KV pool of `engine.kv_cache_memory` bytes. Raises TandemError."""
     if model.quantization == "int8":
         check_int8(config, model.dtype)
@@ -93,7 +100,16 @@ def load_executor(directory: Path, config: DecoderConfig, model: ModelConfig, en
             decoder = Decoder(config, checkpoint, model.quantization)
         cache = KVCache(layout, num_blocks)
         _log.info("reference kernels in plain torch (%s), %d threads", reason, num_threads)
-    return TorchExecutor(decoder, cache, max_model_len)
+    return TorchExecutor(decoder, cache, max_model_len, grammars)
+
+
+def _grammars(bundle: TokenizerBundle, config: DecoderConfig) -> GrammarMasks | None:
+    """A model whose tokenizer cannot be walked still serves all requests without a grammar."""
+    try:
+        return GrammarMasks(bundle, config.vocab_size)
+    except TandemError as error:
+        _log.warning("%s", error.message)
+        return None
 
 
 def _why_reference(config: DecoderConfig, model: ModelConfig, engine: EngineConfig) -> str | None:

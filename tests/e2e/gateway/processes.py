@@ -59,11 +59,15 @@ class Worker(Program):
 
 
 class Gateway(Program):
-    """A gateway process, asked by HTTP."""
+    """A gateway process, asked by HTTP. `grpc_target` is where it speaks gRPC."""
 
     @property
     def url(self) -> str:
         return str(self.ready["url"])
+
+    @property
+    def grpc_target(self) -> str:
+        return str(self.ready["grpc"])
 
     def missing(self) -> str | None:
         """None when it is ready, else what is missing."""

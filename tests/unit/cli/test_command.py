@@ -167,12 +167,15 @@ def test_a_taken_port_is_refused(command: str, capsys: pytest.CaptureFixture[str
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main([command, "--port", str(port)]) == 2
-    told = capsys.readouterr().err
-    assert f"tandem {command}: cannot listen on 127.0.0.1:{port}: " in told and "--port" in told
+        told = capsys.readouterr().err
+        assert main([command, "--port", "0", "--grpc-port", str(port)]) == 2
+        also_told = capsys.readouterr().err
+    assert f"tandem {command}: cannot listen on 127.0.0.1:{port}: " in told and told.endswith("another --port\n")
+    assert f"tandem {command}: cannot listen on 127.0.0.1:{port}: " in also_told and "another --grpc-port" in also_told
 
 
 def test_a_free_port_is_left_free() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    require_free_port(GatewayConfig(port=port))
+    require_free_port(GatewayConfig(port=port, grpc_port=0))
     socket.create_server(("127.0.0.1", port)).close()

@@ -36,7 +36,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *args):
         pass
 server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
-print(json.dumps({"url": f"http://127.0.0.1:{server.server_port}"}), flush=True)
+print(json.dumps({"url": f"http://127.0.0.1:{server.server_port}", "grpc": "127.0.0.1:2"}), flush=True)
 server.serve_forever()
 """
 
@@ -51,6 +51,7 @@ def test_it_is_ready_when_it_says_so_and_ends_with_the_context(monkeypatch: pyte
         assert child.wait_until_listening()
         assert child.wait_until_ready(PATIENCE_S) is None
         assert child.exit_code() is None
+        assert child.grpc_target == "127.0.0.1:2"
     assert child.exit_code() == -signal.SIGTERM
 
 
@@ -88,7 +89,9 @@ def test_it_is_told_every_setting_by_environment(tmp_path: Path) -> None:
 
 def test_one_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway_child, "STOP_MARGIN_S", 0.2)
-    code = 'import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(\'{"url": ""}\', flush=True)\n'
+    code = (
+        'import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(\'{"url": "", "grpc": ""}\', flush=True)\n'
+    )
     config = Config(gateway=GatewayConfig(drain_s=0))
     with GatewayChild(config, [sys.executable, "-S", "-c", code + "while True: signal.pause()"]) as child:
         assert child.wait_until_listening()
@@ -96,7 +99,7 @@ def test_one_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_it_dies_with_its_parent_however_that_dies() -> None:
-    child_code = 'import os, signal; print(\'{"url": "%d"}\' % os.getpid(), flush=True); signal.pause()'
+    child_code = 'import os, signal; print(\'{"url": "%d", "grpc": ""}\' % os.getpid(), flush=True); signal.pause()'
     code = (
         "import signal, sys\nfrom tandem.cli.gateway_child import GatewayChild\nfrom tandem.core.config import Config\n"
         f"child = GatewayChild(Config(), [sys.executable, '-S', '-c', {child_code!r}])\n"

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 import uvloop
@@ -22,9 +23,12 @@ from tandem.core.ids import JobKey
 from tandem.core.request import Request
 from tandem.gateway.app import create_app
 from tandem.gateway.caller import Caller
-from tandem.gateway.ports import OpenDoor, ServedModel, Standing
+from tandem.gateway.grpc_server import GrpcServer
+from tandem.gateway.ports import Doorkeeper, OpenDoor, ServedModel, Standing
 from tandem.gateway.server import HttpServer
 from tandem.gateway.text import TextModel
+from tandem.wire.channels import channel_options
+from tandem.wire.gen.inference_pb2_grpc import InferenceStub
 from tests.unit.gateway.instant import instant_events
 from tests.unit.gateway.rig import Rig, rigs
 
@@ -153,11 +157,15 @@ class ScriptedDispatch:
 
 
 class Front:
-    """The app on a port of this machine, its dispatch, and helpers to script it."""
+    """Both fronts on ports of this machine, their one dispatch, and helpers to script it."""
 
-    def __init__(self, dispatch: ScriptedDispatch, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, dispatch: ScriptedDispatch, tokenizer: Tokenizer, door: Doorkeeper | None = None, **config: Any
+    ) -> None:
         self.dispatch = dispatch
-        self.port = 0
+        self._door = door or OpenDoor()
+        self._config = GatewayConfig(max_body=Bytes(1 << 20), heartbeat_s=HEARTBEAT_S, **config)
+        self.port = self.grpc_port = 0
         self._tokenizer = tokenizer
         self._listening = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -230,13 +238,17 @@ class Front:
             runner.run(self._serve())
 
     async def _serve(self) -> None:
-        app = create_app(self.dispatch, OpenDoor(), GatewayConfig(max_body=Bytes(1 << 20), heartbeat_s=HEARTBEAT_S))
+        app = create_app(self.dispatch, self._door, self._config)
         server = HttpServer(app, "127.0.0.1", 0, graceful_s=1.0)
         self._loop = asyncio.get_running_loop()
         self.port = server.port
         await server.start()
+        grpc_server = GrpcServer(self.dispatch, app.answers, self._door, self._config.max_body)
+        await grpc_server.start("127.0.0.1", 0)
+        self.grpc_port = grpc_server.port
         self._listening.set()
         await self._done.wait()
+        await grpc_server.stop(1.0)
         await server.stop()
 
 
@@ -254,6 +266,19 @@ def running_front(make_text: Callable[..., TextModel], tokenizer: Tokenizer) -> 
 def front(running_front: Front) -> Front:
     running_front.dispatch.reset()
     return running_front
+
+
+@pytest.fixture(scope="session")
+def channel(running_front: Front) -> Iterator[grpc.Channel]:
+    """Without `front`, nothing is scripted."""
+    with grpc.insecure_channel(f"127.0.0.1:{running_front.grpc_port}", options=channel_options()) as channel:
+        yield channel
+
+
+@pytest.fixture
+def stub(front: Front, channel: grpc.Channel) -> Any:
+    """Made for asynchronous calls by its types, but not by its code."""
+    return InferenceStub(channel)  # type: ignore[arg-type]
 
 
 @pytest.fixture

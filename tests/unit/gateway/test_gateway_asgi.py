@@ -20,6 +20,7 @@ from tandem.gateway.app import create_app
 from tandem.gateway.asgi import Exchange, header_value
 from tandem.gateway.completion import Completion
 from tandem.gateway.counters import Counters
+from tandem.gateway.manner import Manners
 from tandem.gateway.openai_http import OpenAIRoutes
 from tandem.gateway.ports import OpenDoor, ServedModel, Standing
 from tandem.gateway.text import TextModel
@@ -172,7 +173,7 @@ def test_long_prompts_are_tokenized_by_a_thread(
 
     async def scenario(executor: RecordingExecutor) -> list[Any]:
         client = Client(json.dumps({"model": "tiny", "prompt": "a" * num_chars}).encode())
-        answers = Answers(front.dispatch, executor, Counters())
+        answers = Answers(front.dispatch, executor, Counters(), Manners())
         await OpenAIRoutes(answers, OpenDoor(), 1 << 20, 10.0).completions(client.exchange())
         return client.sent
 

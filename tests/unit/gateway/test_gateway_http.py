@@ -37,7 +37,7 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
         ({"max_tokens": 5000}, 400, "context_length_exceeded", "messages"),
         ({"n": 0}, 400, "invalid_request", "n"),
         ({"temperature": "hot"}, 400, "invalid_request", "temperature"),
-        ({"tools": [{}]}, 400, "unsupported", "tools"),
+        ({"tools": [{}]}, 400, "invalid_request", "tools[0].type"),
     ],
 )
 def test_bad_requests(

@@ -1,0 +1,102 @@
+"""Owns the edges of one gRPC call: who calls, the metadata both ways, how it fails; never knows what is asked."""
+
+from __future__ import annotations
+
+import logging
+import math
+from types import TracebackType
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.gateway.answers import Answer
+from tandem.gateway.asgi import header_value, refusal
+from tandem.gateway.caller import LANE_HEADER, Caller, label_of, lane_of
+from tandem.gateway.delivery import standing_headers
+from tandem.gateway.doorkeeper import shown_key
+from tandem.gateway.ports import Doorkeeper
+from tandem.wire.gen import inference_pb2 as pb
+
+MAX_TEXT = 1000
+"""Characters of a message or a path that an error quotes from a request: metadata has 8 KiB."""
+DETAIL_TYPE = "type.googleapis.com/tandem.v1.ErrorDetail"
+
+_log = logging.getLogger(__name__)
+
+
+class Call:
+    """An async context around a handler: what is raised inside ends the call with its status and typed details."""
+
+    __slots__ = ("_context", "_metadata", "request_id")
+
+    def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        self._context = context
+        # Of several with one name the first counts, as over HTTP.
+        self._metadata = dict(reversed(list(context.invocation_metadata() or ())))
+        self.request_id = label_of((self._text("x-request-id") or "").encode())
+
+    async def __aenter__(self) -> Call:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, TandemError):
+            await self._abort(error)
+        elif isinstance(error, Exception):
+            _log.error("request %s failed", self.request_id, exc_info=error)
+            await self._abort(TandemError(ErrorKind.INTERNAL, f"internal error (request {self.request_id})"))
+
+    def caller(self, doorkeeper: Doorkeeper) -> Caller:
+        """Raises UNAUTHENTICATED, or INVALID_REQUEST for an unknown lane."""
+        return Caller(
+            request_id=self.request_id,
+            tenant=doorkeeper.identify(shown_key(self._text("authorization"), self._text("x-api-key"))),
+            lane=lane_of(self._text(LANE_HEADER)),
+            timeout_s=self._context.time_remaining(),
+        )
+
+    async def open(self, answer: Answer) -> None:
+        """Send the initial metadata; the answer's path is final."""
+        path = header_value(answer.path).decode()
+        standing = [(name.decode(), value.decode()) for name, value in standing_headers(answer.standing)]
+        told = (("x-request-id", self.request_id), ("x-tandem-path", path), *standing)
+        await self._context.send_initial_metadata(told)
+
+    def _text(self, name: str) -> str | None:
+        value = self._metadata.get(name)
+        return value if isinstance(value, str) else None
+
+    async def _abort(self, error: TandemError) -> None:
+        code = grpc.StatusCode[error.facts.grpc]
+        message = error.message[:MAX_TEXT]
+        await self._context.abort(code, message, _trailers(error, code, message, self.request_id))
+
+
+def _trailers(
+    error: TandemError, code: grpc.StatusCode, message: str, request_id: str
+) -> tuple[tuple[str, str | bytes], ...]:
+    retry_after_s, reject_reason = refusal(error)
+    detail = pb.ErrorDetail(
+        kind=error.kind.value,
+        param=None if error.param is None else error.param[:MAX_TEXT],
+        retry_after_s=retry_after_s,
+        reason=reject_reason or error.reason,
+        type=error.facts.openai_type,
+    ).SerializeToString()
+    status = pb.RichStatus(code=code.value[0], message=message)
+    status.details.add(type_url=DETAIL_TYPE, value=detail)
+    trailers: list[tuple[str, str | bytes]] = [
+        ("x-request-id", request_id),
+        ("tandem-error-bin", detail),
+        ("grpc-status-details-bin", status.SerializeToString()),
+    ]
+    if retry_after_s is not None:
+        wait_s = max(0.0, retry_after_s)
+        trailers.append(("retry-after", str(math.ceil(wait_s))))
+        trailers.append(("grpc-retry-pushback-ms", str(math.ceil(wait_s * 1e3))))
+    if reject_reason is not None:
+        trailers.append(("x-tandem-reject-reason", header_value(reject_reason).decode()))
+    return tuple(trailers)

@@ -1,0 +1,129 @@
+"""The public gRPC service as a translator over one dispatch; never decides where or whether a request runs."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TypeVar
+
+import grpc.aio
+
+from tandem.core.clock import wall_ns
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.gateway.answers import Answer, Answers
+from tandem.gateway.grpc_call import Call
+from tandem.gateway.grpc_request import chat_body, completion_body, detokenize_body, tokenize_body
+from tandem.gateway.grpc_response import ChatForm, Form, TextForm
+from tandem.gateway.ports import Doorkeeper
+from tandem.wire.gen import inference_pb2 as pb
+from tandem.wire.gen.inference_pb2_grpc import InferenceServicer
+
+SERVICE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
+
+_Asked = TypeVar("_Asked")
+_Reply = TypeVar("_Reply", bound=pb.ChatReply | pb.CompleteReply)
+
+
+class InferenceService(InferenceServicer):
+    """One handler per rpc. Streams are coroutines that write, so that a cancel ends them at once."""
+
+    def __init__(self, answers: Answers, doorkeeper: Doorkeeper) -> None:
+        self._answers = answers
+        self._doorkeeper = doorkeeper
+
+    async def Chat(
+        self, request: pb.ChatRequest, context: grpc.aio.ServicerContext[pb.ChatRequest, pb.ChatReply]
+    ) -> pb.ChatReply:
+        async with Call(context) as call, await self._chat(call, request) as answer:
+            return await _whole(call, answer, ChatForm(answer, _now_s()))
+
+    async def StreamChat(  # type: ignore[override]
+        self, request: pb.ChatRequest, context: grpc.aio.ServicerContext[pb.ChatRequest, pb.ChatReply]
+    ) -> None:
+        async with Call(context) as call, await self._chat(call, request, stream=True) as answer:
+            await _stream(call, answer, ChatForm(answer, _now_s()), context)
+
+    async def Complete(
+        self, request: pb.CompleteRequest, context: grpc.aio.ServicerContext[pb.CompleteRequest, pb.CompleteReply]
+    ) -> pb.CompleteReply:
+        async with Call(context) as call, await self._complete(call, request) as answer:
+            return await _whole(call, answer, TextForm(answer, _now_s()))
+
+    async def StreamComplete(  # type: ignore[override]
+        self, request: pb.CompleteRequest, context: grpc.aio.ServicerContext[pb.CompleteRequest, pb.CompleteReply]
+    ) -> None:
+        async with Call(context) as call, await self._complete(call, request, stream=True) as answer:
+            await _stream(call, answer, TextForm(answer, _now_s()), context)
+
+    async def ListModels(
+        self,
+        request: pb.ListModelsRequest,
+        context: grpc.aio.ServicerContext[pb.ListModelsRequest, pb.ListModelsReply],
+    ) -> pb.ListModelsReply:
+        async with Call(context) as call:
+            caller = call.caller(self._doorkeeper)
+            reply = pb.ListModelsReply()
+            for model in self._answers.models(caller.tenant):
+                for name in model.names:
+                    card = reply.data.add(id=name, created=model.created, owned_by="tandem", root=model.name)
+                    card.max_model_len = model.max_model_len
+            return reply
+
+    async def Tokenize(
+        self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext[pb.TokenizeRequest, pb.TokenizeReply]
+    ) -> pb.TokenizeReply:
+        async with Call(context) as call:
+            caller = call.caller(self._doorkeeper)
+            body = tokenize_body(request)
+            served, ids = await self._answers.tokenize(body, caller.tenant)
+            reply = pb.TokenizeReply(count=len(ids), max_model_len=served.max_model_len, tokens=ids)
+            if body.return_token_strs:
+                reply.token_strs.extend(served.text.token_text(token).text for token in ids)
+            return reply
+
+    async def Detokenize(
+        self,
+        request: pb.DetokenizeRequest,
+        context: grpc.aio.ServicerContext[pb.DetokenizeRequest, pb.DetokenizeReply],
+    ) -> pb.DetokenizeReply:
+        async with Call(context) as call:
+            caller = call.caller(self._doorkeeper)
+            text = await self._answers.detokenize(detokenize_body(request), caller.tenant)
+            return pb.DetokenizeReply(prompt=text)
+
+    async def _chat(self, call: Call, request: pb.ChatRequest, *, stream: bool = False) -> Answer:
+        """Who asks comes first, so that a stranger costs nothing."""
+        caller = call.caller(self._doorkeeper)
+        return await self._answers.chat(chat_body(request, stream=stream), caller)
+
+    async def _complete(self, call: Call, request: pb.CompleteRequest, *, stream: bool = False) -> Answer:
+        caller = call.caller(self._doorkeeper)
+        return await self._answers.complete(completion_body(request, stream=stream), caller)
+
+
+async def _whole(call: Call, answer: Answer, form: Form[_Reply]) -> _Reply:
+    async with aclosing(answer.parts()) as parts:
+        found = [part async for part in parts]
+    await call.open(answer)
+    reply = form.reply(found)
+    if reply is None:
+        raise TandemError(ErrorKind.INTERNAL, "an answer came to nothing")
+    return reply
+
+
+async def _stream(
+    call: Call, answer: Answer, form: Form[_Reply], context: grpc.aio.ServicerContext[_Asked, _Reply]
+) -> None:
+    """A client that does not read holds up the write, and so this stream alone."""
+    opened = False
+    async with aclosing(answer.parts()) as parts:
+        async for part in parts:
+            if not opened:
+                await call.open(answer)
+                opened = True
+            reply = form.reply((part,))
+            if reply is not None:
+                await context.write(reply)
+
+
+def _now_s() -> int:
+    return wall_ns() // 10**9

@@ -1,0 +1,160 @@
+"""Output that a grammar shapes is what transformers' logits and that grammar say, however a request is computed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import string
+from collections.abc import Sequence
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from tandem.core.bundle import TokenizerBundle
+from tandem.core.events import Finished, FinishReason, SampledToken
+from tandem.core.grammar import Grammar
+from tandem.core.ids import RequestId, SeqId
+from tandem.core.request import Generate, Request, SamplingParams
+from tandem.runtime.executor import TorchExecutor
+from tandem.runtime.grammar import GrammarMasks
+from tandem.runtime.philox import uniform
+from tandem.runtime.sampler import kept_tokens
+from tests.golden.cluster import Cluster, Knobs, Outcome, can_guess
+from tests.golden.conftest import TinyModels
+from tests.golden.models import TINY_VOCAB, Reference
+from tests.golden.test_same_answer import _PROMPTS, _RIVALS
+
+_OUTPUTS = 30
+_ENDLESS = Grammar("regex", r"([a-z]{2,9} [0-9]{3}\. )+")
+_END = 0
+
+
+@pytest.fixture(scope="module")
+def bundle() -> TokenizerBundle:
+    """Of fewer tokens than the models draw from; several spell the same text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = [*string.ascii_letters, *string.digits, *string.punctuation, "Ġ"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=TINY_VOCAB - 20, initial_alphabet=alphabet, special_tokens=["<end>"], show_progress=False
+    )
+    tokenizer.train_from_iterator(["the weather in some town is 123. 456. 789 degrees"] * 9, trainer)
+    return TokenizerBundle(
+        tokenizer_json=tokenizer.to_str().encode(), special_tokens_json=json.dumps({"eos_token_ids": [_END]})
+    )
+
+
+def _masked(reference: Reference, masks: GrammarMasks, prompt: Sequence[int], params: SamplingParams) -> list[int]:
+    """What transformers' logits, a mask made anew for each token, and a draw by the book say."""
+    assert params.grammar is not None
+    output: list[int] = []
+    while len(output) < params.max_tokens and not (output and output[-1] in params.stop_token_ids):
+        row = reference.logits([*prompt, *output])[-1].to(torch.float64).clone()
+        masks.retain([])
+        row[~masks.allowed(SeqId(0), params.grammar, output, params.stop_token_ids)] = -torch.inf
+        if params.temperature == 0:
+            output.append(int(row.argmax()))
+            continue
+        kept = kept_tokens(row, params)
+        shares = torch.softmax(row[kept] / params.temperature, 0).cumsum(0)
+        output.append(int(kept[int((shares <= uniform(params.seed, 0, len(output))).sum())]))
+    return output
+
+
+def _executors(reference: Reference, bundle: TokenizerBundle, knobs: Knobs, num_blocks: int) -> list[TorchExecutor]:
+    """One for each node; only the last one has few blocks."""
+    return [
+        reference.executor(
+            block_size=knobs.block_size,
+            num_blocks=num_blocks if place == knobs.remote else 64,
+            grammars=GrammarMasks(bundle, TINY_VOCAB),
+        )
+        for place in range(1 + knobs.remote)
+    ]
+
+
+_PRODUCT = [
+    Knobs(
+        chunk=chunk, plan_depth=depth, remote=remote, prefix_hit=hit, company=True, preempt=preempt, speculation=guesses
+    )
+    for guesses, chunk, depth, remote, hit, preempt in itertools.product(
+        ("off", "mixed"), (16, None), (1, 2), (False, True), (False, True), (False, True)
+    )
+    if guesses == "off" or can_guess(depth, remote)
+]
+
+
+_CASES = [(knobs, 1.5 * (place % 2)) for place, knobs in enumerate(_PRODUCT[::3])]
+
+
+@pytest.mark.parametrize(("knobs", "temperature"), _CASES, ids=str)
+def test_the_same_tokens_however_computed(
+    tiny: TinyModels, bundle: TokenizerBundle, knobs: Knobs, temperature: float
+) -> None:
+    reference = tiny("llama", "float64")
+    params = SamplingParams(max_tokens=_OUTPUTS, temperature=temperature, seed=3, grammar=_ENDLESS)
+    prompts = _RIVALS if knobs.preempt else _PROMPTS
+    right = [_masked(reference, GrammarMasks(bundle, TINY_VOCAB), prompt, params) for prompt in prompts]
+    needed = sum(-(-(len(prompt) + _OUTPUTS) // knobs.block_size) for prompt in prompts)
+    executors = _executors(reference, bundle, knobs, needed - 1 if knobs.preempt else 2 * needed)
+    answers = [[*prompt, *output] for prompt, output in zip(prompts, right, strict=True)]
+    with Cluster(executors, knobs, answers) as cluster:
+        assert [outcome.ids for outcome in cluster.ask(prompts, params)] == right
+
+
+@pytest.mark.parametrize("num_known", [1, 7, 29])
+def test_another_worker_goes_on_where_one_was_lost(tiny: TinyModels, bundle: TokenizerBundle, num_known: int) -> None:
+    reference = tiny("qwen3", "float64")
+    params = SamplingParams(max_tokens=_OUTPUTS, temperature=0.9, seed=8, grammar=_ENDLESS)
+    prompt = _PROMPTS[1]
+    right = _masked(reference, GrammarMasks(bundle, TINY_VOCAB), prompt, params)
+    knobs = Knobs()
+    with Cluster(_executors(reference, bundle, knobs, 64), knobs) as cluster:
+        request = Request(id=RequestId("r"), model="m", prompt_tokens=tuple(prompt), sampling=params)
+        known = tuple(right[:num_known])
+        outcome = cluster.outcomes[request.id] = Outcome(tokens=[SampledToken(token) for token in known])
+        job = Generate(request=request, attempt=2, output_tokens=known)
+        cluster._carry_out(cluster.taker, cluster.taker.engine.submit(job, 0.0))
+        cluster.run()
+        assert outcome.ids == right
+        assert isinstance(outcome.end, Finished)
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_grammar_that_is_complete_ends_the_request(tiny: TinyModels, bundle: TokenizerBundle, ignored: bool) -> None:
+    """Where ends are ignored it goes on while it may, and then ends all the same."""
+    reference = tiny("llama", "float64")
+    least = 64 if ignored else 0
+    params = SamplingParams(
+        max_tokens=64,
+        temperature=1.0,
+        seed=2,
+        stop_token_ids=frozenset({_END}),
+        min_tokens=least,
+        grammar=Grammar("regex", "[a-z]{3,30}"),
+    )
+    knobs = Knobs(remote=True)
+    with Cluster(_executors(reference, bundle, knobs, 64), knobs) as cluster:
+        name = cluster.submit(_PROMPTS[0], params)
+        cluster.run()
+        outcome = cluster.outcomes[name]
+    assert isinstance(outcome.end, Finished)
+    assert outcome.end.reason is FinishReason.STOP
+    assert outcome.ids[-1] == _END
+    text = Tokenizer.from_buffer(bundle.tokenizer_json).decode(outcome.ids[:-1])
+    assert len(text) == 30 if ignored else 3 <= len(text) <= 30
+
+
+def test_a_grammar_that_cannot_be_compiled_fails_its_request_alone(tiny: TinyModels, bundle: TokenizerBundle) -> None:
+    reference = tiny("llama", "float64")
+    knobs = Knobs()
+    bad = SamplingParams(max_tokens=4, temperature=0.0, grammar=Grammar("regex", "("))
+    good = SamplingParams(max_tokens=4, temperature=0.0, grammar=_ENDLESS)
+    with Cluster(_executors(reference, bundle, knobs, 64), knobs) as cluster:
+        names = [cluster.submit(prompt, params) for prompt, params in zip(_RIVALS, (bad, good), strict=True)]
+        cluster.run()
+        ends = [cluster.outcomes[name].end for name in names]
+    assert "unclosed group" in getattr(ends[0], "message", "")
+    assert isinstance(ends[1], Finished)

@@ -1,0 +1,289 @@
+"""Asks both fronts the same and puts their answers into one form; asserts nothing.
+
+A case is a JSON body as HTTP takes it. The request over gRPC is spelt from it here, by reading the proto's descriptor
+the other way round than the gateway does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import grpc
+import httpx
+from google.protobuf.message import Message
+
+from tandem.core.ids import RequestId
+from tandem.core.request import Request
+from tandem.wire.gen import inference_pb2 as pb
+
+PATHS = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
+REQUESTS: dict[str, type[Message]] = {"chat": pb.ChatRequest, "completion": pb.CompleteRequest}
+METHODS = {("chat", False): "Chat", ("chat", True): "StreamChat"} | {
+    ("completion", False): "Complete",
+    ("completion", True): "StreamComplete",
+}
+HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
+TEXT = {"prompt": "The capital"}
+STREAM_FIELDS = ("stream", "stream_options")
+"""Over gRPC the method says so."""
+
+
+@dataclass(slots=True)
+class Choice:
+    """One choice as both fronts tell it. `logprobs` are (token, bytes or offset, logprob, alternatives)."""
+
+    text: str = ""
+    reasoning: str = ""
+    role: str = ""
+    finish_reason: str = ""
+    tool_calls: dict[int, list[str]] = field(default_factory=dict)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[tuple[Any, ...]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """`error` is kind, message, parameter and type. `usage` are the tokens of prompt, answer, both, and cache."""
+
+    choices: dict[int, Choice] = field(default_factory=dict)
+    prompt_logprobs: dict[int, Any] = field(default_factory=dict)
+    tier: str = ""
+    usage: tuple[int | None, ...] = ()
+    model: str = ""
+    path: str = ""
+    error: tuple[str | None, ...] = ()
+    retry_after: str | None = None
+    label: str | None = None
+
+    def choice(self, index: int) -> Choice:
+        return self.choices.setdefault(index, Choice())
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def whole_body(kind: str, given: dict[str, Any]) -> dict[str, Any]:
+    body = {"model": "tiny", **(HELLO if kind == "chat" else TEXT), **given}
+    return {name: value for name, value in body.items() if value is not None}
+
+
+def comparable(request: Request, seeded: bool) -> Request:
+    """Identities differ, and so do seeds that the gateway draws."""
+    sampling = request.sampling if seeded else replace(request.sampling, seed=0)
+    return replace(request, id=RequestId("r"), sampling=sampling)
+
+
+def asked_both_ways(http: httpx.Client, stub: Any, kind: str, body: dict[str, Any], **metadata: str) -> list[Outcome]:
+    """HTTP whole, HTTP streamed, gRPC whole, gRPC streamed."""
+    sent = {"x-request-id": "mine", **metadata}.items()
+    over_http = [ask_http(http, kind, body, stream, sent) for stream in (False, True)]
+    return over_http + [ask_grpc(stub, kind, body, stream, sent) for stream in (False, True)]
+
+
+# ---- HTTP
+
+
+def ask_http(client: httpx.Client, kind: str, body: Mapping[str, Any], stream: bool, headers: Any = ()) -> Outcome:
+    streamed = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    answer = client.post(PATHS[kind], json={**body, **streamed}, headers=dict(headers))
+    outcome = Outcome(label=answer.headers["x-request-id"])
+    if not stream or answer.status_code != 200:
+        outcome.retry_after = answer.headers.get("retry-after")
+        _take_json(outcome, kind, answer.json())
+    else:
+        events = [part[6:] for part in answer.text.split("\n\n") if part.startswith("data: ")]
+        for event in events:
+            if event != "[DONE]":
+                _take_json(outcome, kind, json.loads(event))
+        assert (events[-1] == "[DONE]") == (not outcome.error)
+    if not outcome.error:
+        assert outcome.path == answer.headers["x-tandem-path"]
+    return outcome
+
+
+def _take_json(outcome: Outcome, kind: str, said: Any) -> None:
+    if "error" in said:
+        error = said["error"]
+        outcome.error = (error["code"], error["message"], error["param"], error["type"])
+        return
+    outcome.model = said["model"]
+    outcome.tier = said.get("service_tier") or ""
+    if "prompt_logprobs" in said:
+        outcome.prompt_logprobs[0] = said["prompt_logprobs"]
+    outcome.path = said.get("tandem", {}).get("path", outcome.path)
+    if usage := said.get("usage"):
+        cached = usage["prompt_tokens_details"] and usage["prompt_tokens_details"]["cached_tokens"]
+        outcome.usage = (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"], cached)
+    for given in said["choices"]:
+        choice = outcome.choice(given["index"])
+        message = given.get("message") or given.get("delta") or {}
+        choice.text += given.get("text") or message.get("content") or ""
+        choice.reasoning += message.get("reasoning_content") or ""
+        choice.role += message.get("role") or ""
+        choice.finish_reason += given["finish_reason"] or ""
+        choice.token_ids += given.get("token_ids") or []
+        if "prompt_logprobs" in given:
+            outcome.prompt_logprobs[given["index"]] = given["prompt_logprobs"]
+        for order, call in enumerate(message.get("tool_calls") or []):
+            pieces = (call.get("id"), call.get("type"), call["function"].get("name"), call["function"]["arguments"])
+            _add_call(choice, call.get("index", order), pieces)
+        choice.logprobs += _json_logprobs(kind, given.get("logprobs") or {})
+
+
+def _json_logprobs(kind: str, logprobs: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    if kind == "chat":
+        return [
+            (e["token"], e["bytes"], e["logprob"], [(t["token"], t["bytes"], t["logprob"]) for t in e["top_logprobs"]])
+            for e in logprobs.get("content") or []
+        ]
+    names = ("tokens", "text_offset", "token_logprobs", "top_logprobs")
+    return list(zip(*(logprobs.get(name) or [] for name in names), strict=True))
+
+
+# ---- gRPC
+
+
+def ask_grpc(stub: Any, kind: str, body: Mapping[str, Any], stream: bool, metadata: Any = ()) -> Outcome:
+    request = spell({name: value for name, value in body.items() if name not in STREAM_FIELDS}, REQUESTS[kind]())
+    outcome = Outcome()
+    method = getattr(stub, METHODS[kind, stream])
+    try:
+        if stream:
+            call = method(request, metadata=tuple(metadata), timeout=20)
+            for update in call:
+                _take_reply(outcome, kind, update)
+        else:
+            reply, call = method.with_call(request, metadata=tuple(metadata), timeout=20)
+            _take_reply(outcome, kind, reply)
+    except grpc.RpcError as error:
+        _take_error(outcome, error)
+    else:
+        told = dict(call.initial_metadata())
+        outcome.label = told["x-request-id"]
+        assert outcome.path == told["x-tandem-path"]
+    return outcome
+
+
+def _take_error(outcome: Outcome, error: Any) -> None:
+    trailers = dict(error.trailing_metadata())
+    detail = pb.ErrorDetail.FromString(trailers["tandem-error-bin"])
+    param = detail.param if detail.HasField("param") else None
+    outcome.error = (detail.kind, error.details(), param, detail.type)
+    outcome.retry_after = trailers.get("retry-after")
+    outcome.label = trailers["x-request-id"]
+
+
+def _take_reply(outcome: Outcome, kind: str, reply: Any) -> None:
+    outcome.model = outcome.model or reply.model
+    outcome.path = reply.path or outcome.path
+    outcome.tier += reply.service_tier
+    for scored in reply.prompt_logprobs:
+        outcome.prompt_logprobs[scored.prompt] = [_proto_prompt_scores(entry) for entry in scored.tokens]
+    if reply.HasField("usage"):
+        usage = reply.usage
+        details = usage.prompt_tokens_details
+        cached = details.cached_tokens if usage.HasField("prompt_tokens_details") else None
+        outcome.usage = (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens, cached)
+    for given in reply.choices:
+        choice = outcome.choice(given.index)
+        if kind == "chat":
+            choice.text += given.message.content
+            choice.reasoning += given.message.reasoning_content
+            choice.role += given.message.role
+            for call in given.message.tool_calls:
+                _add_call(choice, call.index, (call.id, call.type, call.function.name, call.function.arguments))
+        else:
+            choice.text += given.text
+        choice.finish_reason += given.finish_reason
+        choice.token_ids += given.token_ids
+        choice.logprobs += [_proto_logprob(kind, entry) for entry in given.logprobs]
+
+
+def _proto_logprob(kind: str, entry: Any) -> tuple[Any, ...]:
+    logprob = entry.logprob if entry.HasField("logprob") else None
+    if kind == "chat":
+        top = [(other.token, list(other.bytes), other.logprob) for other in entry.top_logprobs]
+        return (entry.token, list(entry.bytes), logprob, top)
+    named = {_name(other): other.logprob for other in (*entry.top_logprobs, entry)} if logprob is not None else None
+    return (_name(entry), entry.text_offset, logprob, named)
+
+
+def _proto_prompt_scores(entry: Any) -> Any:
+    """As vLLM writes them: by token id, with the rank among the alternatives."""
+    if not entry.HasField("logprob"):
+        return None
+    ranks = {other.token_id: rank for rank, other in enumerate(entry.top_logprobs, start=1)}
+    return {
+        str(each.token_id): {"logprob": each.logprob, "rank": ranks.get(each.token_id), "decoded_token": each.token}
+        for each in (entry, *entry.top_logprobs)
+    }
+
+
+def _name(entry: Any) -> str:
+    """As OpenAI's completions call a token."""
+    if "\ufffd" not in entry.token:
+        return str(entry.token)
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in entry.bytes)
+
+
+def _add_call(choice: Choice, index: int, pieces: tuple[str | None, ...]) -> None:
+    known = choice.tool_calls.setdefault(index, [""] * len(pieces))
+    choice.tool_calls[index] = [old + (new or "") for old, new in zip(known, pieces, strict=True)]
+
+
+# ---- from a JSON body to its request over gRPC
+
+
+def spell(body: Mapping[str, Any], message: Any) -> Any:
+    """Fill `message` from `body`, by name. Raises KeyError for a field that the proto does not have."""
+    fields = message.DESCRIPTOR.fields_by_name
+    for name, value in body.items():
+        if value is None:
+            continue
+        if name == "prompt" and fields[name].message_type is not None:
+            _spell_prompts(message, value)
+        elif name == "tool_choice":
+            _spell_tool_choice(message.tool_choice, value)
+        elif f"{name}_json" in fields:
+            setattr(message, f"{name}_json", json.dumps(value))
+        elif name == "content" and isinstance(value, list):
+            for part in value:
+                spell(part, message.content_parts.add())
+        elif name == "logit_bias":
+            message.logit_bias.update({int(token): bias for token, bias in value.items()})
+        else:
+            _set(message, fields[name], name, value)
+    return message
+
+
+def _set(message: Any, descriptor: Any, name: str, value: Any) -> None:
+    if descriptor.message_type is not None:
+        if descriptor.is_repeated:
+            for item in value:
+                spell(item, getattr(message, name).add())
+        else:
+            getattr(message, name).SetInParent()
+            spell(value, getattr(message, name))
+    elif descriptor.is_repeated:
+        getattr(message, name).extend([value] if isinstance(value, str) else value)
+    else:
+        setattr(message, name, value)
+
+
+def _spell_prompts(message: Any, value: Any) -> None:
+    is_one = isinstance(value, str) or (value and all(isinstance(item, int) for item in value))
+    for each in [value] if is_one else value:
+        if isinstance(each, str):
+            message.prompt.add(text=each)
+        else:
+            message.prompt.add(token_ids=pb.TokenIds(ids=each))
+
+
+def _spell_tool_choice(message: Any, value: Any) -> None:
+    if isinstance(value, str):
+        message.mode = value
+    else:
+        message.function = value["function"]["name"]

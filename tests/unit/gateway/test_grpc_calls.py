@@ -1,0 +1,242 @@
+"""The edges of a gRPC call: metadata both ways, deadlines, cancels, slow readers, errors; never asserts a time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+
+from tandem.core.errors import ERROR_TABLE, ErrorKind, TandemError
+from tandem.core.events import SampledToken, Token
+from tandem.core.ids import JobKey, RequestId
+from tandem.gateway.grpc_call import DETAIL_TYPE
+from tandem.wire.channels import channel_options
+from tandem.wire.gen import inference_pb2 as pb
+from tandem.wire.gen.inference_pb2_grpc import InferenceStub
+from tests.unit.gateway.conftest import Front, ScriptedStream
+
+HELLO = pb.ChatRequest(model="tiny", messages=[pb.ChatMessage(role="user", content="Hello")])
+PATIENCE_S = 20.0
+METHODS = ["Chat", "StreamChat"]
+
+
+class Endless(ScriptedStream):
+    """The same token for ever; `num_given` counts."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.num_given = 0
+
+    async def __aiter__(self) -> AsyncIterator[Token]:  # type: ignore[override]
+        while True:
+            yield Token(JobKey(RequestId("r"), 1), self.num_given, SampledToken(42))
+            self.num_given += 1
+
+
+def consume(stub: Any, method: str, **options: Any) -> Any:
+    """The call, complete; raises grpc.RpcError."""
+    if method == "Chat":
+        return stub.Chat.with_call(HELLO, **options)[1]
+    call = stub.StreamChat(HELLO, **options)
+    for _ in call:
+        pass
+    return call
+
+
+def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_metadata_both_ways(front: Front, stub: Any, method: str) -> None:
+    front.answer("Hi", path="fallback;reason=größer")
+    call = consume(stub, method, metadata=(("x-request-id", "mine-1"), ("x-request-id", "second")))
+    told = dict(call.initial_metadata())
+    assert told["x-request-id"] == "mine-1" and told["x-tandem-path"] == "fallback;reason=gr????er"
+    assert front.dispatch.callers[-1].request_id == "mine-1"
+
+
+@pytest.mark.parametrize("label", ["", "with blank", "x" * 129])
+def test_a_label_that_headers_cannot_carry_is_replaced(front: Front, stub: Any, label: str) -> None:
+    front.answer("Hi")
+    told = dict(consume(stub, "Chat", metadata=(("x-request-id", label),)).initial_metadata())
+    assert len(told["x-request-id"]) == 32 and told["x-request-id"] != label
+
+
+def test_a_deadline_is_told_to_the_dispatch(front: Front, stub: Any) -> None:
+    front.answer("Hi")
+    consume(stub, "Chat", timeout=1000.0)
+    consume(stub, "Chat")
+    with_one, without = front.dispatch.callers
+    assert with_one.timeout_s is not None and 0 < with_one.timeout_s < 2000.0
+    assert without.timeout_s is None
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("begun", [False, True])
+def test_past_its_deadline_a_request_is_cancelled_once(front: Front, stub: Any, method: str, *, begun: bool) -> None:
+    stream = front.stream(*(["Par"] if begun else []), asyncio.Event())
+    with pytest.raises(grpc.RpcError) as error:
+        consume(stub, method, timeout=0.3)
+    assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert stream.closed.wait(PATIENCE_S) and stream.num_closes == 1
+
+
+def test_a_deadline_in_the_queue_takes_the_request_out_of_it(front: Front, stub: Any) -> None:
+    front.dispatch.hold_open = True
+    with pytest.raises(grpc.RpcError) as error:
+        consume(stub, "Chat", timeout=0.3)
+    assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert front.dispatch.open_cancelled.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_client_that_leaves_cancels_its_request_once(front: Front, stub: Any, method: str) -> None:
+    stream = front.stream("Par", asyncio.Event())
+    call = stub.Chat.future(HELLO) if method == "Chat" else stub.StreamChat(HELLO)
+    front.dispatch.opening.get(timeout=PATIENCE_S)
+    if method == "StreamChat":
+        assert next(call).choices[0].message.content == "Pa"
+    call.cancel()
+    assert stream.closed.wait(PATIENCE_S) and stream.num_closes == 1
+
+
+def test_a_client_that_leaves_the_queue_is_taken_out_of_it(front: Front, stub: Any) -> None:
+    front.dispatch.hold_open = True
+    call = stub.StreamChat(HELLO)
+    front.dispatch.opening.get(timeout=PATIENCE_S)
+    call.cancel()
+    assert front.dispatch.open_cancelled.wait(PATIENCE_S)
+
+
+def test_a_client_that_does_not_read_holds_up_its_stream_alone(front: Front, stub: Any) -> None:
+    """The tokens stop once what lies between the two is full; they would go on for ever otherwise. A client's window
+    is 4 MiB unless it says so: that is much to fill with tokens."""
+    stream = Endless()
+    front.dispatch.script = lambda request: stream
+    narrow = [*channel_options(), ("grpc.http2.lookahead_bytes", 1 << 16), ("grpc.http2.bdp_probe", 0)]
+    with grpc.insecure_channel(f"127.0.0.1:{front.grpc_port}", options=narrow) as channel:
+        slow: Any = InferenceStub(channel)  # type: ignore[arg-type]
+        call = slow.StreamChat(HELLO)
+        assert next(call).id
+        seen = [-1]
+
+        def rests() -> bool:
+            seen.append(stream.num_given)
+            time.sleep(0.2)
+            return stream.num_given == seen[-1]
+
+        until(rests)
+        front.answer("Hi")
+        consume(stub, "StreamChat")
+        call.cancel()
+    assert stream.closed.wait(PATIENCE_S) and stream.num_closes == 1
+
+
+def test_many_connections_at_once(front: Front) -> None:
+    front.answer("Hello there")
+
+    def ask(number: int) -> str:
+        address = f"127.0.0.1:{front.grpc_port}"
+        with grpc.insecure_channel(address, options=channel_options()) as channel:
+            stub: Any = InferenceStub(channel)  # type: ignore[arg-type]
+            return "".join(update.choices[0].message.content for update in stub.StreamChat(HELLO))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(ask, range(24))) == ["Hello there"] * 24
+    assert len(front.dispatch.requests) == 24
+
+
+# ---- errors
+
+
+@pytest.mark.parametrize("kind", list(ErrorKind), ids=lambda kind: kind.value)
+def test_every_error_has_its_code_and_details(front: Front, stub: Any, kind: ErrorKind) -> None:
+    front.stream(TandemError(kind, "größer", param="n", retry_after_s=1.25, reason="queue_full"))
+    with pytest.raises(grpc.RpcError) as error:
+        consume(stub, "Chat")
+    trailers = dict(error.value.trailing_metadata())
+    assert error.value.code().name == ERROR_TABLE[kind].grpc
+    assert error.value.details() == "größer"
+    detail = pb.ErrorDetail.FromString(trailers["tandem-error-bin"])
+    assert (detail.kind, detail.param, detail.retry_after_s) == (kind.value, "n", 1.25)
+    assert (detail.reason, detail.type) == ("queue_full", ERROR_TABLE[kind].openai_type)
+    assert trailers["retry-after"] == "2" and trailers["grpc-retry-pushback-ms"] == "1250"
+
+
+def test_details_are_there_for_standard_clients_too(front: Front, stub: Any) -> None:
+    status_pb2 = pytest.importorskip("google.rpc.status_pb2")
+    front.stream(TandemError(ErrorKind.OVERLOADED, "full"))
+    with pytest.raises(grpc.RpcError) as error:
+        consume(stub, "Chat")
+    trailers = dict(error.value.trailing_metadata())
+    status = status_pb2.Status.FromString(trailers["grpc-status-details-bin"])
+    assert (status.code, status.message) == (grpc.StatusCode.UNAVAILABLE.value[0], "full")
+    detail = pb.ErrorDetail()
+    assert status.details[0].type_url == DETAIL_TYPE and status.details[0].Unpack(detail)
+    assert detail.kind == "overloaded" and not detail.HasField("param")
+    assert (trailers["retry-after"], trailers["x-tandem-reject-reason"]) == ("1", "overloaded")
+
+
+def test_what_no_wait_mends_names_no_wait(front: Front, stub: Any) -> None:
+    front.stream(TandemError(ErrorKind.INVALID_REQUEST, "never"))
+    with pytest.raises(grpc.RpcError) as error:
+        consume(stub, "Chat")
+    assert (
+        not {"retry-after", "grpc-retry-pushback-ms", "x-tandem-reject-reason"}
+        & dict(error.value.trailing_metadata()).keys()
+    )
+
+
+def test_a_bug_is_an_internal_error_without_its_secrets(
+    front: Front, stub: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    front.stream(RuntimeError("secret"))
+    with caplog.at_level(logging.ERROR), pytest.raises(grpc.RpcError) as error:
+        consume(stub, "Chat", metadata=(("x-request-id", "mine-2"),))
+    assert error.value.code() is grpc.StatusCode.INTERNAL
+    assert error.value.details() == "internal error (request mine-2)"
+    assert "mine-2" in caplog.text and "secret" in caplog.text
+
+
+def test_an_error_that_quotes_much_still_fits_its_metadata(front: Front, stub: Any) -> None:
+    with pytest.raises(grpc.RpcError) as error:
+        stub.Chat(pb.ChatRequest(model="ü" * 100_000, messages=HELLO.messages))
+    assert error.value.code() is grpc.StatusCode.NOT_FOUND
+    assert error.value.details().startswith("the model 'üüü")
+
+
+def test_a_message_over_the_limit_never_reaches_the_dispatch(front: Front, stub: Any) -> None:
+    with pytest.raises(grpc.RpcError) as error:
+        stub.Complete(pb.CompleteRequest(model="tiny", prompt=[pb.Prompt(text="x" * (1 << 20))]))
+    assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert front.dispatch.requests == []
+
+
+def test_metadata_over_the_limit_is_refused_and_others_go_on(front: Front, stub: Any) -> None:
+    front.answer("Hi")
+    with pytest.raises(grpc.RpcError):
+        consume(stub, "Chat", metadata=(("x-bomb", "x" * (1 << 20)),))
+    consume(stub, "Chat")
+    assert len(front.dispatch.requests) == 1
+
+
+def test_bytes_that_are_no_message_are_refused_and_others_go_on(
+    front: Front, stub: Any, channel: grpc.Channel, caplog: pytest.LogCaptureFixture
+) -> None:
+    front.answer("Hi")
+    call = channel.unary_unary("/tandem.v1.Inference/Chat", request_serializer=None, response_deserializer=None)
+    for garbage in (b"\xff" * 7, b"\x12\x7f", b"\x0a\x02\xff\xfe"):
+        with caplog.at_level(logging.CRITICAL), pytest.raises(grpc.RpcError):
+            call(garbage, timeout=PATIENCE_S)
+    consume(stub, "Chat")
+    assert len(front.dispatch.requests) == 1

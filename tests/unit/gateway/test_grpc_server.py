@@ -1,0 +1,159 @@
+"""The server around the gRPC services: health, reflection, a taken port, a graceful end; never a call's content."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from tandem.core.config import GatewayConfig
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.gateway.app import create_app
+from tandem.gateway.grpc_server import GrpcServer
+from tandem.gateway.ports import OpenDoor, ServedModel
+from tandem.gateway.text import TextModel
+from tandem.wire.channels import open_channel
+from tandem.wire.gen import inference_pb2 as pb
+from tandem.wire.gen.inference_pb2_grpc import InferenceStub
+from tests.unit.gateway.conftest import Front, ScriptedDispatch
+
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+INFERENCE = "tandem.v1.Inference"
+HELLO = pb.ChatRequest(model="tiny", messages=[pb.ChatMessage(role="user", content="Hello")])
+
+
+@asynccontextmanager
+async def serving(make_text: Callable[..., TextModel]) -> AsyncIterator[tuple[GrpcServer, ScriptedDispatch, Any]]:
+    """A server of its own on the test's loop, its dispatch, and a channel to it."""
+    dispatch = ScriptedDispatch([ServedModel(name="tiny", max_model_len=512, text=make_text(), created=1)])
+    server = make_server(dispatch)
+    await server.start("127.0.0.1", 0)
+    try:
+        async with open_channel(f"127.0.0.1:{server.port}") as channel:
+            yield server, dispatch, channel
+    finally:
+        await server.stop(0.0)
+
+
+def make_server(dispatch: ScriptedDispatch) -> GrpcServer:
+    return GrpcServer(dispatch, create_app(dispatch, OpenDoor(), GatewayConfig()).answers, OpenDoor(), 1 << 20)
+
+
+def check(channel: grpc.Channel, service: str) -> int:
+    request = health_pb2.HealthCheckRequest(service=service)
+    return int(health_pb2_grpc.HealthStub(channel).Check(request).status)
+
+
+@pytest.mark.parametrize("service", ["", INFERENCE])
+def test_health_follows_readiness(front: Front, channel: grpc.Channel, service: str) -> None:
+    assert check(channel, service) == SERVING
+    front.dispatch.missing = "no live worker"
+    assert check(channel, service) == NOT_SERVING
+    assert check(channel, "live") == SERVING
+
+
+def test_the_health_of_an_unknown_service_is_not_found(front: Front, channel: grpc.Channel) -> None:
+    with pytest.raises(grpc.RpcError) as error:
+        check(channel, "tandem.v1.Nothing")
+    assert error.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_who_watches_the_health_hears_of_changes(front: Front, channel: grpc.Channel) -> None:
+    stub = health_pb2_grpc.HealthStub(channel)
+    watch = stub.Watch(health_pb2.HealthCheckRequest(service=INFERENCE))
+    assert next(watch).status == SERVING
+    front.dispatch.missing = "no live worker"
+    assert next(watch).status == NOT_SERVING
+    front.dispatch.missing = None
+    assert next(watch).status == SERVING
+    watch.cancel()
+    unknown = stub.Watch(health_pb2.HealthCheckRequest(service="nobody"))
+    assert next(unknown).status == UNKNOWN
+    unknown.cancel()
+
+
+def test_reflection_is_enough_to_call_without_our_code(front: Front, channel: grpc.Channel) -> None:
+    front.answer("Paris")
+    database = ProtoReflectionDescriptorDatabase(channel)
+    assert {INFERENCE, "grpc.health.v1.Health"} <= set(database.get_services())
+    service = DescriptorPool(database).FindServiceByName(INFERENCE)
+    methods = {method.name: method for method in service.methods}
+    assert methods["StreamChat"].server_streaming and not methods["Chat"].server_streaming
+    ask, answer = [GetMessageClass(kind) for kind in (methods["Chat"].input_type, methods["Chat"].output_type)]
+    call = channel.unary_unary(
+        f"/{INFERENCE}/Chat", request_serializer=ask.SerializeToString, response_deserializer=answer.FromString
+    )
+    reply: Any = call(ask(model="tiny", messages=[{"role": "user", "content": "Hello"}]))
+    assert reply.choices[0].message.content == "Paris" and reply.usage.total_tokens > 0
+
+
+async def test_a_taken_port_is_refused_by_name(make_text: Callable[..., TextModel]) -> None:
+    async with serving(make_text) as (server, dispatch, _):
+        second = make_server(dispatch)
+        with pytest.raises(TandemError) as refusal:
+            await second.start("127.0.0.1", server.port)
+        assert refusal.value.kind is ErrorKind.INVALID_REQUEST and refusal.value.param == "gateway.grpc_port"
+        await second.stop(0.0)
+
+
+async def test_it_serves_an_ipv6_address(make_text: Callable[..., TextModel]) -> None:
+    server = make_server(ScriptedDispatch([]))
+    try:
+        await server.start("::1", 0)
+    except TandemError:
+        pytest.skip("no IPv6 here")
+    async with open_channel(f"[::1]:{server.port}") as channel:
+        assert list((await InferenceStub(channel).ListModels(pb.ListModelsRequest())).data) == []
+    await server.stop(0.0)
+
+
+async def test_a_stop_lets_streams_end_and_takes_no_new_call(
+    make_text: Callable[..., TextModel], running_front: Front
+) -> None:
+    async with serving(make_text) as (server, dispatch, channel):
+        gate = asyncio.Event()
+        stream = running_front.stream("Par", gate, "is", running_front.finished())
+        dispatch.script = lambda request: stream
+        stub = InferenceStub(channel)
+        call = stub.StreamChat(HELLO)
+        updates = aiter(call)
+        told = [await anext(updates)]
+        watch = aiter(health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest()))
+        assert (await anext(watch)).status == SERVING
+        stopping = asyncio.create_task(server.stop(20.0))
+        # A watch would go on for ever; it ends with what has become true.
+        assert [update.status async for update in watch] == [NOT_SERVING]
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await stub.Chat(HELLO)
+        assert refusal.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert not stopping.done()
+        gate.set()
+        told += [update async for update in updates]
+        assert "".join(choice.message.content for update in told for choice in update.choices) == "Paris"
+        assert await call.code() is grpc.StatusCode.OK
+        await stopping
+    assert stream.num_closes == 1 and len(dispatch.requests) == 1
+
+
+async def test_a_stop_cuts_what_takes_too_long(make_text: Callable[..., TextModel], running_front: Front) -> None:
+    async with serving(make_text) as (server, dispatch, channel):
+        stream = running_front.stream("Par", asyncio.Event())
+        dispatch.script = lambda request: stream
+        updates = aiter(InferenceStub(channel).StreamChat(HELLO))
+        await anext(updates)
+        await server.stop(0.1)
+        with pytest.raises(grpc.aio.AioRpcError) as cut:
+            while True:
+                await anext(updates)
+        assert cut.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert await asyncio.to_thread(stream.closed.wait, 20) and stream.num_closes == 1
