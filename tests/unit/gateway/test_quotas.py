@@ -326,6 +326,19 @@ async def test_alone_it_begins_where_the_shared_buckets_stood(gateways: Gateways
     assert (await refusal(one, who, 50)).retry_after_s == 6.0  # 500 per minute is its part
 
 
+async def test_alone_it_counts_what_was_open_before(gateways: Gateways, server: RedisServer) -> None:
+    gateways.url = server.url
+    one, _ = await gateways.pair()
+    who = tenant(max_concurrency=10)
+    before = [await enter(one, who) for _ in range(4)]
+    server.stop()
+    await enter(one, who)
+    assert (await refusal(one, who)).reason == "concurrency"  # five are its part
+    before.pop().close()
+    await enter(one, who)
+    assert (await refusal(one, who)).reason == "concurrency"
+
+
 async def test_alone_a_request_may_be_larger_than_the_part_of_one_gateway(
     gateways: Gateways, server: RedisServer
 ) -> None:
