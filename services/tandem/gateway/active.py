@@ -57,6 +57,7 @@ class ActiveRequest:
         if isinstance(event, Token):
             self._num_output += 1
         elif isinstance(event, Finished):
+            self.was_begun = True
             self._num_cached = max(self._num_cached, event.num_cached_tokens)
         self._events.push(event)
 
