@@ -98,6 +98,9 @@ class InstantDispatch:
     def ready(self) -> str | None:
         return None
 
+    def num_queued(self) -> int:
+        return 0
+
     async def open(self, request: Request, caller: Caller) -> InstantStream:
         stream = InstantStream(request, self._ids, self)
         if request.model == AT_ONCE:
