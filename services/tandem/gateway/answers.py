@@ -167,7 +167,7 @@ def _moved(part: Delta | Ending, choices: int, num_chars: int) -> Delta | Ending
     choice = part.choice + choices
     if isinstance(part, Ending):
         return replace(part, choice=choice)
-    return replace(part, choice=choice, offset=part.offset + num_chars)
+    return part._replace(choice=choice, offset=part.offset + num_chars)
 
 
 class Answers:
