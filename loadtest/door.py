@@ -32,6 +32,7 @@ CONNECTIONS = (1, 64)
 STREAMS = (1, 32, 64, 256)
 OFFERED_RATE = 300.0
 """Requests/s over all connections where latency is measured: a sixth of what a core can do."""
+NUM_CHURNS = 5
 LONG_PROMPT = 1_000_000
 
 
@@ -86,16 +87,26 @@ class Bench:
         return rate
 
     async def memory(self, server: Server) -> Memory:
-        """Of streams that have begun and wait for more."""
+        """Of streams that have begun and wait for more, and of a server that was left by many of them."""
         before = server.pss_bytes()
+        connections = await self._idle(server)
+        held = server.pss_bytes()
+        _close(connections)
+        after: list[int] = []
+        for _ in range(NUM_CHURNS):
+            _close(await self._idle(server))
+            await asyncio.sleep(0.5)
+            after.append(server.pss_bytes())
+        facts = {"num_streams": self._num_open, "before": before, "held": held, "peak": server.peak_bytes()}
+        return Memory(**facts, after=after)
+
+    async def _idle(self, server: Server) -> list[Connection]:
         connections = await self._connect(server, self._num_open)
         for connection in connections:
             connection.begin(ask(NEVER, 1000, stream=True))
         while not all(connection.num_bytes for connection in connections):  # noqa: ASYNC110 - one look at many
             await asyncio.sleep(0.01)
-        held = server.pss_bytes()
-        _close(connections)
-        return Memory(num_streams=self._num_open, before=before, held=held, peak=server.peak_bytes())
+        return connections
 
     async def longest_gap(self, server: Server, num_chars: int) -> float:
         """Seconds that one of 16 streams was silent for while a prompt of so many characters was tokenized; 0: none
@@ -166,12 +177,14 @@ async def _measure(args: argparse.Namespace) -> Report:
         for number in range(1 if args.quick else args.rounds):
             for front, server in servers.items():
                 await _round(bench, figures[front], server, args.streams, is_first=number == 0)
-        for front in ("tandem",):
-            if front in servers:
-                figures[front].memory = await bench.memory(servers[front])
-                gaps = figures[front].longest_gap_s
-                gaps["none"] = await bench.longest_gap(servers[front], 0)
-                gaps["1 MB"] = await bench.longest_gap(servers[front], LONG_PROMPT)
+        if "tandem" in servers:
+            gaps = figures["tandem"].longest_gap_s
+            gaps["none"] = await bench.longest_gap(servers["tandem"], 0)
+            gaps["of 1 MB"] = await bench.longest_gap(servers["tandem"], LONG_PROMPT)
+    for front in ("tandem", "fastapi"):
+        if front in figures:
+            async with AsyncExitStack() as stack:  # a fresh process, which nothing has made larger
+                figures[front].memory = await bench.memory(await Server.start(front, args.core, stack))
     return Report(core=args.core, fronts=figures)
 
 

@@ -27,11 +27,13 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of the process: its share before and while the streams were open, and the most it ever had resident."""
+    """Bytes of the process: its share before and while the streams were open, `after` each further time that as many
+    were opened and dropped, and the most it ever had resident."""
 
     num_streams: int
     before: int
     held: int
+    after: list[int]
     peak: int
 
     @property
@@ -93,10 +95,12 @@ def _notes(name: str, figures: Figures) -> str:
     lines = ""
     if figures.memory is not None:
         held = figures.memory
+        after = " ".join(f"{size / 2**20:.0f}" for size in held.after)
         lines += (
-            f"\n{name}: {held.num_streams} open streams take {held.per_stream / 1024:.1f} KiB each "
-            f"({held.before / 2**20:.0f} -> {held.held / 2**20:.0f} MiB, peak resident {held.peak / 2**20:.0f} MiB)\n"
+            f"\n{name}: {held.num_streams} open streams take {held.per_stream / 1024:.1f} KiB each: PSS of "
+            f"{held.before / 2**20:.0f} MiB, then {held.held / 2**20:.0f}, at most {held.peak / 2**20:.0f} resident; "
+            f"each time that as many were opened and dropped: {after} MiB\n"
         )
     for what, gap in figures.longest_gap_s.items():
-        lines += f"{name}: longest gap of 16 streams, prompt meanwhile {what}: {gap * 1e3:.0f} ms\n"
+        lines += f"\n{name}: longest gap of 16 streams, prompt meanwhile: {what}: {gap * 1e3:.0f} ms\n"
     return lines

@@ -22,7 +22,7 @@ from typing import Any
 import uvicorn
 import uvloop
 
-from loadtest.door_backend import InstantDispatch
+from loadtest.door_backend import NEVER, InstantDispatch
 from tandem.core.clock import SystemClock
 from tandem.core.config import Bytes, GatewayConfig
 from tandem.core.ids import GatewayId, Incarnation, WorkerId, WorkerRef
@@ -115,14 +115,16 @@ async def bare(scope: Any, receive: Any, send: Any) -> None:
         await exchange.send_json(200, _BODY)
         return
     await exchange.start(200, [(b"content-type", b"text/event-stream")])
-    async for chunk in _chunks(body["max_tokens"]):
+    async for chunk in _chunks(body):
         await exchange.write(chunk, more=True)
     await exchange.write(b"data: [DONE]\n\n", more=False)
 
 
-async def _chunks(count: int) -> AsyncIterator[bytes]:
-    for _ in range(count):
+async def _chunks(body: dict[str, Any]) -> AsyncIterator[bytes]:
+    for _ in range(body["max_tokens"]):
         yield _CHUNK
+        if body["model"] == NEVER:
+            await asyncio.Event().wait()
         await asyncio.sleep(0)
 
 
@@ -136,7 +138,7 @@ async def _start_fastapi(stack: AsyncExitStack) -> int:
         body = json.loads(await request.body())
         if not body.get("stream"):
             return Response(_BODY, media_type="application/json")
-        return StreamingResponse(_with_end(body["max_tokens"]), media_type="text/event-stream")
+        return StreamingResponse(_with_end(body), media_type="text/event-stream")
 
     # The annotations are local names, which FastAPI would look for among the module's.
     answer.__annotations__ = {"request": Request, "return": Response}
@@ -156,8 +158,8 @@ async def _start_fastapi(stack: AsyncExitStack) -> int:
     return port
 
 
-async def _with_end(count: int) -> AsyncIterator[bytes]:
-    async for chunk in _chunks(count):
+async def _with_end(body: dict[str, Any]) -> AsyncIterator[bytes]:
+    async for chunk in _chunks(body):
         yield chunk
     yield b"data: [DONE]\n\n"
 

@@ -60,6 +60,10 @@ class Program:
         return self.log_path.read_text(errors="replace")
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def exit_code(self) -> int | None:
         return self._process.poll()
 

@@ -44,6 +44,8 @@ all choices as they come, and one Ending for each choice."""
 
 _INLINE_CHARS = 2000
 """Text up to this length is tokenized at once: about a millisecond, less than what a thread costs under load."""
+_MAX_ENCODING = 16 << 20
+"""Characters: some three seconds of two threads. Longer, and a client does better elsewhere."""
 
 
 class Answer:
@@ -180,17 +182,18 @@ def _moved(part: Delta | Ending, choices: int, num_chars: int) -> Delta | Ending
     choice = part.choice + choices
     if isinstance(part, Ending):
         return replace(part, choice=choice)
-    return replace(part, choice=choice, offset=part.offset + num_chars)
+    return part._replace(choice=choice, offset=part.offset + num_chars)
 
 
 class Answers:
     """`encoders` tokenizes long prompts and compiles grammars, so that none of them stops everybody's streams."""
 
-    __slots__ = ("_counters", "_dispatch", "_encoders", "_grammars", "_manners")
+    __slots__ = ("_counters", "_dispatch", "_encoders", "_grammars", "_manners", "_num_encoding")
 
     def __init__(self, dispatch: Dispatch, encoders: Executor, counters: Counters, manners: Manners) -> None:
         self._dispatch = dispatch
         self._encoders = encoders
+        self._num_encoding = 0  # characters that wait for it or are under way
         self._counters = counters
         self._manners = manners
         self._grammars = GrammarCheck()
@@ -226,7 +229,10 @@ class Answers:
             add_special_tokens = body.add_special_tokens is not False
 
             def encode_all() -> list[Prompt]:
-                return [encode(each, served.text, add_special_tokens=add_special_tokens) for each in given]
+                return [
+                    encode(each, served.text, add_special_tokens=add_special_tokens, with_places=ask.echo)
+                    for each in given
+                ]
 
             prompts = await self._encode(encode_all, sum(len(each) for each in given if isinstance(each, str)))
             return await self._open(ask, served, manner, prompts, new_id("cmpl-"), caller, count)
@@ -277,7 +283,14 @@ class Answers:
     async def _encode(self, work: Callable[[], T], num_chars: int) -> T:
         if num_chars <= _INLINE_CHARS:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._encoders, work)
+        if self._num_encoding and self._num_encoding + num_chars > _MAX_ENCODING:
+            message = "more text waits for its tokenization than a moment's worth"
+            raise TandemError(ErrorKind.OVERLOADED, message, retry_after_s=1.0, reason="tokenization")
+        self._num_encoding += num_chars
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._encoders, work)
+        finally:
+            self._num_encoding -= num_chars
 
     async def _shaped(self, job: Request, manner: Manner) -> Request:
         """The request with its grammar. Raises INVALID_REQUEST for one that does not compile."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from types import TracebackType
+from typing import NamedTuple
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, FinishReason, PromptScored, SampledToken, Token
@@ -25,8 +26,7 @@ class ToolCallDelta:
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """What one event adds to a choice. `text` may be empty while characters or stop strings are incomplete.
 
     `offset` is where in the whole text the token's own text begins; `token` is None for text that was held back until

@@ -115,28 +115,28 @@ class TextModel:
         prompt = self._template.render(messages, variables or {}, ending, tools)
         if add_special_tokens:
             return self.encode_text(prompt)
-        return tuple(self._tokenizer.encode(prompt, add_special_tokens=False).ids)
+        return self._encode(prompt, add_special_tokens=False, with_places=False).ids
 
     def encode_text(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Token ids of a plain prompt, with BOS where the model wants one, and never two where the text has one."""
-        return self.place_text(text, add_special_tokens=add_special_tokens).ids
+        return self.place_text(text, add_special_tokens=add_special_tokens, with_places=False).ids
 
-    def place_text(self, text: str, *, add_special_tokens: bool = True) -> Encoded:
-        """As `encode_text`, with the tokens' places in the text."""
+    def place_text(self, text: str, *, add_special_tokens: bool = True, with_places: bool = True) -> Encoded:
+        """As `encode_text`, with the tokens' places in the text if these are wanted."""
         special = self._special_tokens
         bos = special.get("bos_token_id")
         if not add_special_tokens:
-            return self._encode(text, add_special_tokens=False)
+            return self._encode(text, add_special_tokens=False, with_places=with_places)
         if special.get("add_bos_token") is None and special.get("add_eos_token") is None:
-            found = self._encode(text, add_special_tokens=True)
+            found = self._encode(text, add_special_tokens=True, with_places=with_places)
             doubled = bos is not None and found.ids[:2] == (bos, bos)
             return Encoded(found.ids[1:], found.offsets[1:]) if doubled else found
-        ids, offsets = self._encode(text, add_special_tokens=False)
+        ids, offsets = self._encode(text, add_special_tokens=False, with_places=with_places)
         if special.get("add_bos_token") and bos is not None and ids[:1] != (bos,):
             ids, offsets = (bos, *ids), (0, *offsets)
         eos = special.get("eos_token")
         if special.get("add_eos_token") and isinstance(eos, str):
-            ending = self._encode(eos, add_special_tokens=False).ids
+            ending = self._encode(eos, add_special_tokens=False, with_places=False).ids
             ids, offsets = (*ids, *ending), (*offsets, *[len(text)] * len(ending))
         return Encoded(ids, offsets)
 
@@ -173,9 +173,12 @@ class TextModel:
         """Whether `tokens`, blanks at their end aside, end with this text, of at most 16 tokens."""
         return self.decode(tokens[-16:]).rstrip().endswith(text)
 
-    def _encode(self, text: str, *, add_special_tokens: bool) -> Encoded:
-        found = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return Encoded(tuple(found.ids), _starts(found.offsets, len(text)))
+    def _encode(self, text: str, *, add_special_tokens: bool, with_places: bool) -> Encoded:
+        """A batch of one text, because `encode` keeps the interpreter's lock all the while: a megabyte in another
+        thread would stop the event loop for a second. Without places it is also four times as fast."""
+        encode = self._tokenizer.encode_batch if with_places else self._tokenizer.encode_batch_fast
+        [found] = encode([text], add_special_tokens=add_special_tokens)
+        return Encoded(tuple(found.ids), _starts(found.offsets, len(text)) if with_places else ())
 
     def token_text(self, token: int) -> TokenText:
         return self._vocabulary.token(token)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tandem.gateway.completion import Delta, Ending
 from tandem.gateway.echo import Echo, Scored
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Tokens of all prompts and choices. `num_cached`: of the prompts' tokens, those that came out of a cache; None
     while nobody has said."""
 

@@ -6,6 +6,7 @@ import json
 import random
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
@@ -62,6 +63,13 @@ class Post:
         while self._receive():
             pass
         return Answer(self._read)
+
+    def rest(self) -> bytes:
+        """All that is read until the connection ends, in whatever way."""
+        with suppress(ConnectionError):
+            while self._receive():
+                pass
+        return self._read
 
     def _receive(self) -> bytes:
         more = self._socket.recv(1 << 16)

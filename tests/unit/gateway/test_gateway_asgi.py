@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -15,6 +16,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, Token
 from tandem.core.ids import RequestId
 from tandem.core.request import Request, SamplingParams
+from tandem.gateway import answers
 from tandem.gateway.answers import Answers
 from tandem.gateway.app import create_app
 from tandem.gateway.asgi import Exchange, header_value
@@ -209,3 +211,30 @@ def test_request_ids_that_are_not_sane_are_replaced(value: bytes) -> None:
 
 def test_header_values_carry_no_line_breaks() -> None:
     assert header_value("a\r\nb\x00ü") == b"a??b???"
+
+
+async def test_text_that_waits_for_its_tokenization_is_bounded(
+    make_text: Callable[..., TextModel], front: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One text of any length is taken; what would wait behind it with too many characters is refused."""
+    monkeypatch.setattr(answers, "_MAX_ENCODING", 10_000)
+    front.dispatch.served = [ServedModel(name="tiny", max_model_len=90_000, text=make_text(), created=0)]
+    front.answer("x")
+    gate = threading.Event()
+
+    async def ask(num_chars: int) -> int:
+        client = Client(json.dumps({"model": "tiny", "prompt": "a" * num_chars}).encode())
+        await app(
+            {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}, client.receive, client.send
+        )
+        if client.sent[0]["status"] == 503:
+            assert (b"retry-after", b"1") in client.sent[0]["headers"]
+        return int(client.sent[0]["status"])
+
+    app = create_app(front.dispatch, OpenDoor(), GatewayConfig())
+    for _ in range(2):  # both threads
+        app._encoders.submit(gate.wait)
+    waiting = [asyncio.create_task(ask(num_chars)) for num_chars in (20_000, 9_000, 100)]
+    statuses = [await waiting[1], await waiting[2]]
+    gate.set()
+    assert [await waiting[0], *statuses, await ask(9_000)] == [200, 503, 200, 200]

@@ -1,0 +1,94 @@
+"""Clients that send or read badly, against a gateway process with workers: what they held is freed, while others are
+served. All the ways to be hostile are in tests/unit/gateway/test_http_guard.py."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.e2e.gateway.conftest import Pair
+from tests.e2e.gateway.http import LONG_ANSWER, Post, completion
+from tests.e2e.gateway.processes import PATIENCE_S, Gateway, until
+
+MAX_CONNECTIONS = 300
+LIMITS = ("--request-timeout-s", "1", "--stalled-client-s", "1", "--max-connections", str(MAX_CONNECTIONS))
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: h\r\n"
+BODY = json.dumps(completion(40, 90, LONG_ANSWER, stream=True)).encode()
+WHOLE = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
+
+
+@pytest.fixture(scope="module")
+def door(calm: Pair) -> Gateway:
+    gateway = calm.cluster.gateway("door", *LIMITS)
+    gateway.wait_ready()
+    gateway.wait_serving()
+    return gateway
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(calm: Pair, door: Gateway) -> Iterator[None]:
+    """After the test nothing is held, and the next request is served."""
+    yield
+    calm.wait_idle()
+    with Post(door.url, completion(20, 1, 4)) as post:
+        assert post.finish().status == 200
+
+
+def connect(door: Gateway, sent: bytes = b"") -> socket.socket:
+    where = urlsplit(door.url)
+    link = socket.create_connection((where.hostname, where.port), timeout=PATIENCE_S)
+    with suppress(ConnectionError):
+        link.sendall(sent)
+    return link
+
+
+def peak_bytes(door: Gateway) -> int:
+    lines = Path(f"/proc/{door.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024
+
+
+def read_all(link: socket.socket) -> bytes:
+    seen = b""
+    with suppress(ConnectionError):
+        while more := link.recv(1 << 16):
+            seen += more
+    return seen
+
+
+def test_a_stalled_reader_holds_no_blocks(calm: Pair, door: Gateway) -> None:
+    with Post(door.url, completion(40, 70, LONG_ANSWER, stream=True), receive_buffer=4096) as post:
+        until(lambda: calm.decode.books().num_table_blocks > 4, "decoding")
+        calm.wait_idle()
+        assert b"[DONE]" not in post.rest(), "it was served to its end, so this tests nothing"
+
+
+def test_others_are_served_in_the_middle_of_it(calm: Pair, door: Gateway) -> None:
+    """Silent ones, halves of heads and of bodies, bombs, streams that are dropped; and one that asks properly."""
+    expected = calm.ask(40, 71, 64).text()
+    before = peak_bytes(door)
+    with ExitStack() as stack:
+        for sent in (b"", HEAD + b"x: y", WHOLE[:-20]) * 30:
+            stack.enter_context(connect(door, sent))
+        for _ in range(30):
+            for bomb in (HEAD + b"x: " + b"y" * 900_000, HEAD + b"content-length: 99999999\r\n\r\n" + b" " * 900_000):
+                stack.enter_context(connect(door, bomb))
+            connect(door, WHOLE).close()
+        with Post(door.url, completion(40, 71, 64, stream=True)) as post:
+            assert post.finish().text() == expected
+    assert peak_bytes(door) - before < 64 << 20
+
+
+def test_a_flood_of_connections_leaves_those_alone_that_are_there(calm: Pair, door: Gateway) -> None:
+    expected = calm.ask(40, 72, 400).text()
+    with ExitStack() as stack, Post(door.url, completion(40, 72, 400, stream=True)) as post:
+        post.wait_events(1)
+        flood = [stack.enter_context(connect(door)) for _ in range(MAX_CONNECTIONS + 50)]
+        refused = read_all(flood[-1])
+        assert refused.startswith(b"HTTP/1.1 503 ") and b"retry-after: " in refused
+        assert post.finish().text() == expected

@@ -1,0 +1,52 @@
+"""The frames of a stream and the writes they leave in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.gateway.asgi import Exchange
+from tandem.gateway.sse import EventStream
+
+
+async def opened(writes: list[bytes]) -> tuple[Exchange, EventStream]:
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            writes.append(message["body"])
+
+    exchange = Exchange({"type": "http", "headers": []}, None, send)  # type: ignore[arg-type]
+    stream = EventStream(exchange)
+    await stream.open([])
+    return exchange, stream
+
+
+async def test_events_that_come_together_leave_in_one_write() -> None:
+    writes: list[bytes] = []
+    _, stream = await opened(writes)
+    await stream.send(b"1", more_follow=True)
+    await stream.send(more_follow=True)
+    await stream.send(b"2", b"3", more_follow=True)
+    assert writes == []
+    await stream.send()
+    assert writes == [b"data: 1\n\ndata: 2\n\ndata: 3\n\n"]
+    await stream.send()
+    await stream.send(b"4", more_follow=True)
+    await stream.close(b"5")
+    assert writes[1:] == [b"data: 4\n\ndata: 5\n\ndata: [DONE]\n\n"]
+
+
+async def test_not_more_is_held_back_than_a_buffer_full() -> None:
+    writes: list[bytes] = []
+    _, stream = await opened(writes)
+    for _ in range(100):
+        await stream.send(b"x" * 1000, more_follow=True)
+    assert max(map(len, writes)) < 20_000 and sum(map(len, writes)) > 80_000
+
+
+async def test_an_error_comes_after_what_was_held_back() -> None:
+    writes: list[bytes] = []
+    exchange, stream = await opened(writes)
+    await stream.send(b"1", more_follow=True)
+    assert exchange.late_error is not None
+    late = exchange.late_error(TandemError(ErrorKind.WORKER_LOST, "gone"))
+    assert late.startswith(b'data: 1\n\ndata: {"error":') and b"[DONE]" not in late
