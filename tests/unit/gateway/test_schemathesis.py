@@ -1,0 +1,107 @@
+"""What schemathesis makes of /openapi.json, right and wrong, sent over HTTP to a gateway before an instant backend: all
+answers are announced there, in the form that they have, and no server error but a refusal with Retry-After."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import requests
+import schemathesis
+from hypothesis import given
+from schemathesis import APIOperation, Case, CheckContext, GenerationMode, Response
+from schemathesis.specs.openapi import checks
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.request import Request
+from tests.property.effort import IS_SOAK, effort
+
+Front = Any  # the fixtures' classes live in conftest
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(0)] if IS_SOAK else []
+NUM_CASES = 30
+"""Of each operation in each mode."""
+REFUSALS = (ErrorKind.QUOTA, ErrorKind.OVERLOADED, ErrorKind.SLO_MISS, ErrorKind.NO_WORKER, ErrorKind.DRAINING)
+WITH_BODIES = ["POST /v1/chat/completions", "POST /v1/completions", "POST /tokenize", "POST /detokenize"]
+WITHOUT = ["GET /v1/models", "GET /v1/models/{model}", "GET /health", "GET /live", "GET /ready", "GET /metrics"]
+DOCUMENTS = ["GET /openapi.json", "GET /docs"]
+POSITIVE, NEGATIVE = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
+
+
+def no_server_error_but_a_refusal(context: CheckContext, response: Response, case: Case) -> None:
+    if response.status_code >= 500:
+        assert response.status_code == 503, response.text
+        assert response.headers["retry-after"]
+
+
+CHECKS: list[Any] = [
+    no_server_error_but_a_refusal,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_headers_conformance,
+    checks.response_schema_conformance,
+]
+
+
+@pytest.fixture
+def instant_front(front: Front) -> Front:
+    """Refuses every seventh request, each time for another reason, and answers the others."""
+    front.instant("Paris")
+    answering: Callable[[Request], Any] = front.dispatch.script
+    numbers = itertools.count()
+
+    def script(request: Request) -> Any:
+        number = next(numbers)
+        if number % 7 == 6:
+            raise TandemError(REFUSALS[number // 7 % len(REFUSALS)], "not now")
+        return answering(request)
+
+    front.dispatch.script = script
+    return front
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[requests.Session]:
+    with requests.Session() as session:
+        session.trust_env = False
+        yield session
+
+
+def operations(front: Front, session: requests.Session) -> dict[str, APIOperation]:
+    """Of the document, where a model's name is one of two: few random names are served."""
+    document = session.get(f"{front.url}/openapi.json", timeout=20).json()
+    for schema in document["components"]["schemas"].values():
+        if "messages" in schema.get("properties", {}) or "prompt" in schema.get("properties", {}):
+            schema["properties"]["model"] = {"enum": ["tiny", "tiny", "none"]}
+    loaded = schemathesis.openapi.from_dict(document)
+    found = [result.ok() for result in loaded.get_all_operations()]
+    return {operation.label: operation for operation in found}
+
+
+def test_every_operation_is_tried(front: Front) -> None:
+    with requests.Session() as session:
+        session.trust_env = False
+        assert sorted(operations(front, session)) == sorted([*WITH_BODIES, *WITHOUT, *DOCUMENTS])
+
+
+@pytest.mark.parametrize(
+    ("label", "mode"),
+    [
+        *((label, mode) for label in WITH_BODIES for mode in (POSITIVE, NEGATIVE)),
+        *((label, POSITIVE) for label in [*WITHOUT, *DOCUMENTS]),
+    ],
+    ids=str,
+)
+def test_what_the_document_says_holds(
+    instant_front: Front, session: requests.Session, label: str, mode: GenerationMode
+) -> None:
+    operation = operations(instant_front, session)[label]
+
+    @effort(NUM_CASES if "{" in label or label in WITH_BODIES else 1)
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def run(case: Case) -> None:
+        response = case.call(base_url=instant_front.url, session=session, timeout=20)
+        case.validate_response(response, checks=CHECKS)
+
+    run()
