@@ -13,6 +13,8 @@ from tandem.core.errors import ERROR_TABLE
 from tandem.core.lane import Lane
 from tandem.gateway.asgi import Exchange
 from tandem.gateway.openai_reply import ErrorReply
+from tandem.gateway.openai_schema import ChatMessage
+from tandem.gateway.openapi_ranges import narrowed
 from tandem.gateway.routes import Route
 
 _REF = "#/components/schemas/{name}"
@@ -67,6 +69,8 @@ def describe(routes: Sequence[Route]) -> dict[str, Any]:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
     kinds = {kind: None for route in routes for kind in (route.body, route.reply, route.chunk, route.not_ready) if kind}
     _, schemas = msgspec.json.schema_components([*kinds, ErrorReply], ref_template=_REF)
+    asked = {*(route.body.__name__ for route in routes if route.body), ChatMessage.__name__}
+    schemas = {name: narrowed(schema) if name in asked else schema for name, schema in schemas.items()}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Tandem", "version": version("tandem"), "summary": "OpenAI's API over split LLM workers"},
@@ -107,9 +111,7 @@ def _responses(route: Route) -> dict[str, Any]:
     if route.text == "application/json":
         content = {route.text: {"schema": {"type": "object"}}}
     if route.chunk is not None:
-        name = _REF.format(name=route.chunk.__name__)
-        meaning = f"Server-sent events: each `data:` is JSON as in {name} or one error, the last is [DONE]."
-        content["text/event-stream"] = {"schema": {"type": "string", "description": meaning}}
+        content["text/event-stream"] = {"schema": _event(route.chunk)}
     responses: dict[str, Any] = {"200": {"description": "As asked.", "content": content}}
     by_status: dict[int, list[str]] = {}
     for kind in route.errors:
@@ -121,6 +123,14 @@ def _responses(route: Route) -> dict[str, Any]:
     for refusal in responses.keys() & {"429", "503"}:
         responses[refusal]["headers"] = {"retry-after": {"schema": {"type": "integer"}, "description": "seconds"}}
     return responses
+
+
+def _event(chunk: type[msgspec.Struct]) -> dict[str, Any]:
+    """Of one server-sent event."""
+    said = {"anyOf": [{"$ref": _REF.format(name=kind.__name__)} for kind in (chunk, ErrorReply)]}
+    data = {"anyOf": [{"const": "[DONE]"}, {"contentMediaType": "application/json", "contentSchema": said}]}
+    meaning = "A server-sent event. The data of the last one is [DONE], unless an error ends the stream."
+    return {"type": "object", "description": meaning, "properties": {"data": data}}
 
 
 def _json(kind: type[msgspec.Struct]) -> dict[str, Any]:

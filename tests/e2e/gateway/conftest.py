@@ -15,7 +15,7 @@ from tests.e2e.gateway.tiny_model import make_model
 
 NUM_SEQS = 8
 SETTINGS = (
-    *("--served-model-name", "tiny", "--kv-transport", "local", "--kv-cache-memory", "32MiB"),
+    *("--served-model-name", "tiny,org/alias", "--kv-transport", "local", "--kv-cache-memory", "32MiB"),
     # Small steps: a long prompt is in the middle of its prefill for a second.
     *("--max-num-batched-tokens", "64", "--max-num-seqs", str(NUM_SEQS)),
     *("--worker-silence-s", "3", "--lease-s", "3", "--gateway-grace-s", "3", "--worker-drain-s", "10"),

@@ -40,7 +40,7 @@ def ask(http: httpx.Client, url: str, body: dict[str, Any], path: str) -> dict[s
 
 
 def test_the_openai_client_lists_chats_and_streams(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert [model.id for model in client.models.list()] == ["tiny", "org/alias"]
     whole = client.chat.completions.with_raw_response.create(
         model="tiny", messages=CHAT, max_tokens=12, temperature=0  # type: ignore[arg-type]
     )  # fmt: skip

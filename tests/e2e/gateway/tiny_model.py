@@ -13,7 +13,7 @@ from tests.unit.gateway.conftest import TEMPLATE, train_tokenizer
 CONTEXT = 16384
 
 
-def make_model(directory: Path) -> Path:
+def make_model(directory: Path, seed: int = 7) -> Path:
     """A Llama of 4 layers over a byte-level vocabulary. Nothing ends a sequence but its length: random weights would
     do so at random, and the tests would not know how long an answer is."""
     tokenizer = train_tokenizer()
@@ -29,7 +29,7 @@ def make_model(directory: Path) -> Path:
         eos_token_id=None,
         pad_token_id=None,
     )
-    torch.manual_seed(7)
+    torch.manual_seed(seed)
     model = LlamaForCausalLM(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

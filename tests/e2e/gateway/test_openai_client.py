@@ -1,0 +1,110 @@
+"""The openai client, sync and async, before a whole cluster: several names, several prompts, echo and scores."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.e2e.gateway.conftest import Pair
+
+PROMPT = "Grüße aus Köln, the capital of nothing"
+
+
+@pytest.fixture(scope="module")
+def client(calm: Pair) -> Iterator[openai.OpenAI]:
+    with (
+        openai.DefaultHttpxClient(trust_env=False, timeout=60) as http,
+        openai.OpenAI(base_url=f"{calm.gateway.url}/v1", api_key="none", http_client=http, max_retries=0) as client,
+    ):
+        yield client
+
+
+def complete(client: openai.OpenAI, **asked: Any) -> Any:
+    return client.completions.create(**{"model": "tiny", "prompt": PROMPT, "max_tokens": 8, "temperature": 0} | asked)
+
+
+def streamed_texts(chunks: Any) -> list[str]:
+    texts: dict[int, str] = {}
+    for choice in [choice for chunk in chunks for choice in chunk.choices]:
+        texts[choice.index] = texts.get(choice.index, "") + choice.text
+    return [texts[index] for index in sorted(texts)]
+
+
+def test_a_model_answers_to_its_alias(client: openai.OpenAI) -> None:
+    assert client.models.retrieve("org/alias").model_dump()["root"] == "tiny"
+    one, other = complete(client), complete(client, model="org/alias")
+    assert (one.model, other.model) == ("tiny", "org/alias")
+    assert one.choices[0].text == other.choices[0].text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_prompts_are_answered_as_each_of_them_alone(client: openai.OpenAI, stream: bool) -> None:
+    prompts = [PROMPT, "def main():", "x"]
+    alone = [complete(client, prompt=prompt).choices[0].text for prompt in prompts]
+    answer = complete(client, prompt=prompts, stream=stream)
+    together = streamed_texts(answer) if stream else [choice.text for choice in answer.choices]
+    assert together == alone
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echo_begins_with_the_prompt(client: openai.OpenAI, stream: bool) -> None:
+    text = complete(client).choices[0].text
+    answer = complete(client, echo=True, stream=stream)
+    assert (streamed_texts(answer) if stream else [answer.choices[0].text]) == [PROMPT + text]
+
+
+def test_a_prompt_is_scored_as_the_same_tokens_are_when_they_are_drawn(client: openai.OpenAI) -> None:
+    """Teacher forcing: what was drawn greedily is scored as part of a prompt with the same log probabilities."""
+    drawn = complete(client, logprobs=2, extra_body={"return_token_ids": True}).choices[0]
+    ids = client.post("/../tokenize", body={"model": "tiny", "prompt": PROMPT}, cast_to=dict[str, Any])["tokens"]
+    whole = [*ids, *drawn.token_ids]
+    scored = complete(client, prompt=whole, echo=True, logprobs=2, max_tokens=0).choices[0]
+    assert scored.finish_reason == "length"
+    assert len(scored.logprobs.token_logprobs) == len(whole)
+    assert scored.logprobs.token_logprobs[0] is None
+    assert scored.logprobs.token_logprobs[-8:] == pytest.approx(drawn.logprobs.token_logprobs, abs=1e-3)
+    assert scored.logprobs.tokens[-8:] == drawn.logprobs.tokens
+    again = complete(client, prompt=whole, extra_body={"prompt_logprobs": 0}).choices[0].model_dump()["prompt_logprobs"]
+    told = [next(iter(entry.values()))["logprob"] for entry in again[1:]]
+    assert told == pytest.approx(scored.logprobs.token_logprobs[1:], abs=1e-3)
+
+
+def test_tokens_are_forbidden_and_forced_by_bias(client: openai.OpenAI) -> None:
+    first = complete(client, extra_body={"return_token_ids": True}).choices[0].token_ids
+    other = complete(client, logit_bias={str(first[0]): -100}, extra_body={"return_token_ids": True}).choices[0]
+    assert first[0] not in other.token_ids
+    forced = complete(client, logit_bias={"77": 100}, extra_body={"return_token_ids": True}).choices[0]
+    assert forced.token_ids == [77] * 8
+
+
+def test_usage_over_several_prompts(client: openai.OpenAI) -> None:
+    prompts = ["one two three", "four"]
+    alone = [complete(client, prompt=prompt).usage for prompt in prompts]
+    together = complete(client, prompt=prompts).usage
+    assert together.prompt_tokens == sum(usage.prompt_tokens for usage in alone)
+    assert together.completion_tokens == 16
+
+
+def test_many_asynchronous_clients(calm: Pair) -> None:
+    async def one(client: openai.AsyncOpenAI, number: int, stream: bool) -> str:
+        asked: dict[str, Any] = {"prompt": f"{PROMPT} {number}", "max_tokens": 8, "temperature": 0}
+        answer: Any = await client.completions.create(model="tiny", stream=stream, **asked)
+        if not stream:
+            return str(answer.choices[0].text)
+        return "".join([chunk.choices[0].text async for chunk in answer])
+
+    async def all_of_them() -> list[tuple[str, str]]:
+        http = openai.DefaultAsyncHttpxClient(trust_env=False, timeout=60)
+        url = f"{calm.gateway.url}/v1"
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", http_client=http, max_retries=0) as client:
+            tasks = [one(client, number, stream) for number in range(8) for stream in (False, True)]
+            texts = await asyncio.gather(*tasks)
+        return list(zip(texts[::2], texts[1::2], strict=True))
+
+    pairs = asyncio.run(all_of_them())
+    assert all(whole == streamed for whole, streamed in pairs)
+    calm.wait_idle()
