@@ -244,6 +244,10 @@ def test_a_form(front: Front, client: openai.OpenAI, stream: bool) -> None:
     assert takes(front, '{"city":"Köln"}')
     assert not takes(front, '{"town":"Köln"}')
     front.answer("x")
+    ask(client, stream=stream, tools=TOOLS, extra_body={"guided_regex": r"[ab]/\/c\n"})
+    assert takes(front, "b//c\n")
+    assert takes(front, CALL)
+    front.answer("x")
     ask(client, stream=stream, response_format=wanted, tools=TOOLS)
     assert takes(front, '{"city":"Köln"}'), "either an answer in this form"
     assert takes(front, CALL), "or a call"
