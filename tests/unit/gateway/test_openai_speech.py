@@ -80,6 +80,7 @@ def ask(
     if not stream:
         (choice,) = create(model=model, messages=messages, **more).choices
         message = choice.message
+        assert getattr(message, "reasoning", None) == getattr(message, "reasoning_content", None)
         calls = message.tool_calls or []
         return Said(
             message.content or "",
