@@ -239,7 +239,7 @@ class RequestLife:
 
     def _finish_when_complete(self) -> list[Command]:
         finished = self._finished
-        if finished is None or self._next_index < finished.num_output_tokens or not self._is_scored:
+        if finished is None or self._next_index < finished.num_output_tokens:
             return []
         return self._end(Finished(finished.key, finished.reason, finished.num_output_tokens, self._num_cached))
 
