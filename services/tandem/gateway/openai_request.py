@@ -19,12 +19,12 @@ from tandem.gateway.openai_schema import ChatBody, ChatMessage, CompletionBody, 
 from tandem.gateway.ports import ServedModel
 from tandem.gateway.tools import made_calls
 
+MAX_NAMED_TOKENS = 4096
+"""In `logit_bias` or `stop_token_ids`."""
 MAX_STOPS = 16
 MAX_STOP_CHARS = 512
 MAX_SALT_CHARS = 256
-MAX_NAMED_TOKENS = 4096
-"""In `logit_bias` or `stop_token_ids`."""
-ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _UNSERVED_IN_MESSAGES = ("function_call", "audio")
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 _TIERS = {"default": Lane.STANDARD, "flex": Lane.BATCH, "priority": Lane.INTERACTIVE}
@@ -138,8 +138,8 @@ def conversation(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 
 def _message(message: ChatMessage, where: str) -> dict[str, Any]:
-    if message.role not in ROLES:
-        raise _invalid(f"{where}.role must be one of {sorted(ROLES)}, got {message.role!r}", f"{where}.role")
+    if message.role not in _ROLES:
+        raise _invalid(f"{where}.role must be one of {sorted(_ROLES)}, got {message.role!r}", f"{where}.role")
     for name in _UNSERVED_IN_MESSAGES:
         if getattr(message, name):
             param = f"{where}.{name}"

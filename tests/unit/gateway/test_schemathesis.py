@@ -25,6 +25,7 @@ PROBABLE: dict[str, Any] = {
     "model": {"enum": ["tiny", "many", "none"]},
     "prompt": {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": TOKEN, "minItems": 1}]},
     "content": {"type": "string"},
+    "role": {"enum": ["system", "developer", "user", "assistant"]},
     "tokens": {"type": "array", "items": TOKEN},
     **{name: {"type": "integer", "minimum": 1, "maximum": 100} for name in ("max_tokens", "max_completion_tokens")},
     **{name: {"type": "null"} for name in ("min_tokens", "stop_token_ids", "logit_bias", "top_logprobs")},
