@@ -47,6 +47,9 @@ _INLINE_CHARS = 2000
 _MAX_ENCODING = 16 << 20
 """Characters: some three seconds of two threads. Longer, and a client does better elsewhere."""
 
+_TOOL_CHARS = 500
+"""Of a usual tool, as the chat template writes it."""
+
 
 class Answer:
     """An async context over what answers one body; leaving it ends what still runs. Its `jobs`, one for each prompt,
@@ -123,13 +126,10 @@ class Answer:
             # A gathering that is cancelled still waits for all, and none of these closes can be interrupted.
             await asyncio.gather(*(completion.close() for completion in self._completions))
 
-    async def parts(self) -> AsyncGenerator[Part, None]:
+    def parts(self) -> AsyncGenerator[Part, None]:
         """To be closed by `aclose`."""
         sources = [self._parts_of(index) for index in range(len(self._completions))]
-        async with aclosing(sources[0] if len(sources) == 1 else merged(sources)) as parts:
-            async for part in parts:
-                self._tally.take(part)
-                yield part
+        return sources[0] if len(sources) == 1 else merged(sources)
 
     async def _parts_of(self, prompt: int) -> AsyncGenerator[Part, None]:
         job, choices = self.jobs[prompt], prompt * self.ask.num_choices
@@ -149,7 +149,9 @@ class Answer:
                     for told in self._of_the_prompt(prompt, scores):
                         num_echoed = told.num_chars if isinstance(told, Echo) else 0
                         yield told
-                yield _moved(event, choices, num_echoed) if choices or num_echoed else event
+                part = _moved(event, choices, num_echoed) if choices or num_echoed else event
+                self._tally.take(part)
+                yield part
 
     def _of_the_prompt(self, prompt: int, scores: PromptScores) -> Iterator[Scored | Echo]:
         ask = self.ask
@@ -274,7 +276,8 @@ class Answers:
                 add_special_tokens=bool(body.add_special_tokens),
             )
 
-        return await self._encode(encode_chat, sum(len(message["content"]) for message in messages))
+        num_chars = sum(len(message["content"]) for message in messages) + _TOOL_CHARS * len(tools or ())
+        return await self._encode(encode_chat, num_chars)
 
     async def token_strings(self, served: ServedModel, tokens: Sequence[int]) -> list[str]:
         """The texts of single tokens."""

@@ -46,7 +46,7 @@ class Speech:
         calls = self._calls.take() if self._calls is not None else ()
         if said == delta.text and not thought and not calls:
             return delta
-        return replace(delta, text=said, reasoning=thought, tool_calls=calls)
+        return delta._replace(text=said, reasoning=thought, tool_calls=calls)
 
 
 async def heard(
