@@ -92,9 +92,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """How full one scheduler is. `num_queued_tokens`: known tokens whose KV is neither computed nor planned."""
+    """How full one scheduler is; the counts of tokens as in `core.load.Load`."""
 
     num_running: int
     num_waiting: int
     num_queued_tokens: int
+    lane_tokens: tuple[int, ...]
+    lane_longest: tuple[int, ...]
+    num_horizon_tokens: int
     num_promised_blocks: int

@@ -92,7 +92,7 @@ def _num_alike(seqs: Iterable[Seq], limits: SchedulerLimits) -> int:
         sampling = seq.job.request.sampling
         if isinstance(seq.job, Prefill) or seq.num_remaining != 1 or sampling.stop_token_ids:
             return 0
-        if seq.num_open_plans or limits.targets.itl(seq.order[0]) > 0:
+        if seq.num_open_plans or limits.targets.lane(seq.lane).itl_s > 0:
             return 0
         left = sampling.max_tokens - seq.num_output - 1
         num_steps = left if num_seqs == 0 else min(num_steps, left)

@@ -22,9 +22,11 @@ from tandem.kv.pool import BlockPool, BlockTable, Holder
 from tandem.sched.acceptance import (
     Commitments,
     blocks_for,
+    check_backlog,
     check_job,
     pull_need,
 )
+from tandem.sched.backlog import by_lane, horizon_tokens, num_queued
 from tandem.sched.draft import Draft
 from tandem.sched.outcome import Occupancy, Offer, Planned, Progress, PullGrant
 from tandem.sched.pacer import Pacer
@@ -68,9 +70,12 @@ class Scheduler:
         check_job(job, self._commitments(), self.limits, self.pool.block_size)
         root = root_hash(self._fingerprint, self.pool.block_size, job.request.cache_salt)
         seq = Sequence(SeqId(self._num_arrived), job, root, self._num_arrived, now)
-        self._num_arrived += 1
         # Now, rather than between two steps or between an announcement and our first read of what it names.
-        seq.reusable(self.pool.block_size)
+        hashes = seq.reusable(self.pool.block_size)
+        if not seq.is_pull:
+            seq.num_hits_seen = self.pool.count_hits(hashes)
+            check_backlog(num_queued(seq, self.pool.block_size), seq.lane, self.occupancy())
+        self._num_arrived += 1
         self._by_key[job.key] = self._by_id[seq.id] = seq
         if seq.is_pull:
             self._promised_blocks[seq.id] = pull_need(job, self.pool.block_size)
@@ -166,10 +171,14 @@ class Scheduler:
         return len(self._by_id)
 
     def occupancy(self) -> Occupancy:
+        tokens, longest = by_lane(chain(self._running, self._waiting), self.pool.block_size)
         return Occupancy(
             num_running=len(self._running) + len(self._pulling),
             num_waiting=len(self._waiting),
-            num_queued_tokens=sum(map(_num_queued, chain(self._running, self._waiting))),
+            num_queued_tokens=tokens[-1],
+            lane_tokens=tokens,
+            lane_longest=longest,
+            num_horizon_tokens=horizon_tokens(self.limits, self.pacer.model.published),
             num_promised_blocks=sum(self._promised_blocks.values()),
         )
 
@@ -337,11 +346,6 @@ class Scheduler:
 
     def _num_blocks(self, num_tokens: int) -> int:
         return blocks_for(num_tokens, self.pool.block_size)
-
-
-def _num_queued(seq: Sequence) -> int:
-    """Known tokens whose KV is neither computed nor planned, of one that may be computed and is more than a decode."""
-    return seq.num_remaining if seq.may_start and seq.num_remaining > 1 else 0
 
 
 def _check_queues(

@@ -2,7 +2,7 @@
 
 Shortest remaining first, and half of every step for the oldest. With B tokens per step for prompts:
 
-- The *oldest* prompt, by lane and then by arrival, gets at least B/2 in every step. So a prompt of n tokens with m
+- The *oldest* prompt, by lane, priority and arrival, gets at least B/2 in every step. So a prompt of n tokens with m
   tokens of older prompts ahead of it has its first token within 2(m + n)/B steps and one more per older prompt,
   whatever arrives later: nobody starves within a lane.
 - The other half goes to the most urgent lane, there to prompts that are late first, then to the one with the fewest
@@ -13,7 +13,7 @@ Shortest remaining first, and half of every step for the oldest. With B tokens p
   served one after the other, because half-done ones would delay the first without hastening the last.
 
 Seats (`max_num_seqs`) and KV blocks are given in order of arrival, so these bounds count from the step in which both
-suffice. A lane is served before all lanes below it and may starve them; that is what a priority says.
+suffice. A lane, and in it a priority, is served before all below it and may starve them; that is what they say.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from dataclasses import dataclass
 
 from tandem.core.ids import SeqId
 from tandem.sched.budget import LEAST_TOKENS, Allowance
+from tandem.sched.sequence import Order, Status
 from tandem.sched.sequence import Sequence as Seq
-from tandem.sched.sequence import Status
 from tandem.sched.targets import LatencyTargets
 
 MIN_START = 16
@@ -40,7 +40,7 @@ class Prompt:
     or the client waits for the next one after a preemption."""
 
     seq: SeqId
-    order: tuple[int, int]
+    order: Order
     start: int
     num_remaining: int
     is_late: bool = False
@@ -49,7 +49,7 @@ class Prompt:
 
 def prompt_of(seq: Seq, start: int, targets: LatencyTargets, now: float) -> Prompt:
     """`start`: where its computation would go on, or begin with the prefix hits of the moment."""
-    due_s = LATE_SHARE * targets.ttft(seq.order[0])
+    due_s = LATE_SHARE * targets.lane(seq.lane).ttft_s
     is_overdue = 0 < due_s <= now - seq.arrived_at
     return Prompt(
         seq=seq.id,
@@ -108,6 +108,6 @@ def _divide(prompts: Sequence[Prompt], allowance: Allowance) -> dict[SeqId, int]
     return shares
 
 
-def _urgency(prompt: Prompt) -> tuple[int, bool, int, int]:
-    priority, arrival = prompt.order
-    return (priority, not prompt.is_late, prompt.num_remaining, arrival)
+def _urgency(prompt: Prompt) -> tuple[int, int, bool, int, int]:
+    lane, priority, arrival = prompt.order
+    return (lane, priority, not prompt.is_late, prompt.num_remaining, arrival)

@@ -8,23 +8,28 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from tandem.admission.fair_queue import Ticket
+from tandem.admission.line import Line
+from tandem.admission.predict import Forecast, queue_full, ttft_error
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, Finished, JobEvent, SampledToken, Token
-from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerRef
+from tandem.core.ids import HandoffId, JobKey, RequestId, TenantId, WorkerRef
 from tandem.core.load import Load
-from tandem.core.request import Job
+from tandem.core.request import Job, Request
 from tandem.flow.commands import CancelJob, Command, Deliver, End, Place, ReleaseLease, Score, Submit
+from tandem.flow.expectation import expect
 from tandem.flow.lifecycle import Phase, RequestLife
 from tandem.kv.handoff import HandoffKey
 from tandem.routing.placement import Placement
 from tandem.routing.roster import Roster
-from tandem.routing.router import place
+from tandem.routing.router import BUSY, Want, place
 from tandem.routing.view import WorkerView
+from tandem.sched.targets import NO_TARGETS, LatencyTargets
 from tandem.sim.agenda import Agenda, Party
 from tandem.sim.delivery import Delivery
 from tandem.sim.network import Network
@@ -43,31 +48,38 @@ Ended = Callable[[Trace], None]
 
 @dataclass(eq=False, slots=True)
 class _Active:
-    number: int
     life: RequestLife
     trace: Trace
     ended: Ended
     came_at: float
     moved_at: float
     waiting_for: str = "a place"
-    excluded_until: dict[WorkerRef, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Link:
-    """What the gateway knows of a worker. `num_unreported` prompt tokens are in submits without an answer; `coming`
+    """What the gateway knows of a worker. `unreported`: prompt tokens of each submit without an answer; `coming`
     are steps that the worker has taken, some of which it has not heard of yet."""
 
     worker: SimWorker
     load: Load
-    num_unreported: int = 0
+    unreported: list[int] = field(default_factory=list)
     coming: deque[Stretch] = field(default_factory=deque)
 
     def view(self, num_free: int) -> WorkerView:
         worker, load = self.worker, self.load
         if num_free != load.num_free_blocks:
             load = replace(load, num_free_blocks=num_free)
-        return WorkerView(worker.ref, worker.spec.pool, MODEL, FINGERPRINT, load, self.num_unreported)
+        cost = worker.engine.pacer.model.published
+        return WorkerView(worker.ref, worker.spec.pool, MODEL, FINGERPRINT, load, tuple(self.unreported), cost)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Of those who ask: weights by tenant, 1 where none is named, and what each lane was promised."""
+
+    weights: Mapping[TenantId, float] = field(default_factory=dict)
+    targets: LatencyTargets = NO_TARGETS
 
 
 class SimGateway:
@@ -81,6 +93,7 @@ class SimGateway:
         config: GatewayConfig,
         delivery: Delivery,
         party: Party,
+        terms: Terms,
     ) -> None:
         self.party = party
         self._agenda = agenda
@@ -92,36 +105,37 @@ class SimGateway:
         for link in self._links.values():
             self._changed(link)
         self._active: dict[RequestId, _Active] = {}
-        self._queued: dict[RequestId, _Active] = {}
-        self._num_opened = 0
+        self._line = Line(config.max_queued)
+        self._terms = terms
+        self._full_until: dict[WorkerRef, float] = {}
+        self._blocked: RequestId | None = None
         self._is_ticking = False
 
     @property
     def num_queued(self) -> int:
         """Requests that wait for a place."""
-        return len(self._queued)
+        return len(self._line)
 
     def check(self) -> None:
         """Nothing is open. Raises AssertionError naming what is."""
-        assert not self._queued.keys() - self._active.keys(), "a request that has ended waits for a place"
+        self._line.check()
+        assert not len(self._line), "a request that has ended waits for a place"
         assert not self._active, f"{len(self._active)} requests have no end: {list(self._active.values())[:3]}"
         for link in self._links.values():
-            assert link.num_unreported == 0, (
-                f"{link.num_unreported} tokens of submits to {link.worker!r} have no answer"
-            )
+            assert not link.unreported, f"submits of {link.unreported} tokens to {link.worker!r} have no answer"
 
     def open(self, ask: Ask, ended: Ended) -> None:
         """Admit a request now; it waits in line when no worker has room, and ends at once when the line is full.
         `ended` is called once, at its end."""
-        now, trace = self._agenda.now, Trace(ask)
-        if len(self._queued) >= self._config.max_queued:
-            trace.end(TandemError(ErrorKind.OVERLOADED, f"{self._config.max_queued} requests are waiting already"), now)
-            ended(trace)
-            return
-        life = RequestLife(ask.request, HandoffId(f"h-{ask.request.id}"))
-        active = _Active(self._num_opened, life, trace, ended, now, now)
-        self._active[ask.request.id] = self._queued[ask.request.id] = active
-        self._num_opened += 1
+        now, request = self._agenda.now, ask.request
+        life = RequestLife(request, HandoffId(f"h-{request.id}"))
+        active = self._active[request.id] = _Active(life, Trace(ask), ended, now, now)
+        ticket = self._line.ticket(request, self._terms.weights.get(request.tenant, 1.0))
+        if (error := self._too_late(request, ticket)) is not None:
+            self._carry_out(active, life.failed(error))
+        elif (leaves := self._line.enter(request, ticket)) is not None:
+            error = queue_full(self._config.max_queued, self._expect(ticket))
+            self._carry_out(self._active[leaves], self._active[leaves].life.failed(error))
         self._place_queued()
         if not self._is_ticking:
             self._is_ticking = True
@@ -144,6 +158,7 @@ class SimGateway:
         if load is not None:
             link.load = load
             self._changed(link)
+        was_full = has_room and self._full_until.pop(worker, None) is not None
         for event in events:
             active = self._active.get(event.key.request)
             if active is not None:
@@ -151,7 +166,7 @@ class SimGateway:
                     self._catch_up(active, but=worker)
                 active.moved_at = self._agenda.now
                 self._carry_out(active, active.life.reported(worker, event))
-        if has_room:
+        if was_full or (has_room and self._may_help(link)):
             self._place_queued()
 
     # ---- what has come in the meantime
@@ -189,6 +204,7 @@ class SimGateway:
             if active is None:
                 continue
             active.moved_at = times[-1]
+            self._line.drew(tokens.key.request, len(tokens.ids))
             if active.life.streamed(worker, tokens):
                 reached = self._delivery.times(tokens.key.request, tokens.first_index, times)
                 active.trace.deliver_all(tokens.ids, reached)
@@ -216,19 +232,44 @@ class SimGateway:
     # ---- inside
 
     def _place_queued(self) -> None:
-        """Place what waits, in the order of arrival."""
-        for active in sorted(self._queued.values(), key=lambda a: a.number):
-            self._place(active)
+        """Place what waits, in its turn, until one finds no place."""
+        while (first := self._line.first(MODEL)) is not None and self._place(self._active[first]):
+            pass
 
-    def _place(self, active: _Active) -> None:
+    def _may_help(self, link: _Link) -> bool:
+        """A worker may have more room: whether that is what the first in line waits for."""
+        first = self._line.first(MODEL)
+        if first is None or first != self._blocked:
+            return first is not None
+        view = self._view(link)
+        want = self._want(self._active[first])
+        return (view.prefills or self._config.disaggregation == "off") and view.takes(want.num_tokens, want.lane)
+
+    def _want(self, active: _Active) -> Want:
+        life = active.life
+        return Want(MODEL, self._line.charged(life.request.id) + life.num_delivered, life.request.lane)
+
+    def _place(self, active: _Active) -> bool:
         now = self._agenda.now
-        active.excluded_until = {w: until for w, until in active.excluded_until.items() if until > now}
-        outcome = place(self._roster, MODEL, self._config.disaggregation, active.excluded_until.keys())
+        self._full_until = {w: until for w, until in self._full_until.items() if until > now}
+        outcome = place(self._roster, self._want(active), self._config.disaggregation, self._full_until.keys())
         if isinstance(outcome, Placement):
             active.trace.path = outcome.path
+            self._line.send(active.life.request.id)
             self._carry_out(active, active.life.placed(outcome))
-        else:
-            active.waiting_for = outcome.reason
+            return True
+        self._blocked = active.life.request.id if outcome is BUSY else None
+        active.waiting_for = outcome.reason
+        return False
+
+    def _expect(self, ticket: Ticket) -> Forecast | None:
+        return expect(self._line, MODEL, ticket, self._roster.prefillers(MODEL))
+
+    def _too_late(self, request: Request, ticket: Ticket) -> TandemError | None:
+        target_s = self._terms.targets.lane(request.lane).ttft_s
+        if self._config.early_rejection == "off" or target_s == 0:
+            return None
+        return None if (expected := self._expect(ticket)) is None else ttft_error(expected, target_s, None)
 
     def _carry_out(self, active: _Active, commands: Sequence[Command], at: float | None = None) -> None:
         """`at`: when what caused them came, if not now."""
@@ -236,7 +277,7 @@ class SimGateway:
         for command in commands:
             match command:
                 case Place(excluded):
-                    active.excluded_until.update(dict.fromkeys(excluded, now + REFUSAL_BACKOFF_S))
+                    self._full_until.update(dict.fromkeys(excluded, now + REFUSAL_BACKOFF_S))
                 case Submit(worker, job):
                     self._submit(active, self._links[worker], job)
                 case CancelJob(worker, key):
@@ -246,18 +287,18 @@ class SimGateway:
                 case Deliver(token):
                     delay = self._delivery.seconds(active.life.request.id, token.index)
                     active.trace.deliver(token.token.id, (now if at is None else at) + delay)
+                    self._line.drew(active.life.request.id, 1)
                 case Score():
                     pass  # simulated prompts are not scored
                 case End(outcome):
                     self._end(active, outcome)
         if active.life.phase is Phase.QUEUED:
-            self._queued[active.life.request.id] = active
-        else:
-            self._queued.pop(active.life.request.id, None)
+            self._line.put_back(active.life.request.id)
 
     def _end(self, active: _Active, outcome: Finished | TandemError) -> None:
         now, trace = self._agenda.now, active.trace
         del self._active[trace.id]
+        self._line.leave(trace.id, outcome.num_cached_tokens if isinstance(outcome, Finished) else None)
         trace.end(outcome, now)
         kind = "finished" if isinstance(outcome, Finished) else outcome.kind.value
         self.party.log.note(now, f"end {trace.id} {kind} {trace.path}")
@@ -272,12 +313,12 @@ class SimGateway:
 
     def _submit(self, active: _Active, link: _Link, job: Job) -> None:
         """A call whose answer brings the worker's load along."""
-        size, worker = len(job.request.prompt_tokens), link.worker
-        link.num_unreported += size
+        size, worker = self._line.charged(job.request.id), link.worker
+        link.unreported.append(size)
         self._changed(link)
 
         def answered(refusal: TandemError | None, load: Load) -> None:
-            link.num_unreported -= size
+            link.unreported.remove(size)
             self._take_in(link)
             link.load = load
             self._changed(link)
@@ -296,11 +337,11 @@ class SimGateway:
         self._network.send(f"submit {type(job).__name__} {job.key}", arrive, self.party, worker.party)
 
     def _tick(self) -> None:
-        self._place_queued()
         for active in list(self._active.values()):
             error = self._overdue(active)
             if error is not None:
                 self._carry_out(active, active.life.failed(error))
+        self._place_queued()
         self._is_ticking = bool(self._active)
         if self._is_ticking:
             self._agenda.after(TICK_S, "", self._tick, by=self.party)
