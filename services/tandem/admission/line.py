@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from tandem.admission.fair_queue import Account, FairQueue, Ticket
 from tandem.core.ids import RequestId
+from tandem.core.lane import Lane
 from tandem.core.request import Request
 
 LEARNING = 0.1
@@ -74,17 +75,18 @@ class Line:
         self._num_waiting -= 1
 
     def put_back(self, request: RequestId) -> None:
-        """They did not take it, or it was lost: back to its place; nothing when it waits."""
-        standing = self._standings[request]
-        if standing.is_sent:
+        """They did not take it, or it was lost: back to its place; nothing when it waits or has no standing."""
+        standing = self._standings.get(request)
+        if standing is not None and standing.is_sent:
             self._queues[standing.model].put_back(request, standing.ticket, standing.number)
             standing.is_sent = False
             self._num_waiting += 1
 
     def drew(self, request: RequestId, num_tokens: int) -> None:
-        """It got so many more output tokens."""
-        standing = self._standings[request]
-        self._queues[standing.model].charge(standing.ticket.account, num_tokens)
+        """It got so many more output tokens; nothing when it has no standing."""
+        standing = self._standings.get(request)
+        if standing is not None:
+            self._queues[standing.model].charge(standing.ticket.account, num_tokens)
 
     def leave(self, request: RequestId, num_cached: int | None = None) -> None:
         """It has ended. `num_cached` prompt tokens were in a prefix cache; None: nobody knows. Nothing when it has no
@@ -107,6 +109,9 @@ class Line:
     def first(self, model: str) -> RequestId | None:
         queue = self._queues.get(model)
         return None if queue is None else queue.first()
+
+    def lane(self, request: RequestId) -> Lane:
+        return self._standings[request].ticket.lane
 
     def charged(self, request: RequestId) -> int:
         """Tokens of its prompt that will probably be computed."""

@@ -22,8 +22,7 @@ from tandem.gateway.worker_link import LinkCalls, WorkerLink
 from tandem.kv.handoff import HandoffKey
 from tandem.routing.placement import Placement
 from tandem.routing.roster import Roster
-from tandem.routing.router import Candidates
-from tandem.routing.view import ClusterView, Pair
+from tandem.routing.view import ClusterView, Pair, WorkerView
 
 log = logging.getLogger(__name__)
 DISCOVERY_PERIOD_S = 1.0
@@ -42,6 +41,8 @@ class Listener(Protocol):
     def positions(self, worker: WorkerRef) -> list[tuple[JobKey, int]]: ...
 
     async def probe(self, placement: Placement, model: str) -> bool: ...
+
+    def may_go_on(self, worker: WorkerView) -> None: ...
 
     def place_queued(self) -> None: ...
 
@@ -88,8 +89,8 @@ class Fleet:
         views = tuple(view for link in self._links.values() if (view := link.view()) is not None)
         return ClusterView(views, frozenset(self._linked), frozenset(self._failed))
 
-    def candidates(self) -> Candidates:
-        """What a request may be placed among now."""
+    def candidates(self) -> Roster:
+        """What requests are placed among, as it is at any time."""
         return self._roster
 
     def models(self) -> Sequence[ServedModel]:
@@ -115,12 +116,13 @@ class Fleet:
 
     # ---- what is sent
 
-    async def submit(self, worker: WorkerRef, job: Job) -> None:
-        """Raises TandemError when the worker refuses or cannot be reached."""
+    async def submit(self, worker: WorkerRef, job: Job, num_tokens: int) -> None:
+        """`num_tokens` of its prompt will probably be computed. Raises TandemError when the worker refuses or cannot be
+        reached."""
         link = self._find(worker)
         if link is None:
             raise TandemError(ErrorKind.WORKER_LOST, f"worker {worker.id} is gone")
-        await link.submit(job)
+        await link.submit(job, num_tokens)
 
     def cancel(self, worker: WorkerRef, key: JobKey) -> None:
         link = self._find(worker)
@@ -178,7 +180,7 @@ class Fleet:
         told = self._listener
         assert told is not None
         link = WorkerLink(self._gateway, ref, self._texts, self._clock, self._config)
-        link.start(LinkCalls(told.reported, self._lost, told.positions, told.place_queued, self._seen))
+        link.start(LinkCalls(told.reported, self._lost, told.positions, told.may_go_on, self._seen))
         return link
 
     def _seen(self, link: WorkerLink) -> None:

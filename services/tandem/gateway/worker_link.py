@@ -59,7 +59,7 @@ class LinkCalls:
     reported: Callable[[WorkerRef, Sequence[JobEvent]], None]
     lost: Callable[[WorkerRef, str], None]
     positions: Callable[[WorkerRef], list[tuple[JobKey, int]]]
-    changed: Callable[[], None]
+    changed: Callable[[WorkerView], None]
     seen: Callable[[WorkerLink], None]
 
 
@@ -82,7 +82,7 @@ class WorkerLink:
         self._described: pb.DescribeReply | None = None
         self._load = Load()
         self._step_cost: StepCost | None = None
-        self._unreported = 0
+        self._unreported: list[int] = []
         self._seen: Callable[[WorkerLink], None] = _nobody
         self._calls: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
@@ -109,7 +109,9 @@ class WorkerLink:
         if about is None or not self.is_live:
             return None
         pool = _pool(about.pool)
-        return WorkerView(self.ref, pool, about.model, about.fingerprint, self._load, self._unreported, self._step_cost)
+        return WorkerView(
+            self.ref, pool, about.model, about.fingerprint, self._load, tuple(self._unreported), self._step_cost
+        )
 
     def look(self) -> WorkerView:
         """`view` of a worker that has one."""
@@ -119,18 +121,18 @@ class WorkerLink:
 
     # ---- calls
 
-    async def submit(self, job: Job) -> None:
-        """Raises TandemError: the worker's refusal, or WORKER_LOST when it does not answer."""
+    async def submit(self, job: Job, num_tokens: int) -> None:
+        """`num_tokens` of its prompt will probably be computed. Raises TandemError: the worker's refusal, or
+        WORKER_LOST when it does not answer."""
         request = encode_submission(Submission(self._gateway, self.ref.incarnation, job))
-        size = len(job.request.prompt_tokens)
-        self._unreported += size
+        self._unreported.append(num_tokens)
         self._seen(self)
         try:
             reply = await self._stub.Submit(request, timeout=CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             raise TandemError(ErrorKind.WORKER_LOST, f"worker {self.ref.id}: {_reason(error)}") from error
         finally:
-            self._unreported -= size
+            self._unreported.remove(num_tokens)
             self._seen(self)
         self._load = decode_load(reply.load)
         self._seen(self)
@@ -218,7 +220,7 @@ class WorkerLink:
         self._seen(self)
         calls.reported(self.ref, decode_update(update))
         if self._load.may_take_more_than(before):
-            calls.changed()
+            calls.changed(self.look())
 
     def _pool_name(self) -> str:
         return self._described.pool if self._described is not None else "?"

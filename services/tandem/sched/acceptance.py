@@ -11,10 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.lane import Lane
-from tandem.core.load import beside_longest
 from tandem.core.request import Job, Prefill, Resume
-from tandem.sched.outcome import Occupancy
 from tandem.sched.policy import SchedulerLimits
 
 
@@ -93,15 +90,6 @@ def check_promise(need: int, held: Commitments, limits: SchedulerLimits) -> None
     largest = max(held.prefills, default=0)
     if need + largest > held.num_blocks:
         raise _overloaded(f"a promise of {need} blocks does not fit beside {largest} of {held.num_blocks} to hand over")
-
-
-def check_backlog(num_tokens: int, lane: Lane, held: Occupancy) -> None:
-    """Raises TandemError when a prompt with so many tokens to compute must wait in its gateway."""
-    beside = beside_longest(num_tokens, held.lane_tokens[lane], held.lane_longest[lane])
-    if 0 < held.num_horizon_tokens < beside:
-        raise _overloaded(
-            f"{beside} tokens of prompts would be queued beside the longest, {held.num_horizon_tokens} may be"
-        )
 
 
 def _overloaded(message: str) -> TandemError:

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import accumulate
 
+from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.lane import Lane
+from tandem.core.load import beside_longest
 from tandem.core.step_cost import StepCost, StepFeatures
+from tandem.kv.pool import BlockPool
 from tandem.sched.policy import SchedulerLimits
 from tandem.sched.sequence import Sequence, Status
 
 HORIZON_STEPS = 2
 """While one step runs the next is filled from what is here, and the gateways have that long to send more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """`tokens` and `longest` by lane, as `lane_tokens` and `lane_longest` of `core.load.Load`."""
+
+    tokens: tuple[int, ...]
+    longest: tuple[int, ...]
+    num_horizon_tokens: int
 
 
 def num_queued(seq: Sequence, block_size: int) -> int:
@@ -23,15 +36,27 @@ def num_queued(seq: Sequence, block_size: int) -> int:
     return max(1, seq.num_remaining - hits)
 
 
-def by_lane(seqs: Iterable[Sequence], block_size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of each lane and those more urgent: their queued tokens, and how many of them the longest prompt has."""
+def backlog(seqs: Iterable[Sequence], block_size: int, num_horizon_tokens: int) -> Backlog:
     tokens, longest = [0] * len(Lane), [0] * len(Lane)
     for seq in seqs:
         num = num_queued(seq, block_size)
         if num:
             tokens[seq.lane] += num
             longest[seq.lane] = max(longest[seq.lane], num)
-    return tuple(accumulate(tokens)), tuple(accumulate(longest, max))
+    return Backlog(tuple(accumulate(tokens)), tuple(accumulate(longest, max)), num_horizon_tokens)
+
+
+def check_backlog(seq: Sequence, pool: BlockPool, held: Backlog) -> None:
+    """Raises TandemError when a sequence that comes must wait in its gateway. Prefix hits are not to be computed."""
+    seq.num_hits_seen = pool.count_hits(seq.reusable(pool.block_size))
+    num_tokens = num_queued(seq, pool.block_size)
+    beside = beside_longest(num_tokens, held.tokens[seq.lane], held.longest[seq.lane])
+    if 0 < held.num_horizon_tokens < beside:
+        raise TandemError(
+            ErrorKind.OVERLOADED,
+            f"{beside} tokens of prompts would be queued beside the longest, {held.num_horizon_tokens} may be",
+            retry_after_s=1.0,
+        )
 
 
 def horizon_tokens(limits: SchedulerLimits, cost: StepCost | None) -> int:

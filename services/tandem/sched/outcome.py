@@ -9,6 +9,7 @@ from tandem.core.ids import BlockId, JobKey
 from tandem.core.request import Job
 from tandem.core.step_cost import StepFeatures
 from tandem.kv.handoff import BlockDigest
+from tandem.sched.backlog import Backlog
 from tandem.sched.plan import StepPlan
 
 
@@ -92,12 +93,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """How full one scheduler is; the counts of tokens as in `core.load.Load`."""
+    """How full one scheduler is."""
 
     num_running: int
     num_waiting: int
-    num_queued_tokens: int
-    lane_tokens: tuple[int, ...]
-    lane_longest: tuple[int, ...]
-    num_horizon_tokens: int
     num_promised_blocks: int
+    backlog: Backlog

@@ -22,11 +22,10 @@ from tandem.kv.pool import BlockPool, BlockTable, Holder
 from tandem.sched.acceptance import (
     Commitments,
     blocks_for,
-    check_backlog,
     check_job,
     pull_need,
 )
-from tandem.sched.backlog import by_lane, horizon_tokens, num_queued
+from tandem.sched.backlog import backlog, check_backlog, horizon_tokens
 from tandem.sched.draft import Draft
 from tandem.sched.outcome import Occupancy, Offer, Planned, Progress, PullGrant
 from tandem.sched.pacer import Pacer
@@ -71,10 +70,9 @@ class Scheduler:
         root = root_hash(self._fingerprint, self.pool.block_size, job.request.cache_salt)
         seq = Sequence(SeqId(self._num_arrived), job, root, self._num_arrived, now)
         # Now, rather than between two steps or between an announcement and our first read of what it names.
-        hashes = seq.reusable(self.pool.block_size)
+        seq.reusable(self.pool.block_size)
         if not seq.is_pull:
-            seq.num_hits_seen = self.pool.count_hits(hashes)
-            check_backlog(num_queued(seq, self.pool.block_size), seq.lane, self.occupancy())
+            check_backlog(seq, self.pool, self.occupancy().backlog)
         self._num_arrived += 1
         self._by_key[job.key] = self._by_id[seq.id] = seq
         if seq.is_pull:
@@ -171,15 +169,12 @@ class Scheduler:
         return len(self._by_id)
 
     def occupancy(self) -> Occupancy:
-        tokens, longest = by_lane(chain(self._running, self._waiting), self.pool.block_size)
+        horizon = horizon_tokens(self.limits, self.pacer.model.published)
         return Occupancy(
             num_running=len(self._running) + len(self._pulling),
             num_waiting=len(self._waiting),
-            num_queued_tokens=tokens[-1],
-            lane_tokens=tokens,
-            lane_longest=longest,
-            num_horizon_tokens=horizon_tokens(self.limits, self.pacer.model.published),
             num_promised_blocks=sum(self._promised_blocks.values()),
+            backlog=backlog(chain(self._running, self._waiting), self.pool.block_size, horizon),
         )
 
     def tables(self) -> Iterator[BlockTable]:

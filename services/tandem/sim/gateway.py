@@ -12,22 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from tandem.admission.fair_queue import Ticket
-from tandem.admission.line import Line
-from tandem.admission.predict import Forecast, queue_full, ttft_error
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, Finished, JobEvent, SampledToken, Token
 from tandem.core.ids import HandoffId, JobKey, RequestId, TenantId, WorkerRef
 from tandem.core.load import Load
-from tandem.core.request import Job, Request
+from tandem.core.request import Job
 from tandem.flow.commands import CancelJob, Command, Deliver, End, Place, ReleaseLease, Score, Submit
-from tandem.flow.expectation import expect
 from tandem.flow.lifecycle import Phase, RequestLife
+from tandem.flow.waiting import Waiting
 from tandem.kv.handoff import HandoffKey
-from tandem.routing.placement import Placement
 from tandem.routing.roster import Roster
-from tandem.routing.router import BUSY, Want, place
 from tandem.routing.view import WorkerView
 from tandem.sched.targets import NO_TARGETS, LatencyTargets
 from tandem.sim.agenda import Agenda, Party
@@ -39,8 +34,7 @@ from tandem.sim.worker import FINGERPRINT, SimWorker
 from tandem.workload.ask import MODEL, Ask
 
 TICK_S = 0.05
-REFUSAL_BACKOFF_S = 0.1
-"""Both as the real dispatch's."""
+"""As the real dispatch's."""
 
 
 Ended = Callable[[Trace], None]
@@ -53,7 +47,6 @@ class _Active:
     ended: Ended
     came_at: float
     moved_at: float
-    waiting_for: str = "a place"
 
 
 @dataclass(slots=True)
@@ -105,21 +98,19 @@ class SimGateway:
         for link in self._links.values():
             self._changed(link)
         self._active: dict[RequestId, _Active] = {}
-        self._line = Line(config.max_queued)
         self._terms = terms
-        self._full_until: dict[WorkerRef, float] = {}
-        self._blocked: RequestId | None = None
+        self._waiting = Waiting(self._roster, config, terms.targets)
         self._is_ticking = False
 
     @property
     def num_queued(self) -> int:
         """Requests that wait for a place."""
-        return len(self._line)
+        return len(self._waiting.line)
 
     def check(self) -> None:
         """Nothing is open. Raises AssertionError naming what is."""
-        self._line.check()
-        assert not len(self._line), "a request that has ended waits for a place"
+        self._waiting.line.check()
+        assert not len(self._waiting.line), "a request that has ended waits for a place"
         assert not self._active, f"{len(self._active)} requests have no end: {list(self._active.values())[:3]}"
         for link in self._links.values():
             assert not link.unreported, f"submits of {link.unreported} tokens to {link.worker!r} have no answer"
@@ -130,12 +121,14 @@ class SimGateway:
         now, request = self._agenda.now, ask.request
         life = RequestLife(request, HandoffId(f"h-{request.id}"))
         active = self._active[request.id] = _Active(life, Trace(ask), ended, now, now)
-        ticket = self._line.ticket(request, self._terms.weights.get(request.tenant, 1.0))
-        if (error := self._too_late(request, ticket)) is not None:
+        try:
+            admitted = self._waiting.admit(request, weight=self._terms.weights.get(request.tenant, 1.0))
+        except TandemError as error:
             self._carry_out(active, life.failed(error))
-        elif (leaves := self._line.enter(request, ticket)) is not None:
-            error = queue_full(self._config.max_queued, self._expect(ticket))
-            self._carry_out(self._active[leaves], self._active[leaves].life.failed(error))
+            return
+        if admitted.leaves is not None and admitted.error is not None:
+            out = self._active[admitted.leaves]
+            self._carry_out(out, out.life.failed(admitted.error))
         self._place_queued()
         if not self._is_ticking:
             self._is_ticking = True
@@ -158,7 +151,6 @@ class SimGateway:
         if load is not None:
             link.load = load
             self._changed(link)
-        was_full = has_room and self._full_until.pop(worker, None) is not None
         for event in events:
             active = self._active.get(event.key.request)
             if active is not None:
@@ -166,7 +158,7 @@ class SimGateway:
                     self._catch_up(active, but=worker)
                 active.moved_at = self._agenda.now
                 self._carry_out(active, active.life.reported(worker, event))
-        if was_full or (has_room and self._may_help(link)):
+        if has_room and self._waiting.may_go_on(self._view(link)):
             self._place_queued()
 
     # ---- what has come in the meantime
@@ -204,7 +196,7 @@ class SimGateway:
             if active is None:
                 continue
             active.moved_at = times[-1]
-            self._line.drew(tokens.key.request, len(tokens.ids))
+            self._waiting.line.drew(tokens.key.request, len(tokens.ids))
             if active.life.streamed(worker, tokens):
                 reached = self._delivery.times(tokens.key.request, tokens.first_index, times)
                 active.trace.deliver_all(tokens.ids, reached)
@@ -232,44 +224,11 @@ class SimGateway:
     # ---- inside
 
     def _place_queued(self) -> None:
-        """Place what waits, in its turn, until one finds no place."""
-        while (first := self._line.first(MODEL)) is not None and self._place(self._active[first]):
-            pass
-
-    def _may_help(self, link: _Link) -> bool:
-        """A worker may have more room: whether that is what the first in line waits for."""
-        first = self._line.first(MODEL)
-        if first is None or first != self._blocked:
-            return first is not None
-        view = self._view(link)
-        want = self._want(self._active[first])
-        return (view.prefills or self._config.disaggregation == "off") and view.takes(want.num_tokens, want.lane)
-
-    def _want(self, active: _Active) -> Want:
-        life = active.life
-        return Want(MODEL, self._line.charged(life.request.id) + life.num_delivered, life.request.lane)
-
-    def _place(self, active: _Active) -> bool:
-        now = self._agenda.now
-        self._full_until = {w: until for w, until in self._full_until.items() if until > now}
-        outcome = place(self._roster, self._want(active), self._config.disaggregation, self._full_until.keys())
-        if isinstance(outcome, Placement):
-            active.trace.path = outcome.path
-            self._line.send(active.life.request.id)
-            self._carry_out(active, active.life.placed(outcome))
-            return True
-        self._blocked = active.life.request.id if outcome is BUSY else None
-        active.waiting_for = outcome.reason
-        return False
-
-    def _expect(self, ticket: Ticket) -> Forecast | None:
-        return expect(self._line, MODEL, ticket, self._roster.prefillers(MODEL))
-
-    def _too_late(self, request: Request, ticket: Ticket) -> TandemError | None:
-        target_s = self._terms.targets.lane(request.lane).ttft_s
-        if self._config.early_rejection == "off" or target_s == 0:
-            return None
-        return None if (expected := self._expect(ticket)) is None else ttft_error(expected, target_s, None)
+        """Place what waits, in its turn, until the first finds no place."""
+        while (turn := self._waiting.next(self._agenda.now)) is not None:
+            active = self._active[turn.request]
+            active.trace.path = turn.placement.path
+            self._carry_out(active, active.life.placed(turn.placement))
 
     def _carry_out(self, active: _Active, commands: Sequence[Command], at: float | None = None) -> None:
         """`at`: when what caused them came, if not now."""
@@ -277,7 +236,7 @@ class SimGateway:
         for command in commands:
             match command:
                 case Place(excluded):
-                    self._full_until.update(dict.fromkeys(excluded, now + REFUSAL_BACKOFF_S))
+                    self._waiting.refused(excluded, now)
                 case Submit(worker, job):
                     self._submit(active, self._links[worker], job)
                 case CancelJob(worker, key):
@@ -287,18 +246,18 @@ class SimGateway:
                 case Deliver(token):
                     delay = self._delivery.seconds(active.life.request.id, token.index)
                     active.trace.deliver(token.token.id, (now if at is None else at) + delay)
-                    self._line.drew(active.life.request.id, 1)
+                    self._waiting.line.drew(active.life.request.id, 1)
                 case Score():
                     pass  # simulated prompts are not scored
                 case End(outcome):
                     self._end(active, outcome)
         if active.life.phase is Phase.QUEUED:
-            self._line.put_back(active.life.request.id)
+            self._waiting.line.put_back(active.life.request.id)
 
     def _end(self, active: _Active, outcome: Finished | TandemError) -> None:
         now, trace = self._agenda.now, active.trace
         del self._active[trace.id]
-        self._line.leave(trace.id, outcome.num_cached_tokens if isinstance(outcome, Finished) else None)
+        self._waiting.leave(trace.id, outcome.num_cached_tokens if isinstance(outcome, Finished) else None)
         trace.end(outcome, now)
         kind = "finished" if isinstance(outcome, Finished) else outcome.kind.value
         self.party.log.note(now, f"end {trace.id} {kind} {trace.path}")
@@ -313,7 +272,7 @@ class SimGateway:
 
     def _submit(self, active: _Active, link: _Link, job: Job) -> None:
         """A call whose answer brings the worker's load along."""
-        size, worker = self._line.charged(job.request.id), link.worker
+        size, worker = self._waiting.line.charged(job.request.id), link.worker
         link.unreported.append(size)
         self._changed(link)
 
@@ -324,6 +283,7 @@ class SimGateway:
             self._changed(link)
             if refusal is not None:
                 self._carry_out(active, active.life.refused(worker.ref, job.key, refusal))
+                self._place_queued()
             else:
                 active.moved_at = self._agenda.now
                 self._carry_out(active, active.life.accepted(worker.ref, job.key))
@@ -352,7 +312,7 @@ class SimGateway:
         if active.life.phase is Phase.QUEUED:
             if now - active.came_at < config.queue_timeout_s:
                 return None
-            reason = f"no place within {config.queue_timeout_s:g} s: {active.waiting_for}"
+            reason = f"no place within {config.queue_timeout_s:g} s: {self._waiting.why(MODEL)}"
             return TandemError(ErrorKind.NO_WORKER, reason, retry_after_s=1.0)
         if now - active.moved_at >= config.progress_timeout_s:
             self._catch_up(active)

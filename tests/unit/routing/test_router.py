@@ -74,7 +74,7 @@ def test_placement(cluster: ClusterView, policy: str, expected: str) -> None:
 
 
 def test_an_excluded_worker_is_waited_for_rather_than_split_given_up() -> None:
-    outcome = place(view(P1, D1, linked="p1-d1"), "m", "prefer", frozenset({ref("d1")}))
+    outcome = place(view(P1, D1, linked="p1-d1"), Want("m"), "prefer", frozenset({ref("d1")}))
     assert isinstance(outcome, NoPlacement)
 
 
