@@ -95,10 +95,6 @@ class Waiting:
         self.line.leave(request, num_cached)
         self._policies.pop(request, None)
 
-    def num_to_compute(self, request: Request) -> int:
-        """Of its prompt, probably: what workers are told to expect of it."""
-        return self.line.ticket(request, 1.0).num_tokens
-
     def why(self, model: str) -> str:
         """What the first in line waits for, for people."""
         return self._why.get(model, "its turn")

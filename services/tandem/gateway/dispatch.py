@@ -138,6 +138,7 @@ class Dispatcher:
         """Place what waits, in its turn, until the first finds no place."""
         while (turn := self._waiting.next(self._clock.now())) is not None:
             active = self._active[turn.request]
+            self._fleet.expect(turn.placement.prefill, turn.request, self._waiting.line.charged(turn.request))
             self._carry_out(active, active.life.placed(turn.placement))
 
     # ---- inside
@@ -185,6 +186,7 @@ class Dispatcher:
 
     def _send_back(self, active: ActiveRequest, excluded: frozenset[WorkerRef]) -> None:
         """To its place in the line, or to the next tick where it has none."""
+        self._unplace(active)
         if active.pinned is None:
             self._waiting.refused(excluded, self._clock.now())
             self._waiting.line.put_back(active.life.request.id)
@@ -192,14 +194,20 @@ class Dispatcher:
     def _end(self, active: ActiveRequest, outcome: Finished | TandemError) -> None:
         request = active.life.request.id
         self._active.pop(request, None)
+        self._unplace(active)
         self._waiting.leave(request, outcome.num_cached_tokens if isinstance(outcome, Finished) else None)
         if not self._active:
             self._idle.set()
         active.push(outcome)
 
+    def _unplace(self, active: ActiveRequest) -> None:
+        """It does not go where it was to."""
+        if active.life.placement is not None:
+            self._fleet.expect(active.life.placement.prefill, active.life.request.id, 0)
+
     async def _submit(self, active: ActiveRequest, worker: WorkerRef, job: Job) -> None:
         try:
-            await self._fleet.submit(worker, job, self._waiting.num_to_compute(job.request))
+            await self._fleet.submit(worker, job)
         except TandemError as error:
             commands = active.life.refused(worker, job.key, error)
         else:

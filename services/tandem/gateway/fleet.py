@@ -14,7 +14,7 @@ from tandem.core.clock import Clock
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import JobEvent
-from tandem.core.ids import GatewayId, JobKey, WorkerId, WorkerRef
+from tandem.core.ids import GatewayId, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Job
 from tandem.gateway.ports import ServedModel
 from tandem.gateway.text_models import TextModels
@@ -116,13 +116,18 @@ class Fleet:
 
     # ---- what is sent
 
-    async def submit(self, worker: WorkerRef, job: Job, num_tokens: int) -> None:
-        """`num_tokens` of its prompt will probably be computed. Raises TandemError when the worker refuses or cannot be
-        reached."""
+    def expect(self, worker: WorkerRef, request: RequestId, num_tokens: int) -> None:
+        """As `WorkerLink.expect`; nothing when the worker is gone."""
+        link = self._find(worker)
+        if link is not None:
+            link.expect(request, num_tokens)
+
+    async def submit(self, worker: WorkerRef, job: Job) -> None:
+        """Raises TandemError when the worker refuses or cannot be reached."""
         link = self._find(worker)
         if link is None:
             raise TandemError(ErrorKind.WORKER_LOST, f"worker {worker.id} is gone")
-        await link.submit(job, num_tokens)
+        await link.submit(job)
 
     def cancel(self, worker: WorkerRef, key: JobKey) -> None:
         link = self._find(worker)
@@ -200,12 +205,13 @@ class Fleet:
 
     def _drop(self, link: WorkerLink, reason: str) -> None:
         """Forget what was known of a worker's pairs, and end what runs on it."""
-        self._roster.remove(link.ref)
         for pair in [pair for pair in (*self._linked, *self._failed) if link.ref in pair]:
             self._linked.discard(pair)
             self._failed.pop(pair, None)
         assert self._listener is not None
         self._listener.lost(link.ref, reason)
+        # Last, because what is lost is no longer expected there, which is another view of it.
+        self._roster.remove(link.ref)
 
     def _probe_pairs(self) -> None:
         """Move a test block between each prefill and decode worker that are new to each other."""

@@ -20,9 +20,9 @@ Cost = tuple[int | str, ...]
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """One live worker. `load` is its own last word; `unreported` are the prompt tokens to compute of each job that this
-    gateway has sent to it since, so that a burst does not herd onto one worker. `step_cost`: how long its steps take,
-    once told."""
+    """One live worker. `load` is its own last word; `unreported` are the prompt tokens to compute of each request that
+    this gateway has placed there since, so that a burst does not herd onto one worker. `step_cost`: how long its steps
+    take, once told."""
 
     ref: WorkerRef
     pool: Pool

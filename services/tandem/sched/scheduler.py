@@ -170,12 +170,9 @@ class Scheduler:
 
     def occupancy(self) -> Occupancy:
         horizon = horizon_tokens(self.limits, self.pacer.model.published)
-        return Occupancy(
-            num_running=len(self._running) + len(self._pulling),
-            num_waiting=len(self._waiting),
-            num_promised_blocks=sum(self._promised_blocks.values()),
-            backlog=backlog(chain(self._running, self._waiting), self.pool.block_size, horizon),
-        )
+        queued = backlog(chain(self._running, self._waiting), self.pool.block_size, horizon)
+        num_running, num_promised = len(self._running) + len(self._pulling), sum(self._promised_blocks.values())
+        return Occupancy(num_running, len(self._waiting), num_promised, queued)
 
     def tables(self) -> Iterator[BlockTable]:
         return (seq.table for seq in self._by_id.values())

@@ -12,6 +12,10 @@ Shortest remaining first, and half of every step for the oldest. With B tokens p
 - What either does not need goes to the other, so a step is full while there is work. Prompts of equal length are
   served one after the other, because half-done ones would delay the first without hastening the last.
 
+All that is of prompts of one tenant. Where several have prompts here, the oldest is sure of an eighth only: whose turn
+it is was decided in the gateways' fair queues, and who asks for little must not wait for half of somebody's long
+prompt. In the bounds 2 becomes 8, and 8/7.
+
 Seats (`max_num_seqs`) and KV blocks are given in order of arrival, so these bounds count from the step in which both
 suffice. A lane, and in it a priority, is served before all below it and may starve them; that is what they say.
 """
@@ -21,12 +25,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tandem.core.ids import SeqId
+from tandem.core.ids import OPEN_TENANT, SeqId, TenantId
 from tandem.sched.budget import LEAST_TOKENS, Allowance
 from tandem.sched.sequence import Order, Status
 from tandem.sched.sequence import Sequence as Seq
 from tandem.sched.targets import LatencyTargets
 
+OWN_PART, OTHERS_PART = 2, 8
+"""What of a step the oldest prompt is sure of, as 1 / so many: beside its own tenant's, and beside those of others."""
 MIN_START = 16
 """A waiting prompt is started with no fewer tokens, or an eighth of what prompts have: it takes all its blocks, which
 is too much for the last few tokens of a step."""
@@ -45,6 +51,7 @@ class Prompt:
     num_remaining: int
     is_late: bool = False
     is_waiting: bool = False
+    tenant: TenantId = OPEN_TENANT
 
 
 def prompt_of(seq: Seq, start: int, targets: LatencyTargets, now: float) -> Prompt:
@@ -58,6 +65,7 @@ def prompt_of(seq: Seq, start: int, targets: LatencyTargets, now: float) -> Prom
         num_remaining=len(seq.tokens) + seq.num_pending - start,
         is_late=seq.num_output > 0 or is_overdue,
         is_waiting=seq.status is Status.WAITING,
+        tenant=seq.job.request.tenant,
     )
 
 
@@ -89,8 +97,9 @@ def fill_up(prompts: Sequence[Prompt], shares: Mapping[SeqId, int], allowance: A
 
 def _divide(prompts: Sequence[Prompt], allowance: Allowance) -> dict[SeqId, int]:
     oldest = min(prompts, key=lambda prompt: prompt.order)
-    half = allowance.half()
-    kept = max(1, half.fit(oldest.start, oldest.num_remaining))
+    is_alone = all(prompt.tenant == oldest.tenant for prompt in prompts)
+    own = allowance.part(OWN_PART if is_alone else OTHERS_PART)
+    kept = max(1, own.fit(oldest.start, oldest.num_remaining))
     least = min(MIN_START, max(1, allowance.num_tokens // 8))
     shares: dict[SeqId, int] = {}
     left = allowance.less(oldest.start, kept)

@@ -17,7 +17,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, Finished, JobEvent, SampledToken, Token
 from tandem.core.ids import HandoffId, JobKey, RequestId, TenantId, WorkerRef
 from tandem.core.load import Load
-from tandem.core.request import Job
+from tandem.core.request import Job, Resume
 from tandem.flow.commands import CancelJob, Command, Deliver, End, Place, ReleaseLease, Score, Submit
 from tandem.flow.lifecycle import Phase, RequestLife
 from tandem.flow.waiting import Waiting
@@ -51,12 +51,12 @@ class _Active:
 
 @dataclass(slots=True)
 class _Link:
-    """What the gateway knows of a worker. `unreported`: prompt tokens of each submit without an answer; `coming`
-    are steps that the worker has taken, some of which it has not heard of yet."""
+    """What the gateway knows of a worker. `placed`: prompt tokens to compute of requests that were placed
+    there and not taken yet; `coming` are steps that the worker has taken, some of which it has not heard of yet."""
 
     worker: SimWorker
     load: Load
-    unreported: list[int] = field(default_factory=list)
+    placed: dict[RequestId, int] = field(default_factory=dict)
     coming: deque[Stretch] = field(default_factory=deque)
 
     def view(self, num_free: int) -> WorkerView:
@@ -64,7 +64,7 @@ class _Link:
         if num_free != load.num_free_blocks:
             load = replace(load, num_free_blocks=num_free)
         cost = worker.engine.pacer.model.published
-        return WorkerView(worker.ref, worker.spec.pool, MODEL, FINGERPRINT, load, tuple(self.unreported), cost)
+        return WorkerView(worker.ref, worker.spec.pool, MODEL, FINGERPRINT, load, tuple(self.placed.values()), cost)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ class SimGateway:
         assert not len(self._waiting.line), "a request that has ended waits for a place"
         assert not self._active, f"{len(self._active)} requests have no end: {list(self._active.values())[:3]}"
         for link in self._links.values():
-            assert not link.unreported, f"submits of {link.unreported} tokens to {link.worker!r} have no answer"
+            assert not link.placed, f"{link.placed} were placed at {link.worker!r} and never taken"
 
     def open(self, ask: Ask, ended: Ended) -> None:
         """Admit a request now; it waits in line when no worker has room, and ends at once when the line is full.
@@ -228,6 +228,9 @@ class SimGateway:
         while (turn := self._waiting.next(self._agenda.now)) is not None:
             active = self._active[turn.request]
             active.trace.path = turn.placement.path
+            link = self._links[turn.placement.prefill]
+            link.placed[turn.request] = self._waiting.line.charged(turn.request)
+            self._changed(link)
             self._carry_out(active, active.life.placed(turn.placement))
 
     def _carry_out(self, active: _Active, commands: Sequence[Command], at: float | None = None) -> None:
@@ -237,6 +240,7 @@ class SimGateway:
             match command:
                 case Place(excluded):
                     self._waiting.refused(excluded, now)
+                    self._unplace(active)
                 case Submit(worker, job):
                     self._submit(active, self._links[worker], job)
                 case CancelJob(worker, key):
@@ -256,6 +260,7 @@ class SimGateway:
 
     def _end(self, active: _Active, outcome: Finished | TandemError) -> None:
         now, trace = self._agenda.now, active.trace
+        self._unplace(active)
         del self._active[trace.id]
         self._waiting.leave(trace.id, outcome.num_cached_tokens if isinstance(outcome, Finished) else None)
         trace.end(outcome, now)
@@ -263,6 +268,12 @@ class SimGateway:
         self.party.log.note(now, f"end {trace.id} {kind} {trace.path}")
         self.party.log.note_bytes(trace.token_times.tobytes())
         active.ended(trace)
+
+    def _unplace(self, active: _Active) -> None:
+        """It does not go where it was to."""
+        placement = active.life.placement
+        if placement is not None and self._links[placement.prefill].placed.pop(active.life.request.id, 0):
+            self._changed(self._links[placement.prefill])
 
     def _cancel(self, worker: WorkerRef, key: JobKey) -> None:
         self._network.post(worker, f"cancel {key}", lambda engine, now: engine.cancel(key, now), self.party)
@@ -272,12 +283,11 @@ class SimGateway:
 
     def _submit(self, active: _Active, link: _Link, job: Job) -> None:
         """A call whose answer brings the worker's load along."""
-        size, worker = self._waiting.line.charged(job.request.id), link.worker
-        link.unreported.append(size)
-        self._changed(link)
+        worker = link.worker
 
         def answered(refusal: TandemError | None, load: Load) -> None:
-            link.unreported.remove(size)
+            if not isinstance(job, Resume):
+                link.placed.pop(job.request.id, None)
             self._take_in(link)
             link.load = load
             self._changed(link)
