@@ -169,6 +169,10 @@ class FairQueue:
         if num_tokens < 0:
             self._rank(flow)
 
+    def counter(self, account: Account) -> float:
+        """Tokens / weight; only differences mean something."""
+        return self._flow(account).counter
+
     # ---- what a newcomer must expect
 
     def num_ahead(self, ticket: Ticket) -> int:
