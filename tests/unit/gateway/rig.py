@@ -64,12 +64,12 @@ class Rig:
         await until(lambda: not self.left_over())
         return prefill, decode
 
-    async def open(self, max_tokens: int = 3) -> ActiveRequest:
+    async def open(self, max_tokens: int = 3, timeout_s: float | None = None) -> ActiveRequest:
         sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
         identity = RequestId(f"r{next(_numbers)}.")
         return await self.dispatch.open(
             Request(id=identity, model="tiny", prompt_tokens=tuple(range(16)), sampling=sampling),
-            Caller(request_id=identity),
+            Caller(request_id=identity, timeout_s=timeout_s),
         )
 
     async def running(self) -> ActiveRequest:
