@@ -7,21 +7,19 @@ from collections.abc import AsyncIterator, Callable
 from tandem.admission.estimate import Spent
 from tandem.core.errors import TandemError
 from tandem.core.events import Finished, PromptScored, Token
-from tandem.core.ids import WorkerRef
 from tandem.flow.lifecycle import RequestLife
 from tandem.gateway.event_queue import EventQueue
 from tandem.gateway.ports import QuotaEntry, Standing
 from tandem.routing.placement import Placement
-from tandem.routing.router import Disaggregation
 
 
 class ActiveRequest:
     """A TokenStream over a life. `came_at` is when it was admitted and `moved_at` when it last came forward, on the
     dispatch's clock.
 
-    `disaggregation` is the tenant's own policy, None for the gateway's; `was_begun`: a worker computes it, or has.
-    `pinned` names the workers of a probe, which is not routed. The queue is bounded by the request's choices and
-    `max_tokens`.
+    `was_begun`: a worker computes it, or has. `deadline` is the client's own, on the same clock; None: it has none.
+    `prefill_s`: the least that its prompt takes. `pinned` names the workers of a probe, which is not routed. The queue
+    is bounded by the request's choices and `max_tokens`.
     """
 
     def __init__(
@@ -34,9 +32,8 @@ class ActiveRequest:
         self.life = life
         self.came_at = self.moved_at = now
         self.pinned: Placement | None = None
-        self.excluded_until: dict[WorkerRef, float] = {}
-        self.waiting_for = "a place"
-        self.disaggregation: Disaggregation | None = None
+        self.deadline: float | None = None
+        self.prefill_s = 0.0
         self.quota: QuotaEntry | None = None
         self.was_begun = False
         self._num_output = self._num_cached = 0
@@ -71,13 +68,6 @@ class ActiveRequest:
     @property
     def standing(self) -> Standing:
         return Standing() if self.quota is None else self.quota.standing
-
-    def exclude(self, workers: frozenset[WorkerRef], until: float) -> None:
-        self.excluded_until.update(dict.fromkeys(workers, until))
-
-    def excluded(self, now: float) -> frozenset[WorkerRef]:
-        self.excluded_until = {w: until for w, until in self.excluded_until.items() if until > now}
-        return frozenset(self.excluded_until)
 
     async def __aiter__(self) -> AsyncIterator[Token | PromptScored | Finished]:
         while self._open:

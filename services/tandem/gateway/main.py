@@ -21,13 +21,16 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import GatewayId, WorkerRef
 from tandem.gateway.app import create_app
 from tandem.gateway.dispatch import Dispatcher
+from tandem.gateway.fair_share import FairShare
 from tandem.gateway.fleet import Fleet
 from tandem.gateway.grpc_server import GrpcServer
 from tandem.gateway.http_guard import HttpLimits
 from tandem.gateway.server import HttpServer
 from tandem.gateway.tenancy import Tenancy
 from tandem.gateway.text_models import TextModels
+from tandem.sched.targets import LatencyTargets
 from tandem.stores.registry import RegistryUnavailable, WorkerRegistry
+from tandem.stores.service_counters import ServiceCounters
 
 log = logging.getLogger(__name__)
 FLUSH_S = 2.0
@@ -43,7 +46,9 @@ class Gateway:
         self._registry = WorkerRegistry(config.redis.url, config.redis.namespace)
         self._fleet = Fleet(name, self._discover, TextModels(config.model.generation_config), clock, config.gateway)
         self._tenancy = Tenancy(name, config, clock)
-        self._dispatcher = Dispatcher(self._fleet, config.gateway, clock, self._tenancy.quotas)
+        targets = LatencyTargets.of(config.slo)
+        self._dispatcher = Dispatcher(self._fleet, config.gateway, clock, self._tenancy.quotas, targets)
+        self._share = FairShare(self._dispatcher.line, ServiceCounters(config.redis.url, config.redis.namespace, name))
         door = self._tenancy.door
         app = create_app(self._dispatcher, door, config.gateway)
         limits = HttpLimits(
@@ -73,6 +78,7 @@ class Gateway:
         await self._tenancy.start()
         await self._dispatcher.start()
         await self._fleet.start(self._dispatcher)
+        await self._share.start()
         await self._server.start()
         await self._grpc.start(self._config.host, self._config.own_grpc_port)
 
@@ -86,6 +92,7 @@ class Gateway:
         await self._fleet.stop()
         await self._dispatcher.stop()
         await self._tenancy.stop()
+        await self._share.stop()
         await self._registry.close()
 
     async def _discover(self) -> Sequence[WorkerRef]:

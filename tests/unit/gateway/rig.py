@@ -66,12 +66,14 @@ class Rig:
         await until(lambda: not self.left_over())
         return prefill, decode
 
-    async def open(self, max_tokens: int = 3, caller: Caller | None = None) -> ActiveRequest:
+    async def open(
+        self, max_tokens: int = 3, caller: Caller | None = None, timeout_s: float | None = None
+    ) -> ActiveRequest:
         sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
         identity = RequestId(f"r{next(_numbers)}.")
         return await self.dispatch.open(
             Request(id=identity, model="tiny", prompt_tokens=tuple(range(16)), sampling=sampling),
-            caller or Caller(request_id=identity),
+            caller or Caller(request_id=identity, timeout_s=timeout_s),
         )
 
     async def running(self) -> ActiveRequest:
