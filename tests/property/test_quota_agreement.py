@@ -64,11 +64,13 @@ async def compare(url: str, limits: Limits, steps: list[tuple[object, ...]]) -> 
                     assert used is None or isinstance(used, int)
                     answer = await quotas.settle(tenant, limits, name, used)
                     assert bool(answer[2]) == book.settle(name, used, limits, now), step
-                    assert Levels(*answer[:2]) == Levels(*(level or 0 for level in book.levels)), step
                 case ("clock", int(ms)):
                     now += ms
                 case ("limits", Limits() as limits):
                     pass
+            levels = (await quotas.settle(tenant, limits, "nobody", 0))[:2]
+            book.settle("nobody", 0, limits, now)
+            assert Levels(*levels) == Levels(*(level or 0 for level in book.levels)), step
             book.check()
     finally:
         await quotas.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator
 
@@ -12,13 +13,17 @@ import httpx
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import Resolved
 
+KEY_VARIABLE = "TANDEM_API_KEY"
 _HELP = "Type a message and Enter. /new starts over, /quit or Ctrl-D ends, Ctrl-C stops an answer."
 
 
 def run(resolved: Resolved, args: argparse.Namespace) -> int:
     gateway = resolved.config.gateway
     url = (args.url or f"http://{gateway.host}:{gateway.port}").rstrip("/")
-    with httpx.Client(base_url=url, timeout=httpx.Timeout(10.0, read=None)) as client:
+    # In the environment, because whoever lists processes reads their command lines.
+    key = os.environ.get(KEY_VARIABLE)
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    with httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(10.0, read=None)) as client:
         model = _first_model(client)
         print(f"{model} at {url}\n{_HELP}")  # noqa: T201 - a conversation
         messages: list[dict[str, str]] = []
@@ -36,6 +41,8 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
 def _first_model(client: httpx.Client) -> str:
     try:
         response = client.get("/v1/models")
+        if response.status_code == 401:
+            raise TandemError(ErrorKind.UNAUTHENTICATED, f"the gateway takes known keys only: set {KEY_VARIABLE}")
         models = response.raise_for_status().json()["data"]
     except httpx.HTTPError as error:
         raise TandemError(ErrorKind.NO_WORKER, f"no gateway answers at {client.base_url}: {error}") from error

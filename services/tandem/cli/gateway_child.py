@@ -66,10 +66,6 @@ class GatewayChild:
                 problem = str(error)
         return f"after {timeout_s:g} s {problem}"
 
-    def model(self) -> str:
-        """The name that clients use."""
-        return str(json.loads(self._get("/v1/models"))["data"][0]["id"])
-
     def exit_code(self) -> int | None:
         return self._process.poll()
 

@@ -41,7 +41,7 @@ def run(resolved: Resolved, _args: argparse.Namespace) -> int:
             with signals.starting():
                 gateway, logs = _start(resolved.config, stack, progress, signals)
             progress.step("ready", "")
-            print(_banner(gateway, logs), flush=True)  # noqa: T201 - what the user waits for
+            print(_banner(gateway, resolved.config, logs), flush=True)  # noqa: T201 - what the user waits for
             while not signals.event.wait(0.5):
                 if gateway.exit_code() is not None:
                     raise TandemError(ErrorKind.INTERNAL, f"the gateway ended with code {gateway.exit_code()}")
@@ -97,14 +97,15 @@ def _prepare_model(config: Config) -> None:
     catalog.locate(config.model.id, catalog.cache_root(config.model.cache_dir))
 
 
-def _banner(gateway: GatewayChild, logs: Path) -> str:
-    url, model = gateway.url, gateway.model()
+def _banner(gateway: GatewayChild, config: Config, logs: Path) -> str:
+    url, model = gateway.url, config.model.served_names[0]
+    key = ' -H "authorization: Bearer $TANDEM_API_KEY"' if config.gateway.auth == "keys" else ""
     question = '"messages": [{"role": "user", "content": "What is the capital of France?"}]'
     return f"""
 Tandem serves {model} at {url}
 and over gRPC at {gateway.grpc_target}
 
-  curl -i {url}/v1/chat/completions -H 'content-type: application/json' \\
+  curl -i {url}/v1/chat/completions -H 'content-type: application/json'{key} \\
     -d '{{"model": "{model}", "temperature": 0, {question}}}'
 
   tandem chat --url {url}        Ctrl-C drains and stops

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any, Literal
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -50,8 +51,10 @@ class ModelConfig:
 
     @property
     def served_names(self) -> tuple[str, ...]:
-        """The model's name and its aliases; empty where none was chosen."""
-        return tuple(name.strip() for name in self.served_name.split(",")) if self.served_name else ()
+        """The model's name and its aliases."""
+        if not self.served_name:
+            return (PurePath(self.id).name.removesuffix(".gguf"),)
+        return tuple(name.strip() for name in self.served_name.split(","))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

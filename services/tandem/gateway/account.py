@@ -46,6 +46,9 @@ class Account:
             known = zip(self.levels, self._share, strict=False)
             begin = [None if level is None else min(level // num_gateways, full(limit)) for level, limit in known]
             self._book = QuotaBook(Levels(*begin), self.told_at_ms)
+            for entry in self.entries.values():
+                # Its requests and tokens are taken already; that it is open counts here too.
+                self._book.reserve(Ask(entry.ask.id, 0, 0, force=True), self._share, self.told_at_ms, _FOR_EVER_MS)
         return self._share
 
     def reserve_alone(self, ask: Ask, now_ms: int) -> Verdict:
@@ -53,10 +56,12 @@ class Account:
         assert self._book is not None
         return self._book.reserve(ask, self._share, now_ms, _FOR_EVER_MS)
 
-    def settle_alone(self, name: str, used: int | None, now_ms: int) -> None:
-        assert self._book is not None
-        self._book.settle(name, used, self._share, now_ms)
-        if used is not None:
+    def settle_alone(self, entry: Entry, used: int | None, now_ms: int) -> None:
+        """In this gateway's own book, where it has one. What it was not asked for is settled elsewhere too."""
+        if self._book is None:
+            return
+        self._book.settle(entry.ask.id, 0 if entry.is_shared else used, self._share, now_ms)
+        if used is not None and not entry.is_shared:
             self._num_requests += 1
             self._num_tokens += used
 

@@ -20,10 +20,17 @@ class ActiveRequest:
     dispatch's clock.
 
     `disaggregation` is the tenant's own policy, None for the gateway's; `was_begun`: a worker computes it, or has.
-    `pinned` names the workers of a probe, which is not routed. The queue is bounded by the request's `max_tokens`.
+    `pinned` names the workers of a probe, which is not routed. The queue is bounded by the request's choices and
+    `max_tokens`.
     """
 
-    def __init__(self, life: RequestLife, now: float, on_close: Callable[[ActiveRequest], None]) -> None:
+    def __init__(
+        self,
+        life: RequestLife,
+        now: float,
+        on_close: Callable[[ActiveRequest], None],
+        on_finish: Callable[[ActiveRequest, int], None],
+    ) -> None:
         self.life = life
         self.came_at = self.moved_at = now
         self.pinned: Placement | None = None
@@ -34,8 +41,9 @@ class ActiveRequest:
         self.was_begun = False
         self._num_output = self._num_cached = 0
         self._on_close = on_close
+        self._on_finish = on_finish
         self._events = EventQueue()
-        self._ended = False
+        self._open = set(range(life.request.num_choices))
 
     @property
     def path(self) -> str:
@@ -49,6 +57,7 @@ class ActiveRequest:
         if isinstance(event, Token):
             self._num_output += 1
         elif isinstance(event, Finished):
+            self.was_begun = True
             self._num_cached = max(self._num_cached, event.num_cached_tokens)
         self._events.push(event)
 
@@ -71,15 +80,20 @@ class ActiveRequest:
         return frozenset(self.excluded_until)
 
     async def __aiter__(self) -> AsyncIterator[Token | PromptScored | Finished]:
-        while not self._ended:
+        while self._open:
             event = await self._events.next()
-            self._ended = isinstance(event, Finished | TandemError)
             if isinstance(event, TandemError):
+                self._open.clear()
                 raise event
+            if not isinstance(event, PromptScored) and event.key.choice not in self._open:
+                continue
+            if isinstance(event, Finished):
+                self._open.discard(event.key.choice)
             yield event
 
     def finish(self, choice: int) -> None:
-        self._on_close(self)
+        self._open.discard(choice)
+        self._on_finish(self, choice)
 
     async def aclose(self) -> None:
         self._on_close(self)

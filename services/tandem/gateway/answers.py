@@ -95,8 +95,8 @@ class Answer:
 
     @property
     def path(self) -> str:
-        """Final once the first part has come. Those of several prompts are joined by commas."""
-        return ", ".join(dict.fromkeys(completion.path for completion in self._completions))
+        """Final once the first part has come; of several prompts, those that are known, joined by commas."""
+        return ", ".join(dict.fromkeys(completion.path for completion in self._completions if completion.path))
 
     @property
     def has_more(self) -> bool:
@@ -115,8 +115,11 @@ class Answer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._count.ended(error, self._tally.usage(), is_complete=self._tally.num_ended == self.num_choices)
-        for completion in self._completions:
-            await completion.close()
+        if len(self._completions) == 1:
+            await self._completions[0].close()
+        else:
+            # A gathering that is cancelled still waits for all, and none of these closes can be interrupted.
+            await asyncio.gather(*(completion.close() for completion in self._completions))
 
     async def parts(self) -> AsyncGenerator[Part, None]:
         """To be closed by `aclose`."""
@@ -266,6 +269,10 @@ class Answers:
             )
 
         return await self._encode(encode_chat, sum(len(message["content"]) for message in messages))
+
+    async def token_strings(self, served: ServedModel, tokens: Sequence[int]) -> list[str]:
+        """The texts of single tokens."""
+        return await self._encode(lambda: served.text.token_strings(tokens), len(tokens))
 
     async def _encode(self, work: Callable[[], T], num_chars: int) -> T:
         if num_chars <= _INLINE_CHARS:

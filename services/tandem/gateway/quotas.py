@@ -133,9 +133,10 @@ class TenantQuotas:
         used = entry.used(spent)
         if spent is not None:
             account.guess.learn(spent.output)
+        account.settle_alone(entry, used, self._now_ms())
         if not entry.is_shared:
-            account.settle_alone(entry.ask.id, used, self._now_ms())
-        elif self.is_reachable:
+            return
+        if self.is_reachable:
             self._settle(_Settlement(account, entry.ask.id, used))
         else:
             self._unsettled.append(_Settlement(account, entry.ask.id, used))

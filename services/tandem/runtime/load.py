@@ -58,7 +58,7 @@ def load_model(model: ModelConfig, engine: EngineConfig) -> LoadedModel:
     config = read_model_config(directory)
     bundle = read_bundle(directory, config)
     executor = load_executor(directory, config, model, engine, _grammars(bundle, config))
-    name, *aliases = model.served_names or (Path(model.id).name.removesuffix(".gguf"),)
+    name, *aliases = model.served_names
     digest = weights_digest(directory, cache_dir)
     return LoadedModel(
         name=name,

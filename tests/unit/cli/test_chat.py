@@ -22,6 +22,7 @@ class Script:
 
     def __init__(self) -> None:
         self.models = [{"id": "small"}]
+        self.key: str | None = None
         self.answers: list[Answer] = []
         self.asked: list[dict[str, Any]] = []
         self.url = ""
@@ -33,7 +34,10 @@ def script() -> Iterator[Script]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            send(200, json.dumps({"data": script.models}))(self)
+            if script.key is not None and self.headers["authorization"] != f"Bearer {script.key}":
+                send(401, "{}")(self)
+            else:
+                send(200, json.dumps({"data": script.models}))(self)
 
         def do_POST(self) -> None:
             script.asked.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
@@ -106,6 +110,17 @@ def test_a_conversation_grows_and_starts_over(
     assert all(asked["model"] == "small" and asked["stream"] for asked in script.asked)
     out = capsys.readouterr().out
     assert out.count("Good day") == 3 and "[path: remote]" in out
+
+
+def test_a_key_comes_from_the_environment(
+    script: Script, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.key = "tdm_one"
+    monkeypatch.delenv("TANDEM_API_KEY", raising=False)
+    assert chat(monkeypatch, script, []) == 1
+    assert "set TANDEM_API_KEY" in capsys.readouterr().err
+    monkeypatch.setenv("TANDEM_API_KEY", "tdm_one")
+    assert chat(monkeypatch, script, ["/quit"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -326,6 +326,19 @@ async def test_alone_it_begins_where_the_shared_buckets_stood(gateways: Gateways
     assert (await refusal(one, who, 50)).retry_after_s == 6.0  # 500 per minute is its part
 
 
+async def test_alone_it_counts_what_was_open_before(gateways: Gateways, server: RedisServer) -> None:
+    gateways.url = server.url
+    one, _ = await gateways.pair()
+    who = tenant(max_concurrency=10)
+    before = [await enter(one, who) for _ in range(4)]
+    server.stop()
+    await enter(one, who)
+    assert (await refusal(one, who)).reason == "concurrency"  # five are its part
+    before.pop().close()
+    await enter(one, who)
+    assert (await refusal(one, who)).reason == "concurrency"
+
+
 async def test_alone_a_request_may_be_larger_than_the_part_of_one_gateway(
     gateways: Gateways, server: RedisServer
 ) -> None:
@@ -374,7 +387,7 @@ async def test_a_debt_that_time_has_paid_is_not_asked_for(gateways: Gateways, se
     gateways.url = server.url
     quotas = gateways.add()
     await quotas._beat()
-    who = tenant(tokens_per_minute=600)
+    who = tenant(requests_per_minute=2, tokens_per_minute=600)
     (await enter(quotas, who, 1)).close()
     server.stop()
     for _ in range(10):
@@ -386,7 +399,8 @@ async def test_a_debt_that_time_has_paid_is_not_asked_for(gateways: Gateways, se
     server.start()
     await quotas._beat()
     # Ten minutes' worth was used alone; all of it but half a minute has come back.
-    assert (await enter(quotas, who, 0)).standing.remaining_tokens == 300
+    entry = await enter(quotas, who, 0)
+    assert (entry.standing.remaining_requests, entry.standing.remaining_tokens) == (1, 300)
 
 
 async def test_a_settlement_that_redis_did_not_take_is_made_later(gateways: Gateways, server: RedisServer) -> None:

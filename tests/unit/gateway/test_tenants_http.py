@@ -17,8 +17,11 @@ from tandem.admission.tenant import Tenant
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, FinishReason
+from tandem.core.ids import HandoffId, JobKey, RequestId
 from tandem.core.lane import Lane
-from tandem.core.request import Generate
+from tandem.core.request import Generate, Request, SamplingParams
+from tandem.flow.lifecycle import RequestLife
+from tandem.gateway.active import ActiveRequest
 from tandem.gateway.app import create_app
 from tandem.gateway.caller import Caller
 from tandem.gateway.doorkeeper import KeyDoor
@@ -222,6 +225,26 @@ async def test_tokens_may_come_before_the_answer_to_their_submit(rig: Rig, quota
         pass
     prefill.hold_submit.set()
     assert quotas.entries[0].closes == [Spent(16, 2)]
+
+
+def test_all_choices_count_and_their_prompt_once() -> None:
+    sampling = SamplingParams(max_tokens=4)
+    job = Request(id=RequestId("r"), model="m", prompt_tokens=(1,) * 10, sampling=sampling, num_choices=2)
+    active = ActiveRequest(RequestLife(job, HandoffId("h")), 0.0, lambda active: None, lambda active, choice: None)
+    assert active.spent() is None
+    for choice, index in ((0, 0), (1, 0), (1, 1)):
+        active.push(token(JobKey(job.id, 1, choice), index))
+    assert active.spent() == Spent(10, 3)
+    for choice in (0, 1):
+        active.push(Finished(JobKey(job.id, 1, choice), FinishReason.STOP, 2, 8))
+    assert active.spent() == Spent(2, 3)
+
+
+def test_a_prompt_that_was_only_computed_counts() -> None:
+    job = Request(id=RequestId("r"), model="m", prompt_tokens=(1,) * 10, sampling=SamplingParams(max_tokens=0))
+    active = ActiveRequest(RequestLife(job, HandoffId("h")), 0.0, lambda active: None, lambda active, choice: None)
+    active.push(Finished(JobKey(job.id, 1), FinishReason.LENGTH, 0, 0))
+    assert active.spent() == Spent(10, 0)
 
 
 async def test_who_never_ran_pays_nothing(rig: Rig, quotas: ScriptedQuotas) -> None:

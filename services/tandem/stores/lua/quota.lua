@@ -28,7 +28,7 @@ end
 for i, limit in ipairs(limits) do
   local level = tonumber(held[i] or '')
   levels[i] = limit * UNIT
-  if level then
+  if level and limit > 0 then
     levels[i] = math.min(limit * UNIT, level + limit * (now - at))
   end
 end
