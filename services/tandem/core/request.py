@@ -24,13 +24,15 @@ class SamplingParams:
 
     `temperature == 0` is greedy. `top_k == 0`, `top_p == 1`, `min_p == 0` switch a filter off.
     `stop_token_ids` is complete: the end-of-sequence set is already in it unless it is ignored.
-    `logprobs` is the number of alternatives to report per token; None reports nothing.
+    `logprobs` is the number of alternatives to report per token; None reports nothing. They are of the model's own
+    distribution, before all that follows here.
 
     Before the filters, in this order: `repetition_penalty` divides positive logits and multiplies negative ones of all
     tokens of prompt and output (CTRL, arXiv 1909.05858; 1 is off); `presence_penalty` and, for each time,
     `frequency_penalty` are subtracted from those of the output (OpenAI; 0 is off); `logit_bias` adds to single tokens,
     (id, bias) by rising id; no token of `stop_token_ids` is drawn before `min_tokens` are; `grammar` leaves only what
-    may come next. `max_tokens == 0` computes the prompt and draws nothing.
+    may come next, and ends where nothing else may, `min_tokens` or not. Greedy takes the best of what this leaves.
+    `max_tokens == 0` computes the prompt and draws nothing.
     """
 
     max_tokens: int

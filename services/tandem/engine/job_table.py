@@ -45,12 +45,7 @@ class JobTable:
         fence = self._fences.get((key.request, key.choice))
         if fence is not None and fence >= key.attempt:
             raise TandemError(ErrorKind.CANCELLED, f"job {key} comes after attempt {fence} was cancelled or has ended")
-        other = self._live.get((key.request, key.choice))
-        if other is None:
-            return None
-        if other.attempt > key.attempt:
-            raise TandemError(ErrorKind.CANCELLED, f"job {key} is fenced by {other.key}")
-        return other.key
+        return self._older(key)
 
     def examine(self, job: Job) -> tuple[list[JobKey], list[JobKey]] | None:
         """What a job that comes meets: the older live attempts that it ends, and those of its choices that were
@@ -60,8 +55,9 @@ class JobTable:
         if any(map(self.is_known, job.keys)):
             return None
         forbidden = [key for key in job.keys if self._fences.get((key.request, key.choice)) == key.attempt]
-        wanted = [key for key in job.keys if key not in forbidden] or job.keys
-        return [older for older in map(self.fenced_by, wanted) if older is not None], forbidden
+        is_refused = len(forbidden) == job.num_choices
+        found = [self.fenced_by(k) if is_refused or k not in forbidden else self._older(k) for k in job.keys]
+        return [older for older in found if older is not None], forbidden
 
     def add(self, job: Job) -> None:
         self._jobs[job.key] = job
@@ -89,6 +85,12 @@ class JobTable:
     def keys(self) -> list[JobKey]:
         """Of all choices that are live."""
         return [JobKey(request, job.attempt, choice) for (request, choice), job in self._live.items()]
+
+    def _older(self, key: JobKey) -> JobKey | None:
+        other = self._live.get((key.request, key.choice))
+        if other is not None and other.attempt > key.attempt:
+            raise TandemError(ErrorKind.CANCELLED, f"job {key} is fenced by {other.key}")
+        return None if other is None else JobKey(key.request, other.attempt, key.choice)
 
     def __iter__(self) -> Iterator[Job]:
         return iter(self._jobs.values())

@@ -121,13 +121,10 @@ class Answer:
             # A gathering that is cancelled still waits for all, and none of these closes can be interrupted.
             await asyncio.gather(*(completion.close() for completion in self._completions))
 
-    async def parts(self) -> AsyncGenerator[Part, None]:
+    def parts(self) -> AsyncGenerator[Part, None]:
         """To be closed by `aclose`."""
         sources = [self._parts_of(index) for index in range(len(self._completions))]
-        async with aclosing(sources[0] if len(sources) == 1 else merged(sources)) as parts:
-            async for part in parts:
-                self._tally.take(part)
-                yield part
+        return sources[0] if len(sources) == 1 else merged(sources)
 
     async def _parts_of(self, prompt: int) -> AsyncGenerator[Part, None]:
         job, choices = self.jobs[prompt], prompt * self.ask.num_choices
@@ -147,7 +144,9 @@ class Answer:
                     for told in self._of_the_prompt(prompt, scores):
                         num_echoed = told.num_chars if isinstance(told, Echo) else 0
                         yield told
-                yield _moved(event, choices, num_echoed) if choices or num_echoed else event
+                part = _moved(event, choices, num_echoed) if choices or num_echoed else event
+                self._tally.take(part)
+                yield part
 
     def _of_the_prompt(self, prompt: int, scores: PromptScores) -> Iterator[Scored | Echo]:
         ask = self.ask

@@ -19,11 +19,11 @@ from tandem.gateway.openai_schema import ChatBody, ChatMessage, CompletionBody, 
 from tandem.gateway.ports import ServedModel
 from tandem.gateway.tools import made_calls
 
+MAX_NAMED_TOKENS = 4096
+"""In `logit_bias` or `stop_token_ids`."""
 MAX_STOPS = 16
 MAX_STOP_CHARS = 512
 MAX_SALT_CHARS = 256
-MAX_NAMED_TOKENS = 4096
-"""In `logit_bias` or `stop_token_ids`."""
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _UNSERVED_IN_MESSAGES = ("function_call", "audio")
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")

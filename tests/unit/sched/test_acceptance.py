@@ -60,6 +60,25 @@ def test_what_can_never_run_is_refused_for_good() -> None:
     assert refusal(check_fits, drawn, LIMITS, 9, 4) is ErrorKind.INVALID_REQUEST
 
 
+def test_a_prompt_alone_fits_and_goes_on_from_nothing() -> None:
+    job = Generate(request=request(40, 0), attempt=1)
+    assert refusal(check_fits, job, LIMITS, 10, 4) is None
+    assert refusal(check_fits, replace(job, output_tokens=(1,)), LIMITS, 99, 4) is ErrorKind.INVALID_REQUEST
+    pull = Resume(request=request(8, 0), attempt=1, handoff=HandoffId("h"), source=SOURCE)
+    assert pull_need(pull, 4) == 2
+
+
+@pytest.mark.parametrize("token", [-1, 50, 10**9])
+def test_a_bias_for_a_token_that_is_none_is_refused_by_name(token: int) -> None:
+    limits = replace(LIMITS, vocab_size=50)
+    biased = replace(request(3, 2), sampling=SamplingParams(max_tokens=2, logit_bias=((49, 1.0), (token, 1.0))))
+    with pytest.raises(TandemError, match=f"token {token}, outside of .0, 50.") as caught:
+        check_fits(Generate(request=biased, attempt=1), limits, 9, 4)
+    assert (caught.value.kind, caught.value.param) == (ErrorKind.INVALID_REQUEST, "logit_bias")
+    fine = replace(biased, sampling=SamplingParams(max_tokens=2, logit_bias=((0, 1.0), (49, 1.0))))
+    check_fits(Generate(request=fine, attempt=1), limits, 9, 4)
+
+
 def test_a_promise_fits_beside_leases_and_promises() -> None:
     held = replace(EMPTY, num_leased=4, promises=(3,))
     assert refusal(check_promise, 3, 1, held, LIMITS) is None
