@@ -16,13 +16,15 @@ from tandem.core.events import Finished, FinishReason, SampledToken
 from tandem.core.grammar import Grammar
 from tandem.core.ids import RequestId, SeqId
 from tandem.core.request import Generate, Request, SamplingParams
+from tandem.runtime.bundle import read_bundle
 from tandem.runtime.executor import TorchExecutor
 from tandem.runtime.grammar import GrammarMasks
+from tandem.runtime.model_config import read_model_config
 from tandem.runtime.philox import uniform
 from tandem.runtime.sampler import kept_tokens
 from tests.golden.cluster import Cluster, Knobs, Outcome, can_guess
 from tests.golden.conftest import TinyModels
-from tests.golden.models import TINY_VOCAB, Reference
+from tests.golden.models import NEAR_TIE, TINY_VOCAB, Reference
 from tests.golden.test_same_answer import _PROMPTS, _RIVALS
 
 _OUTPUTS = 30
@@ -158,3 +160,49 @@ def test_a_grammar_that_cannot_be_compiled_fails_its_request_alone(tiny: TinyMod
         ends = [cluster.outcomes[name].end for name in names]
     assert "unclosed group" in getattr(ends[0], "message", "")
     assert isinstance(ends[1], Finished)
+
+
+_REAL = (
+    Knobs(chunk=None, company=False),
+    Knobs(chunk=16, company=True, remote=True),
+    Knobs(chunk=64, company=True, speculation="ngram"),
+    Knobs(chunk=64, company=True, preempt=True, plan_depth=2),
+)
+
+
+@pytest.mark.golden
+@pytest.mark.timeout(240)
+def test_the_real_model_says_the_same_however_computed(real: Reference) -> None:
+    """Objects of a schema, greedy and drawn, to the same bits; each is what transformers' logits and the masks say, but
+    for near-ties."""
+    bundle = read_bundle(real.directory, read_model_config(real.directory))
+    tokenizer = Tokenizer.from_buffer(bundle.tokenizer_json)
+    schema = {"type": "object", "properties": {"facts": {"type": "array", "items": {"type": "string"}, "minItems": 9}}}
+    grammar = Grammar("json_schema", json.dumps({**schema, "required": ["facts"]}))
+    asks = [f"<|im_start|>user\nFacts on {it} as JSON.<|im_end|>\n<|im_start|>assistant\n" for it in ("Lyon", "cats")]
+    prompts = [tokenizer.encode(ask, add_special_tokens=False).ids for ask in asks]
+    masks = GrammarMasks(bundle, read_model_config(real.directory).vocab_size)
+    for params in (
+        SamplingParams(max_tokens=40, temperature=0.0, grammar=grammar),
+        SamplingParams(max_tokens=40, temperature=0.8, seed=6, grammar=grammar),
+    ):
+        outputs = []
+        for knobs in _REAL:
+            needed = sum(-(-(len(prompt) + params.max_tokens) // knobs.block_size) for prompt in prompts)
+            executors = [
+                real.executor(num_blocks=needed - 1 if knobs.preempt else 2 * needed, grammars=masks)
+                for _ in range(1 + knobs.remote)
+            ]
+            with Cluster(executors, knobs) as cluster:
+                outputs.append([outcome.ids for outcome in cluster.ask(prompts, params)])
+        assert outputs == [outputs[0]] * len(_REAL)
+        for prompt, output in zip(prompts, outputs[0], strict=True):
+            rows = real.last_logits([*prompt, *output[:-1]], len(output)).to(torch.float64).clone()
+            for place, (row, token) in enumerate(zip(rows, output, strict=True)):
+                row[~masks.allowed(SeqId(-1), grammar, output[:place], frozenset())] = -torch.inf
+                if params.temperature == 0:
+                    assert float(row.max() - row[token]) < NEAR_TIE
+                    continue
+                shares = torch.softmax(row / params.temperature, 0).cumsum(0)
+                before = float(shares[token - 1]) if token else 0.0
+                assert before - NEAR_TIE < uniform(params.seed, 0, place) < float(shares[token]) + NEAR_TIE

@@ -45,6 +45,9 @@ all choices as they come, and one Ending for each choice."""
 _INLINE_CHARS = 2000
 """Text up to this length is tokenized at once: about a millisecond, less than what a thread costs under load."""
 
+_TOOL_CHARS = 500
+"""Of a usual tool, as the chat template writes it."""
+
 
 class Answer:
     """An async context over what answers one body; leaving it ends what still runs. Its `jobs`, one for each prompt,
@@ -267,7 +270,8 @@ class Answers:
                 add_special_tokens=bool(body.add_special_tokens),
             )
 
-        return await self._encode(encode_chat, sum(len(message["content"]) for message in messages))
+        num_chars = sum(len(message["content"]) for message in messages) + _TOOL_CHARS * len(tools or ())
+        return await self._encode(encode_chat, num_chars)
 
     async def token_strings(self, served: ServedModel, tokens: Sequence[int]) -> list[str]:
         """The texts of single tokens."""

@@ -114,7 +114,7 @@ class Manners:
     def of_chat(self, body: ChatBody, text: TextModel) -> Manner:
         """Raises INVALID_REQUEST or UNSUPPORTED, naming the field."""
         box = toolbox(body.tools, body.tool_choice, body.parallel_tool_calls)
-        family = tool_family(self._tool_parser, text.template.source, text.knows) if box is not None else None
+        family = tool_family(self._tool_parser, text.template, text.knows) if box is not None else None
         if box is not None and box.is_required and family is None:
             message = "tool_choice asks for a call, but this gateway has gateway.tool_parser=none"
             raise TandemError(ErrorKind.UNSUPPORTED, message, param="tool_choice")

@@ -139,6 +139,7 @@ class ChatForm(_Chunks[reply.ChatChunkChoice]):
         delta = reply.ChatDelta(
             content=part.text if part.text or not (part.reasoning or part.tool_calls) else UNSET,
             reasoning_content=part.reasoning or UNSET,
+            reasoning=part.reasoning or UNSET,
             tool_calls=[_call_piece(call) for call in part.tool_calls] or UNSET,
         )
         logprobs, ids = self._logprobs([part]), self._ids([part])
@@ -164,10 +165,12 @@ class ChatForm(_Chunks[reply.ChatChunkChoice]):
     def _choice(self, ending: Ending, deltas: Sequence[Delta]) -> reply.ChatChoice:
         calls = _whole_calls([call for delta in deltas for call in delta.tool_calls])
         content = "".join(delta.text for delta in deltas)
+        reasoning = "".join(delta.reasoning for delta in deltas) or UNSET
         message = reply.AssistantMessage(
             "assistant",
             content if content or not calls else None,
-            reasoning_content="".join(delta.reasoning for delta in deltas) or UNSET,
+            reasoning_content=reasoning,
+            reasoning=reasoning,
             tool_calls=calls or UNSET,
         )
         return reply.ChatChoice(ending.choice, message, self._logprobs(deltas), ending.reason.value, self._ids(deltas))

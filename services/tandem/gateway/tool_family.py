@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from tandem.gateway.chat_template import ChatTemplate
+
 ToolParser = Literal["auto", "hermes", "llama3", "mistral", "none"]
 
 
@@ -52,16 +54,16 @@ MISTRAL_V11 = ToolFamily(
 )
 
 
-def tool_family(parser: ToolParser, template: str, knows: Callable[[str], bool]) -> ToolFamily | None:
-    """`template` is the chat template's source, `knows` says whether a text is one token of the vocabulary. A model of
-    which neither says anything is asked to write as Hermes does (see `tool_prompt`)."""
+def tool_family(parser: ToolParser, template: ChatTemplate, knows: Callable[[str], bool]) -> ToolFamily | None:
+    """`knows` says whether a text is one token of the vocabulary. A model whose template has no place for tools, or of
+    which nothing says more, is asked to write as Hermes does (see `tool_prompt`)."""
     mistral = MISTRAL_V11 if knows("[ARGS]") else MISTRAL
     if parser != "auto":
         return {"none": None, "hermes": HERMES, "llama3": LLAMA3, "mistral": mistral}[parser]
-    if HERMES.opening in template:
+    if not template.takes_tools or HERMES.opening in template.source:
         return HERMES
-    if MISTRAL.opening in template or knows(MISTRAL.opening):
+    if MISTRAL.opening in template.source or knows(MISTRAL.opening):
         return mistral
-    if LLAMA3.opening in template or knows(LLAMA3.opening):
+    if LLAMA3.opening in template.source or knows(LLAMA3.opening):
         return LLAMA3
     return HERMES

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from llguidance import regex_to_lark
+
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.grammar import JSON_FORM, Grammar
 from tandem.gateway.reasoning import CLOSING, OPENING
@@ -97,7 +99,7 @@ def _embedded(schema: dict[str, Any], *, lenient: bool = False) -> str:
 def _inline(form: Grammar) -> str:
     if form.kind == "json_schema":
         return "%json " + _embedded(json.loads(form.source))
-    return "/" + form.source.replace("/", "\\/") + "/"
+    return f"/{regex_to_lark(form.source, '')}/"
 
 
 def _more(rule: str, separator: str, most: int) -> str:

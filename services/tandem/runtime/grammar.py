@@ -6,9 +6,11 @@ walk an output anew takes half a microsecond per token: what is kept is never wo
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from threading import Lock
 
 import numpy as np
 import torch
@@ -39,6 +41,7 @@ class GrammarMasks:
         self._no_text = [token for token in self._tokenizer.eos_tokens if token < vocab_size]
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
         self._walks: dict[SeqId, _Walk] = {}
+        self._lock = Lock()
 
     def allowed(self, seq: SeqId, grammar: Grammar, output: Sequence[int], stop_ids: frozenset[int]) -> torch.Tensor:
         """bool `[vocab_size]`: the tokens that may follow `output`; at least one.
@@ -52,9 +55,7 @@ class GrammarMasks:
             length -= 1
         matcher = self._walk(seq, grammar).to(output[:length])
         bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-        allowed = np.zeros(self._vocab_size, np.bool_)
-        known = np.unpackbits(bits, bitorder="little", count=min(len(bits) * 8, self._vocab_size))
-        allowed[: len(known)] = known
+        allowed = np.unpackbits(bits, bitorder="little", count=self._vocab_size).view(np.bool_)
         allowed[self._no_text] = False
         if matcher.is_accepting() and (stop_ids or not allowed.any()):
             allowed[self._ends_of(stop_ids)] = True
@@ -63,6 +64,12 @@ class GrammarMasks:
         if not allowed.any():
             raise ValueError("grammar: no token may come next")
         return torch.from_numpy(allowed)
+
+    def prepare(self, grammar: Grammar) -> None:
+        """Compile it ahead, from any thread, so that no step has to wait half a second for it. Never raises: what is
+        wrong with it is told where it is used."""
+        with contextlib.suppress(ValueError):
+            self._compile(grammar)
 
     def retain(self, seqs: Collection[SeqId]) -> None:
         """The places of all others are forgotten."""
@@ -80,20 +87,26 @@ class GrammarMasks:
     def _walk(self, seq: SeqId, grammar: Grammar) -> _Walk:
         walk = self._walks.get(seq)
         if walk is None or walk.grammar != grammar:
-            walk = self._walks[seq] = _Walk(grammar, self._compile(grammar))
+            beginning = self._compile(grammar)
+            if beginning.is_error():
+                raise ValueError(f"grammar: {beginning.get_error()}")
+            walk = self._walks[seq] = _Walk(grammar, beginning)
         return walk
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
-        """At the beginning of a grammar; a failure is kept too, it would be found again."""
-        matcher = self._compiled.get(grammar)
-        if matcher is None:
-            matcher = LLMatcher(self._tokenizer, _written(grammar), log_level=0, limits=_LIMITS)
+        """At the beginning of a grammar; one that has failed is kept too, it would fail again. Raises ValueError for
+        what is no grammar at all."""
+        with self._lock:
+            matcher = self._compiled.get(grammar)
+            if matcher is not None:
+                self._compiled.move_to_end(grammar)
+                return matcher
+        # Not under the lock: the step that another sequence waits for needs it.
+        matcher = LLMatcher(self._tokenizer, _written(grammar), log_level=0, limits=_LIMITS)
+        with self._lock:
             self._compiled[grammar] = matcher
             if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
-        self._compiled.move_to_end(grammar)
-        if matcher.is_error():
-            raise ValueError(f"grammar: {matcher.get_error()}")
         return matcher
 
     def __repr__(self) -> str:

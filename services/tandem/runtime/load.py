@@ -42,6 +42,7 @@ class LoadedModel:
     directory: Path
     config: DecoderConfig
     executor: TorchExecutor
+    grammars: GrammarMasks | None
     bundle: TokenizerBundle
     fingerprint: ModelFingerprint
 
@@ -57,7 +58,8 @@ def load_model(model: ModelConfig, engine: EngineConfig) -> LoadedModel:
     directory = locate(model.id, cache_dir)
     config = read_model_config(directory)
     bundle = read_bundle(directory, config)
-    executor = load_executor(directory, config, model, engine, _grammars(bundle, config))
+    grammars = _grammars(bundle, config)
+    executor = load_executor(directory, config, model, engine, grammars)
     name, *aliases = model.served_names
     digest = weights_digest(directory, cache_dir)
     return LoadedModel(
@@ -66,6 +68,7 @@ def load_model(model: ModelConfig, engine: EngineConfig) -> LoadedModel:
         directory=directory,
         config=config,
         executor=executor,
+        grammars=grammars,
         bundle=bundle,
         fingerprint=model_fingerprint(digest, config, model.quantization, bundle, executor.layout),
     )

@@ -32,7 +32,7 @@ class Gateways:
     """All calls on the event loop. Times are seconds of the caller's clock."""
 
     def __init__(self, grace_s: float) -> None:
-        self._grace_s = grace_s
+        self.grace_s = grace_s
         self._boxes: dict[GatewayId, Outbox] = {}
         self._watches: dict[GatewayId, Watch] = {}
         self._absent_since: dict[GatewayId, float] = {}
@@ -102,7 +102,7 @@ class Gateways:
         lost: list[JobKey] = []
         for box in self._boxes.values():
             box.forget(now)
-        for gateway in [g for g, since in self._absent_since.items() if now - since >= self._grace_s]:
+        for gateway in [g for g, since in self._absent_since.items() if now - since >= self.grace_s]:
             del self._absent_since[gateway]
             lost += self._boxes.pop(gateway).live()
         return lost
@@ -115,7 +115,7 @@ class Gateways:
 
     def _open(self, gateway: GatewayId, now: float) -> Outbox:
         if gateway not in self._boxes:
-            self._boxes[gateway] = Outbox(gateway, self._grace_s)
+            self._boxes[gateway] = Outbox(gateway, self.grace_s)
             self._absent_since[gateway] = now
         return self._boxes[gateway]
 

@@ -87,7 +87,7 @@ class Worker:
         self._links = Links(self._link_context())
         self._router.attach(self._links)
         self._probe = TransferProbe(self._mover.self_test)
-        self._service = self._compose_service()
+        self._service = self._compose_service(model)
         add_WorkerServicer_to_server(self._service, server)
 
     def __repr__(self) -> str:
@@ -181,11 +181,18 @@ class Worker:
             connect=self._reads.connect,
         )
 
-    def _compose_service(self) -> WorkerService:
+    def _compose_service(self, model: WorkerModel) -> WorkerService:
         fingerprint, lease_s = self._identity.fingerprint, self._config.handoff.lease_s
         follows = FollowService(self._driver, self._takers, fingerprint, lease_s)
-        grace_s = self._config.worker.gateway_grace_s
-        return WorkerService(self._identity, self._driver, self._router, self._gateways, follows, self._clock, grace_s)
+        return WorkerService(
+            self._identity,
+            self._driver,
+            self._router,
+            self._gateways,
+            follows,
+            self._clock,
+            model.prepare,
+        )
 
     # ---- from other threads
 

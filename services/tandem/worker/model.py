@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.config import Config
+from tandem.core.grammar import Grammar
 from tandem.engine.ports import Executor
 from tandem.runtime.device import num_compute_threads
 from tandem.runtime.load import load_model
@@ -14,10 +16,15 @@ from tandem.transfer.pages import populate
 from tandem.transfer.pool import MemoryPool
 
 
+def _ignore(grammar: Grammar) -> None:
+    """Of a model that knows no grammars."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerModel:
     """`pool` is the executor's KV memory as transports see it, `digest` that of its blocks; `digest` is called by the
-    transfer thread while the executor runs. `fingerprint` is hexadecimal, `max_model_len` in tokens."""
+    transfer thread while the executor runs. `fingerprint` is hexadecimal, `max_model_len` in tokens. `prepare` compiles
+    a grammar ahead, on any thread, and never raises."""
 
     name: str
     executor: Executor
@@ -27,6 +34,7 @@ class WorkerModel:
     max_model_len: int
     bundle: TokenizerBundle
     aliases: tuple[str, ...] = ()
+    prepare: Callable[[Grammar], None] = _ignore
 
 
 def load_worker_model(config: Config) -> WorkerModel:
@@ -44,5 +52,6 @@ def load_worker_model(config: Config) -> WorkerModel:
         fingerprint=loaded.fingerprint.digest,
         max_model_len=loaded.max_model_len,
         bundle=loaded.bundle,
+        prepare=_ignore if loaded.grammars is None else loaded.grammars.prepare,
         aliases=loaded.aliases,
     )

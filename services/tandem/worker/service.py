@@ -11,6 +11,7 @@ import grpc.aio
 
 from tandem.core.clock import Clock
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.grammar import Grammar
 from tandem.core.ids import GatewayId, JobKey
 from tandem.core.load import Books, Load
 from tandem.core.request import Job
@@ -46,7 +47,7 @@ _T = TypeVar("_T")
 
 
 class WorkerService(WorkerServicer):
-    """All methods on the event loop. `grace_s`: how long a gateway may leave a message untaken."""
+    """All methods on the event loop. `prepare` compiles a grammar ahead, on any thread."""
 
     def __init__(
         self,
@@ -56,15 +57,15 @@ class WorkerService(WorkerServicer):
         gateways: Gateways,
         follows: FollowService,
         clock: Clock,
-        grace_s: float,
+        prepare: Callable[[Grammar], None],
     ) -> None:
+        self._prepare = prepare
         self._identity = identity
         self._driver = driver
         self._router = router
         self._gateways = gateways
         self._follows = follows
         self._clock = clock
-        self._grace_s = grace_s
 
     # ---- jobs
 
@@ -75,7 +76,11 @@ class WorkerService(WorkerServicer):
     ) -> worker_pb2.SubmitReply:
         reply = worker_pb2.SubmitReply()
         try:
-            await self._accept(self._read_submission(request))
+            submission = self._read_submission(request)
+            grammar = submission.job.request.sampling.grammar
+            if grammar is not None:
+                await asyncio.to_thread(self._prepare, grammar)
+            await self._accept(submission)
         except TandemError as refusal:
             reply.refusal.CopyFrom(encode_refusal(refusal.kind, refusal.message))
         reply.load.CopyFrom(encode_load(self._router.snapshot.load))
@@ -228,7 +233,7 @@ class WorkerService(WorkerServicer):
         """At once, then whenever the stream is woken. Load and step cost go along when they have changed."""
         told: Snapshot | None = None
         try:
-            async with Patience(self._grace_s) as patience:
+            async with Patience(self._gateways.grace_s) as patience:
                 while not watch.is_over:
                     watch.wake.clear()
                     snapshot = self._router.snapshot

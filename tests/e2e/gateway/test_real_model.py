@@ -1,9 +1,13 @@
-"""The real model behind a gateway, with KV moved by the default transport: an answer that makes sense."""
+"""The real model behind a gateway, with KV moved by the default transport: an answer that makes sense, one in a form,
+and a call; never how good they are."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from typing import Any
 
+import jsonschema  # type: ignore[import-untyped]
 import openai
 import pytest
 
@@ -30,24 +34,101 @@ def gateway(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Iterato
         assert running.complaints() == []
 
 
-def test_the_capital_of_france(gateway: Gateway) -> None:
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 40},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "languages": {"type": "array", "items": {"enum": ["French", "German", "English"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "languages"],
+    "additionalProperties": False,
+}
+PLACE: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 30}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "get_weather", "description": "Weather in a city.", "parameters": PLACE}},
+    {"type": "function", "function": {"name": "get_time", "description": "Time in a city.", "parameters": PLACE}},
+]
+
+
+@pytest.fixture(scope="module")
+def client(gateway: Gateway) -> Iterator[openai.OpenAI]:
     with (
         openai.DefaultHttpxClient(trust_env=False, timeout=60) as http,
         openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", http_client=http, max_retries=0) as client,
     ):
-        whole = client.chat.completions.with_raw_response.create(
-            model=MODEL, messages=CHAT, max_tokens=24, temperature=0  # type: ignore[arg-type]
-        )  # fmt: skip
-        assert whole.headers["x-tandem-path"] == "remote"
-        said = whole.parse().choices[0]
-        assert "Paris" in (said.message.content or "")
-        assert said.finish_reason == "stop", "the model ends its answer itself"
-        chunks = client.chat.completions.create(
-            model=MODEL,
-            messages=CHAT,  # type: ignore[arg-type]
-            max_tokens=24,
-            temperature=0,
-            stream=True,
-        )
-        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-        assert text == said.message.content
+        yield client
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.2])
+def test_an_object_of_a_schema(client: openai.OpenAI, temperature: float) -> None:
+    ask: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "Describe a person from Lyon as JSON."}],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}},
+        "max_tokens": 200,
+        "temperature": temperature,
+        "seed": 4,
+    }
+    whole = client.chat.completions.create(**ask).choices[0]
+    assert whole.finish_reason == "stop"
+    jsonschema.validate(json.loads(whole.message.content or ""), PERSON)
+    chunks = client.chat.completions.create(stream=True, **ask)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.message.content
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_time"}}], ids=str)
+def test_a_call_that_must_be_made(client: openai.OpenAI, choice: Any, parallel: bool) -> None:
+    ask: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
+        "tools": TOOLS,
+        "tool_choice": choice,
+        "parallel_tool_calls": parallel,
+        "max_tokens": 300,
+        "temperature": 0,
+    }
+    whole = client.chat.completions.create(**ask).choices[0]
+    calls = [call.function for call in whole.message.tool_calls or []]
+    assert whole.finish_reason == "tool_calls"
+    assert whole.message.content is None
+    assert 1 <= len(calls) <= (16 if parallel and choice == "required" else 1)
+    for call in calls:
+        assert call.name in ("get_weather", "get_time") if choice == "required" else call.name == "get_time"
+        jsonschema.validate(json.loads(call.arguments), PLACE)
+    names, arguments = list[str](), list[str]()
+    chunks: Any = client.chat.completions.create(stream=True, **ask)
+    for chunk in chunks:
+        for piece in chunk.choices[0].delta.tool_calls or [] if chunk.choices else []:
+            if piece.function.name:
+                names.append(piece.function.name)
+                arguments.append("")
+            arguments[piece.index] += piece.function.arguments or ""
+    assert names == [call.name for call in calls]
+    assert arguments == [call.arguments for call in calls]
+
+
+def test_the_capital_of_france(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.with_raw_response.create(
+        model=MODEL, messages=CHAT, max_tokens=24, temperature=0  # type: ignore[arg-type]
+    )  # fmt: skip
+    assert whole.headers["x-tandem-path"] == "remote"
+    said = whole.parse().choices[0]
+    assert "Paris" in (said.message.content or "")
+    assert said.finish_reason == "stop", "the model ends its answer itself"
+    chunks = client.chat.completions.create(
+        model=MODEL,
+        messages=CHAT,  # type: ignore[arg-type]
+        max_tokens=24,
+        temperature=0,
+        stream=True,
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == said.message.content

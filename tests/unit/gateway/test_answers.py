@@ -18,6 +18,7 @@ from tandem.gateway.caller import Caller
 from tandem.gateway.completion import Delta, Ending
 from tandem.gateway.counters import Counters
 from tandem.gateway.echo import PromptScores
+from tandem.gateway.manner import Manners
 from tandem.gateway.merge import merged
 from tandem.gateway.openai_schema import CompletionBody
 from tandem.gateway.ports import ServedModel, Standing
@@ -92,7 +93,7 @@ async def test_all_prompts_are_closed_to_the_end_though_the_closing_is_cancelled
 ) -> None:
     dispatch, counters = SlowDispatch(served), Counters()
     with ThreadPoolExecutor(1) as executor:
-        answers = Answers(dispatch, executor, counters)
+        answers = Answers(dispatch, executor, counters, Manners())
         seen = asyncio.Event()
 
         async def read() -> None:
@@ -116,7 +117,7 @@ async def test_prompts_that_were_admitted_are_closed_when_the_client_leaves_whil
 ) -> None:
     dispatch, counters = SlowDispatch(served, slow_at=2), Counters()
     with ThreadPoolExecutor(1) as executor:
-        task = asyncio.create_task(Answers(dispatch, executor, counters).complete(several(), CALLER))
+        task = asyncio.create_task(Answers(dispatch, executor, counters, Manners()).complete(several(), CALLER))
         await dispatch.waiting.wait()
         task.cancel()
         await asyncio.wait({task})

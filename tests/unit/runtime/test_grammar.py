@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tokenizers import Tokenizer
@@ -116,6 +117,19 @@ def test_what_cannot_be_compiled_or_never_ends_is_an_error_each_time(masks: Gram
     for _ in range(2):
         with pytest.raises(ValueError):
             walk()
+
+
+def test_what_was_prepared_on_another_thread_is_not_compiled_again(
+    masks: GrammarMasks, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad = Grammar("regex", "[0-9]+"), Grammar("regex", "(")
+    with ThreadPoolExecutor() as threads:
+        for _ in threads.map(masks.prepare, [good, bad, Grammar("json_schema", "{"), good]):
+            pass
+    monkeypatch.setattr(module, "LLMatcher", None)
+    assert follow(masks, good, [])
+    with pytest.raises(ValueError, match="unclosed group"):
+        follow(masks, bad, [])
 
 
 def test_an_output_that_breaks_the_grammar_says_where(masks: GrammarMasks, tokenizer: Tokenizer) -> None:

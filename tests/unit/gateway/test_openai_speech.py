@@ -1,0 +1,311 @@
+"""Tools, forms and thoughts as the openai client asks for them and gets them, streamed and whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import openai
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+from tokenizers import AddedToken, Tokenizer
+
+from tandem.core.bundle import TokenizerBundle
+from tandem.core.events import FinishReason
+from tandem.core.request import Request
+from tandem.gateway.ports import ServedModel
+from tandem.gateway.text import TextModel
+from tests.unit.gateway.conftest import TEMPLATE
+
+Front = Any  # the fixtures' class lives in conftest
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "weather", "description": "Of a city.", "parameters": SCHEMA}},
+    {"type": "function", "function": {"name": "now"}},
+]
+ASK: list[Any] = [{"role": "user", "content": "How is the weather?"}]
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
+THINKS = TEMPLATE.replace("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n")
+
+
+@dataclass
+class Said:
+    """One choice, whatever way it came."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
+    finish: str | None = None
+
+
+@pytest.fixture
+def client(front: Front, tokenizer: Tokenizer) -> Iterator[openai.OpenAI]:
+    """`tiny` knows nothing of tools; of `mistral` and `thinker` marks are special tokens."""
+    served = replace(front.dispatch.served[0], max_model_len=8192)
+    calling, thinking = _marked(tokenizer, "[TOOL_CALLS]"), _marked(tokenizer, "<think>", "</think>")
+    front.dispatch.served = [
+        served,
+        replace(served, name="mistral", text=_text(calling, TEMPLATE + "{% if tools %}{% endif %}")),
+        replace(served, name="thinker", text=_text(thinking, THINKS)),
+    ]
+    http = openai.DefaultHttpxClient(trust_env=False)
+    with openai.OpenAI(base_url=f"{front.url}/v1", api_key="x", max_retries=0, http_client=http) as client:
+        yield client
+
+
+def _marked(tokenizer: Tokenizer, *marks: str) -> Tokenizer:
+    marked = Tokenizer.from_str(tokenizer.to_str())
+    marked.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
+    return marked
+
+
+def _text(tokenizer: Tokenizer, template: str) -> TextModel:
+    special = json.dumps({"bos_token_id": 0, "eos_token_ids": [1], "eos_token": "<|im_end|>"})
+    source = tokenizer.to_str().encode()
+    return TextModel(TokenizerBundle(tokenizer_json=source, chat_template=template, special_tokens_json=special))
+
+
+def ask(
+    client: openai.OpenAI, *, stream: bool, model: str = "tiny", messages: Sequence[Any] = ASK, **more: Any
+) -> Said:
+    create: Any = client.chat.completions.create
+    if not stream:
+        (choice,) = create(model=model, messages=messages, **more).choices
+        message = choice.message
+        assert getattr(message, "reasoning", None) == getattr(message, "reasoning_content", None)
+        calls = message.tool_calls or []
+        return Said(
+            message.content or "",
+            getattr(message, "reasoning_content", None) or "",
+            [(call.function.name, call.function.arguments) for call in calls],
+            [call.id for call in calls],
+            choice.finish_reason,
+        )
+    said, names, arguments = Said(), list[str](), list[str]()
+    for chunk in create(model=model, messages=messages, stream=True, **more):
+        for choice in chunk.choices:
+            said.content += choice.delta.content or ""
+            said.reasoning += getattr(choice.delta, "reasoning_content", None) or ""
+            said.finish = choice.finish_reason or said.finish
+            for call in choice.delta.tool_calls or []:
+                if call.index == len(names):
+                    assert call.type == "function"
+                    said.ids.append(call.id)
+                    names.append(call.function.name)
+                    arguments.append("")
+                else:
+                    assert call.id is None
+                arguments[call.index] += call.function.arguments or ""
+    said.calls = list(zip(names, arguments, strict=True))
+    return said
+
+
+def shown(front: Front) -> str:
+    """The prompt of the last request, as text."""
+    request: Request = front.dispatch.requests[-1]
+    found: ServedModel = next(model for model in front.dispatch.served if model.name == request.model)
+    return found.text.decode(request.prompt_tokens)
+
+
+def takes(front: Front, text: str) -> bool:
+    """Whether the grammar of the last request lets all of `text` come, and then end."""
+    request: Request = front.dispatch.requests[-1]
+    found: ServedModel = next(model for model in front.dispatch.served if model.name == request.model)
+    tokenizer = LLTokenizer(found.text._tokenizer.to_str(), eos_token=[1])
+    grammar = request.sampling.grammar
+    assert grammar is not None
+    written = {
+        "json_schema": lambda: LLMatcher.grammar_from_json_schema(grammar.source),
+        "regex": lambda: LLMatcher.grammar_from_regex(grammar.source),
+        "lark": lambda: LLMatcher.grammar_from_lark(grammar.source),
+    }[grammar.kind]()
+    matcher = LLMatcher(tokenizer, written)
+    tokens = tokenizer.tokenize_str(text, parse_special=True)
+    return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "weather"}}])
+def test_a_call(front: Front, client: openai.OpenAI, stream: bool, choice: Any) -> None:
+    front.answer(CALL)
+    said = ask(client, stream=stream, tools=TOOLS, tool_choice=choice)
+    assert said.calls == [("weather", '{"city": "Köln"}')]
+    assert (said.content, said.finish) == ("", "tool_calls")
+    assert said.ids[0].startswith("call_")
+    grammar = front.dispatch.requests[-1].sampling.grammar
+    if choice == "auto":
+        assert grammar is None
+    else:
+        assert takes(front, CALL)
+        assert not takes(front, CALL.replace("city", "town"))
+        assert takes(front, '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>') == (choice == "required")
+        assert takes(front, f"{CALL}\n{CALL}") == (choice == "required")
+        assert not takes(front, "Hello.")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_text_and_several_calls(front: Front, client: openai.OpenAI, stream: bool) -> None:
+    front.answer(f"Let me look.\n{CALL}\n{CALL}")
+    said = ask(client, stream=stream, tools=TOOLS)
+    assert said.content == "Let me look."
+    assert said.calls == [("weather", '{"city": "Köln"}')] * 2
+    assert len(set(said.ids)) == 2
+    front.answer(f"{CALL}\n{CALL}")
+    assert len(ask(client, stream=stream, tools=TOOLS, parallel_tool_calls=False).calls) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_no_call_is_content(front: Front, client: openai.OpenAI, stream: bool) -> None:
+    for text in (CALL.replace("weather", "nobody"), "a < b <tool", "No call at all. \n"):
+        front.answer(text)
+        said = ask(client, stream=stream, tools=TOOLS)
+        assert (said.content, said.calls, said.finish) == (text, [], "stop")
+    front.answer(CALL)
+    assert ask(client, stream=stream, tools=TOOLS, tool_choice="none").content == CALL
+    front.answer(CALL)
+    assert ask(client, stream=stream).content == CALL, "without tools marks are text"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_was_cut_off_says_so(front: Front, client: openai.OpenAI, stream: bool) -> None:
+    front.stream(CALL[: CALL.index('": "Köln')], front.finished(FinishReason.LENGTH))
+    said = ask(client, stream=stream, tools=TOOLS, tool_choice="required")
+    assert said.calls == [("weather", '{"city')]
+    assert said.finish == "length"
+
+
+def test_tools_are_told_to_a_template_that_knows_none(front: Front, client: openai.OpenAI) -> None:
+    front.answer("ok")
+    called = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Köln"}'}}
+    messages: list[Any] = [
+        {"role": "system", "content": "Be brief."},
+        *ASK,
+        {"role": "assistant", "content": None, "tool_calls": [called]},
+        {"role": "tool", "tool_call_id": "c1", "content": "rain"},
+    ]
+    ask(client, stream=False, messages=messages, tools=TOOLS)
+    prompt = shown(front)
+    assert prompt.startswith("<|im_start|>system\nBe brief.\n\n# Tools\n")
+    assert '{"type": "function", "function": {"name": "now"}}\n</tools>' in prompt
+    assert f"<|im_start|>assistant\n{CALL}<|im_end|>" in prompt
+    assert "<|im_start|>user\n<tool_response>\nrain\n</tool_response><|im_end|>" in prompt
+    front.answer("ok")
+    ask(client, stream=False, messages=messages, tools=TOOLS, tool_choice="none")
+    assert "# Tools" not in shown(front), "what must not be called is better not known"
+    front.answer("ok")
+    ask(client, stream=False, messages=messages)
+    assert "# Tools" not in shown(front)
+    assert CALL in shown(front)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_marks_that_are_special_tokens_do_not_vanish(front: Front, client: openai.OpenAI, stream: bool) -> None:
+    text = front.dispatch.served[1].text
+    mark = text.special_token("[TOOL_CALLS]")
+    front.stream(mark, '[{"name": "weather", "arguments": {"city": "Bonn"}}]', 1, front.finished())
+    said = ask(client, stream=stream, model="mistral", tools=TOOLS, tool_choice="required")
+    assert said.calls == [("weather", '{"city": "Bonn"}')]
+    assert len(said.ids[0]) == 9
+    assert takes(front, '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Bonn"}}]')
+    front.stream(mark, "Hello.", 1, front.finished())
+    assert ask(client, stream=stream, model="mistral").content == "Hello.", "without tools it is hidden as ever"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_thoughts(front: Front, client: openai.OpenAI, stream: bool) -> None:
+    """The prompt of this model begins the thought."""
+    text = front.dispatch.served[2].text
+    closing = text.special_token("</think>")
+    front.stream("Hm. Köln?\n", closing, "\n\nParis.", 1, front.finished())
+    said = ask(client, stream=stream, model="thinker")
+    assert (said.reasoning, said.content, said.finish) == ("Hm. Köln?", "Paris.", "stop")
+    front.stream("Hm.", closing, CALL, 1, front.finished())
+    said = ask(client, stream=stream, model="thinker", tools=TOOLS, tool_choice="required")
+    assert (said.reasoning, said.content, said.calls) == ("Hm.", "", [("weather", '{"city": "Köln"}')])
+    assert takes(front, f"As I like.</think>\n\n{CALL}")
+    front.answer("x")
+    ask(client, stream=stream, model="thinker", response_format={"type": "json_object"})
+    assert takes(front, '{"a</think>{"a": 1}')
+    assert not takes(front, '{"a": 1}')
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_form(front: Front, client: openai.OpenAI, stream: bool) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA, "strict": True}}
+    front.answer('{"city": "Köln"}')
+    assert json.loads(ask(client, stream=stream, response_format=wanted).content) == {"city": "Köln"}
+    assert takes(front, '{"city":"Köln"}')
+    assert not takes(front, '{"town":"Köln"}')
+    front.answer("x")
+    ask(client, stream=stream, tools=TOOLS, extra_body={"guided_regex": r"[ab]/\/c\n"})
+    assert takes(front, "b//c\n")
+    assert takes(front, CALL)
+    front.answer("x")
+    ask(client, stream=stream, response_format=wanted, tools=TOOLS)
+    assert takes(front, '{"city":"Köln"}'), "either an answer in this form"
+    assert takes(front, CALL), "or a call"
+    assert not takes(front, "x")
+
+
+def test_a_form_ends_even_where_ends_are_ignored(front: Front, client: openai.OpenAI) -> None:
+    for body in ({"guided_regex": "[a-z]{3}"}, {"structured_outputs": {"choice": ["yes", "no"]}}):
+        front.answer("yes")
+        ask(client, stream=False, extra_body={**body, "ignore_eos": True}, max_tokens=9)
+        sampling = front.dispatch.requests[-1].sampling
+        assert (sampling.stop_token_ids, sampling.min_tokens) == ({1}, 9)
+        assert takes(front, "yes")
+    front.answer("yes")
+    client.completions.create(model="tiny", prompt="Well,", extra_body={"guided_choice": ["yes"]})
+    assert takes(front, "yes")
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}},
+         "response_format.json_schema.schema"),
+        ({"tools": [{"type": "code", "function": {"name": "f"}}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [TOOLS[0], TOOLS[0]]}, "tools[1].function.name"),
+        ({"tools": [TOOLS[1]] * 129}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "nobody"}}}, "tool_choice"),
+        ({"tools": [TOOLS[1], {"type": "function", "function": {"name": "f", "parameters": {"properties": 3}}}],
+          "tool_choice": "required"}, "tools[1].function.parameters"),
+        ({"tools": TOOLS, "extra_body": {"guided_grammar": 'start: "a"'}}, "tool_choice"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(front: Front, client: openai.OpenAI, more: Any, param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, stream=False, **more)
+    assert caught.value.param == param
+    assert front.dispatch.requests == []
+
+
+@pytest.mark.parametrize("name", ["functions", "function_call"])
+def test_the_older_names_say_what_to_use(front: Front, client: openai.OpenAI, name: str) -> None:
+    with pytest.raises(openai.BadRequestError, match="use tool"):
+        ask(client, stream=False, extra_body={name: [{"name": "f"}]})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_each_choice_is_told_apart(front: Front, client: openai.OpenAI, stream: bool) -> None:
+    """A call in one token stream leaves log probabilities for all of its tokens."""
+    front.answer(CALL)
+    create: Any = client.chat.completions.create
+    answer = create(model="tiny", messages=ASK, tools=TOOLS, logprobs=True, stream=stream)
+    entries = [
+        entry
+        for part in (answer if stream else [answer])
+        for choice in part.choices
+        for entry in ((choice.logprobs.content or []) if choice.logprobs else [])
+    ]
+    assert b"".join(bytes(entry.bytes) for entry in entries).decode() == CALL
