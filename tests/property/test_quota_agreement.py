@@ -50,7 +50,7 @@ def url() -> Iterator[str]:
 async def compare(url: str, limits: Limits, steps: list[tuple[object, ...]]) -> None:
     now = 1_795_000_000_000
     book, tenant = QuotaBook(), TenantId(f"t{next(_numbers)}")
-    quotas = RedisQuotas(url, "agree", ttl_s=TTL_MS / 1000, now_ms=lambda: now)
+    quotas = RedisQuotas(url, "agree", ttl_s=TTL_MS / 1000, answer_s=30.0, now_ms=lambda: now)
     try:
         for step in steps:
             match step:

@@ -32,12 +32,18 @@ class RedisQuotas:
     """
 
     def __init__(
-        self, url: str, namespace: str, *, ttl_s: float = DEFAULT_TTL_S, now_ms: Callable[[], int] | None = None
+        self,
+        url: str,
+        namespace: str,
+        *,
+        ttl_s: float = DEFAULT_TTL_S,
+        answer_s: float = ANSWER_S,
+        now_ms: Callable[[], int] | None = None,
     ) -> None:
         self.ttl_s = ttl_s
         self._namespace = namespace
         self._now_ms = now_ms
-        self._line = ScriptLine(connect(url, ANSWER_S), (files("tandem.stores") / "lua" / "quota.lua").read_text())
+        self._line = ScriptLine(connect(url, answer_s), (files("tandem.stores") / "lua" / "quota.lua").read_text())
 
     def reserve(self, tenant: TenantId, limits: Limits, ask: Ask) -> Coroutine[Any, Any, Verdict]:
         """Called at once, before anything that is called later; as is `settle`."""
