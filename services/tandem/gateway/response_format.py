@@ -14,6 +14,7 @@ from llguidance import LLMatcher, LLParserLimits
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.grammar import JSON_FORM, MAX_LEXER_STATES, MAX_SOURCE_CHARS, MAX_SYMBOLS, Grammar
+from tandem.gateway.json_depth import check_depth
 
 MAX_CHECKED = 256
 """Grammars that are known to be good."""
@@ -115,8 +116,9 @@ def _of_response_format(wanted: ResponseFormat) -> Form | None:
     if given is None or given.schema is None:
         param = "response_format.json_schema" + ("" if given is None else ".schema")
         raise _invalid(f"{param} is missing", param)
-    source = schema_source(given.schema, lenient=given.strict is False)
-    return Form(Grammar("json_schema", source), "response_format.json_schema.schema")
+    param = "response_format.json_schema.schema"
+    check_depth(given.schema, param)
+    return Form(Grammar("json_schema", schema_source(given.schema, lenient=given.strict is False)), param)
 
 
 def _guided(prefix: str, fields: Mapping[str, Any]) -> list[Form | None]:
@@ -151,6 +153,7 @@ def _schema(value: str | dict[str, Any], param: str) -> dict[str, Any]:
             raise _invalid(f"{param} is not valid JSON: {error}", param) from None
     if not isinstance(value, dict):
         raise _invalid(f"{param} must be a JSON schema", param)
+    check_depth(value, param)
     return value
 
 

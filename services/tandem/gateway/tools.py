@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.gateway.json_depth import check_depth
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
@@ -119,6 +120,7 @@ def made_calls(calls: Sequence[MessageCall], where: str) -> list[dict[str, Any]]
 
 def _object(arguments: str | dict[str, Any], param: str) -> dict[str, Any]:
     if isinstance(arguments, dict):
+        check_depth(arguments, param)
         return arguments
     try:
         value = msgspec.json.decode(arguments or "{}")
@@ -126,6 +128,7 @@ def _object(arguments: str | dict[str, Any], param: str) -> dict[str, Any]:
         raise _invalid(f"{param} is not valid JSON: {error}", param) from None
     if not isinstance(value, dict):
         raise _invalid(f"{param} must be a JSON object", param)
+    check_depth(value, param)
     return value
 
 
@@ -147,6 +150,7 @@ def _check(tools: Sequence[Tool]) -> None:
         if name in seen:
             raise _invalid(f"{where}.function.name {name!r} is there twice", f"{where}.function.name")
         seen.add(name)
+        check_depth(tool.function.parameters, f"{where}.function.parameters")
 
 
 def _invalid(message: str, param: str) -> TandemError:

@@ -309,3 +309,27 @@ def test_each_choice_is_told_apart(front: Front, client: openai.OpenAI, stream: 
         for entry in ((choice.logprobs.content or []) if choice.logprobs else [])
     ]
     assert b"".join(bytes(entry.bytes) for entry in entries).decode() == CALL
+
+
+@pytest.mark.parametrize("depth", [100, 200, 480, 900])
+@pytest.mark.parametrize("field", ["response_format", "tools", "guided_json"])
+def test_deep_schemas_are_refused_and_no_failure(front: Front, client: openai.OpenAI, field: str, depth: int) -> None:
+    deep: dict[str, Any] = {"type": "string"}
+    for _ in range(depth // 2):
+        deep = {"properties": {"a": deep}}
+    body: dict[str, Any] = {
+        "response_format": {
+            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": deep}},
+        },
+        "tools": {
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": deep}}],
+            "tool_choice": "required",
+        },
+        "guided_json": {"guided_json": deep},
+    }[field]
+    front.answer("x")
+    if depth == 100:
+        ask(client, stream=False, extra_body=body)
+        return
+    with pytest.raises(openai.BadRequestError):
+        ask(client, stream=False, extra_body=body)

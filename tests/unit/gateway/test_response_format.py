@@ -11,6 +11,7 @@ import pytest
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.grammar import MAX_SOURCE_CHARS, Grammar
 from tandem.gateway import response_format as module
+from tandem.gateway.json_depth import check_depth
 from tandem.gateway.response_format import Form, GrammarCheck, ResponseFormat, StructuredOutputs, asked_form
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -87,11 +88,6 @@ def test_what_asks_wrongly_is_refused_by_field(wanted: Any, structured: Any, gui
     assert (caught.value.kind, caught.value.param) == (ErrorKind.INVALID_REQUEST, param)
 
 
-DEEP: dict[str, Any] = {"type": "string"}
-for _ in range(300):
-    DEEP = {"type": "object", "properties": {"a": DEEP}}
-
-
 @pytest.mark.parametrize(
     ("schema", "reason"),
     [
@@ -102,7 +98,6 @@ for _ in range(300):
         ({"type": "string", "pattern": "("}, "unclosed group"),
         ({"type": "array", "uniqueItems": True}, "uniqueItems"),
         ({"type": "integer", "minimum": 5, "maximum": 3}, "Unsatisfiable"),
-        (DEEP, "recursion limit"),
         ({"allOf": [{"anyOf": [{"properties": {f"p{i}{j}": {}}} for j in range(4)]} for i in range(9)]}, "too large"),
         ({"enum": ["x" * MAX_SOURCE_CHARS]}, "at most"),
     ],
@@ -113,6 +108,20 @@ def test_a_schema_that_cannot_be_used_is_refused_with_the_reason(schema: Any, re
         GrammarCheck().check(schema_form(schema, strict=True))
     assert (caught.value.kind, caught.value.param) == (ErrorKind.INVALID_REQUEST, FIELD)
     assert reason in caught.value.message
+
+
+def test_depth_is_bounded_before_anything_recurses() -> None:
+    for depth, is_fine in ((120, True), (129, False), (100_000, False)):
+        deep: dict[str, Any] = {}
+        for _ in range(depth):
+            deep = {"a": deep}
+        if is_fine:
+            check_depth(deep, "x")
+            continue
+        with pytest.raises(TandemError, match="nested deeper"):
+            check_depth(deep, "x")
+        while deep:  # by hand: to free so deep a value recurses too
+            deep = deep["a"]
 
 
 def test_keywords_that_nobody_enforces_pass_where_strictness_is_off() -> None:

@@ -16,7 +16,7 @@ from tandem.core.events import Cancelled, Failed, Finished, FinishReason, JobEve
 from tandem.core.ids import BlockId, GatewayId, HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.load import Books, Load
-from tandem.core.request import Generate, Prefill, Request, Resume, SamplingParams
+from tandem.core.request import MAX_COUNT, Generate, Prefill, Request, Resume, SamplingParams
 from tandem.core.step_cost import StepCost
 from tandem.engine.ports import TransportPeer
 from tandem.kv.handoff import Announcement, BlockDigest, HandoffKey
@@ -50,7 +50,7 @@ requests = st.builds(
     model=NAMES,
     prompt_tokens=st.lists(U32, min_size=1, max_size=8).map(tuple),
     sampling=samplings,
-    priority=st.integers(-(2**31), 2**31 - 1),
+    priority=st.integers(-MAX_COUNT, MAX_COUNT),
     cache_salt=st.text(max_size=4),
 )
 one: dict[str, Any] = {"request": requests, "attempt": U32, "choice": st.integers(0, 127), "output_tokens": TOKENS}
