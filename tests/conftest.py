@@ -18,6 +18,10 @@ _HERE = Path(__file__).parent
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# Some tests fork a program while others' gRPC threads run. The child executes another program at once; what gRPC would
+# do in it before that can kill it.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 # No deadline, because a shared machine stalls; the same examples in every run, because a red test must stay red.
 settings.register_profile("tandem", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tandem")

@@ -80,7 +80,7 @@ class InferenceService(InferenceServicer):
             served, ids = await self._answers.tokenize(body, caller.tenant)
             reply = pb.TokenizeReply(count=len(ids), max_model_len=served.max_model_len, tokens=ids)
             if body.return_token_strs:
-                reply.token_strs.extend(served.text.token_text(token).text for token in ids)
+                reply.token_strs.extend(await self._answers.token_strings(served, ids))
             return reply
 
     async def Detokenize(

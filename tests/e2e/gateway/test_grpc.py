@@ -25,6 +25,7 @@ SEEDED = {"temperature": 1.0, "top_p": 0.9, "top_k": 50, "seed": 11}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("chat", {**CHAT, "logprobs": True, "top_logprobs": 2}),
     "drawn chat": ("chat", {**CHAT, **SEEDED, "presence_penalty": 0.5, "return_token_ids": True}),
+    "choices": ("chat", {**CHAT, **SEEDED, "n": 3, "return_token_ids": True}),
     "text": ("completion", {"prompt": "Grüße aus", "logprobs": 1, "logit_bias": {"70": 2}}),
     "token ids": ("completion", {"prompt": prompt(40, 800), **SEEDED, "return_token_ids": True}),
     "several": ("completion", {"prompt": ["a b c", "größer"], "stop": ["q"]}),

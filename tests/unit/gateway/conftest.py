@@ -254,7 +254,7 @@ class Front:
         await server.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def running_front(make_text: Callable[..., TextModel], tokenizer: Tokenizer) -> Iterator[Front]:
     text = make_text(config={"temperature": 0.6, "top_p": 0.9, "eos_token_id": [1]})
     names = ("tiny", "org/tiny")
@@ -270,7 +270,7 @@ def front(running_front: Front) -> Front:
     return running_front
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def channel(running_front: Front) -> Iterator[grpc.Channel]:
     """Without `front`, nothing is scripted."""
     with grpc.insecure_channel(f"127.0.0.1:{running_front.grpc_port}", options=channel_options()) as channel:
