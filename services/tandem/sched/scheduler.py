@@ -71,7 +71,7 @@ class Scheduler:
         seq = Sequence(SeqId(self._num_arrived), job, root, self._num_arrived, now)
         self._num_arrived += 1
         # Now, rather than between two steps or between an announcement and our first read of what it names.
-        seq.hashes(len(seq.tokens) // self.pool.block_size, self.pool.block_size)
+        seq.reusable(self.pool.block_size)
         self._by_key[job.key] = self._by_id[seq.id] = seq
         if seq.is_pull:
             self._promised_blocks[seq.id] = pull_need(job, self.pool.block_size)
