@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tandem.core.events import FinishReason, SampledToken
 from tandem.core.ids import HandoffId, Incarnation, RequestId, WorkerId, WorkerRef
+from tandem.core.lane import Lane
 from tandem.core.request import Generate, Job, Prefill, Request, Resume, SamplingParams
 from tests.property.model import STOP_TOKEN, VOCABULARY, expected_output, expected_scores
 
@@ -25,6 +26,7 @@ class Shape:
     max_tokens: int
     num_output: int
     priority: int
+    lane: Lane
     may_stop: bool
     salt: str
     looks_back: bool
@@ -42,6 +44,7 @@ def shapes(max_length: int, max_tokens: int) -> st.SearchStrategy[Shape]:
         max_tokens=st.integers(0, max_tokens),
         num_output=st.sampled_from([0, 0, 0, 1, 2]),
         priority=st.sampled_from([0, 0, 0, 1, -1]),
+        lane=st.sampled_from([*Lane, Lane.INTERACTIVE]),
         may_stop=st.booleans(),
         salt=st.sampled_from(["", "", "", "tenant"]),
         looks_back=st.sampled_from([False, False, True]),
@@ -61,6 +64,7 @@ def request_of(shape: Shape, name: str) -> Request:
         model="model",
         prompt_tokens=prompt_of(shape),
         priority=shape.priority,
+        lane=shape.lane,
         cache_salt=shape.salt,
         prompt_logprobs=shape.num_top,
         sampling=SamplingParams(

@@ -17,7 +17,7 @@ from tandem.sched.plan import Slice, StepPlan
 from tandem.sched.policy import SchedulerLimits
 from tandem.sched.scheduler import Scheduler
 from tandem.sched.sequence import Sequence, Status
-from tandem.sched.targets import LatencyTargets
+from tandem.sched.targets import LatencyTargets, Target
 from tests.property.effort import effort
 from tests.property.guesses import speculation
 from tests.property.jobs import Shape, Witness, job_of, shapes
@@ -61,7 +61,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_model_len=MAX_PROMPT + MAX_OUTPUT - 2,
             enable_chunked_prefill=chunked,
             digest_handoffs=digests,
-            targets=LatencyTargets(itl_s=itl_s, ttft_s=2.0),
+            targets=LatencyTargets(interactive=Target(2.0, itl_s), batch=Target(2.0, 2 * itl_s)),
         )
         self.block_size = block_size
         self.pool = BlockPool(num_blocks, block_size, enable_prefix_caching=caching)
@@ -209,7 +209,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not self.live(), f"after {bound} steps there are {self.live()} in {self.scheduler!r}"
         while self.plans or self.leases or self.landing:
             self.turn()
-        assert not self.scheduler.num_sequences and self.scheduler.occupancy().num_queued_tokens == 0
+        assert not self.scheduler.num_sequences and not any(self.scheduler.occupancy().backlog.tokens)
         assert self.pool.num_free == self.pool.num_blocks, repr(self.pool)
 
     # ---- how
@@ -253,7 +253,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         sizes = {s.id: len(s.table) for s in self.scheduler._running}
         before = [(s, s.num_open_plans) for s in self.scheduler._running]
         prompts = [s for s in self.scheduler._running if s.may_go_on and s.num_remaining > 1]
-        oldest = min((s.order for s in self.scheduler._waiting), default=(9, 0))
+        oldest = min((s.order for s in self.scheduler._waiting), default=(9, 0, 0))
         owed = [(s, s.num_remaining) for s in prompts[:1] if s.order < oldest]
         planned = self.scheduler.plan(self.now)
         self.check_victims(before)
@@ -310,7 +310,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 continue
             slices = planned.step.slices if planned.step is not None else ()
             left = self.limits.max_num_batched_tokens - sum(1 for s in slices if s.seq in decodes)
-            half = left // 2 if not self.limits.targets.itl_s else min(left, LEAST_TOKENS) // 4
+            half = left // 2 if not self.limits.targets.interactive.itl_s else min(left, LEAST_TOKENS) // 4
             share = sum(s.num_tokens for s in slices if s.seq == seq.id)
             assert share >= min(num_remaining, max(1, half), left), f"{planned.step} forgets {seq!r}"
 

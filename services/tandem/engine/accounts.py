@@ -16,7 +16,10 @@ def load(scheduler: Scheduler, pool: BlockPool, draining: bool) -> Load:
     return Load(
         num_running=occupancy.num_running,
         num_waiting=occupancy.num_waiting,
-        num_queued_tokens=occupancy.num_queued_tokens,
+        num_queued_tokens=occupancy.backlog.tokens[-1],
+        lane_tokens=occupancy.backlog.tokens,
+        lane_longest=occupancy.backlog.longest,
+        num_horizon_tokens=occupancy.backlog.num_horizon_tokens,
         num_blocks=pool.num_blocks,
         num_free_blocks=pool.num_free,
         num_leased_blocks=pool.num_leased,

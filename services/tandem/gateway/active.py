@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable
 
 from tandem.core.errors import TandemError
 from tandem.core.events import Finished, PromptScored, Token
-from tandem.core.ids import WorkerRef
 from tandem.flow.lifecycle import RequestLife
 from tandem.gateway.ports import Standing
 from tandem.routing.placement import Placement
@@ -17,6 +16,7 @@ class ActiveRequest:
     """A TokenStream over a life. `came_at` is when it was admitted and `moved_at` when it last came forward, on the
     dispatch's clock.
 
+    `deadline` is the client's own, on the same clock; None: it has none. `prefill_s`: the least that its prompt takes.
     `pinned` names the workers of a probe, which is not routed. The queue is bounded by the request's choices and
     `max_tokens`.
     """
@@ -31,8 +31,8 @@ class ActiveRequest:
         self.life = life
         self.came_at = self.moved_at = now
         self.pinned: Placement | None = None
-        self.excluded_until: dict[WorkerRef, float] = {}
-        self.waiting_for = "a place"
+        self.deadline: float | None = None
+        self.prefill_s = 0.0
         self._on_close = on_close
         self._on_finish = on_finish
         self.standing = Standing()
@@ -45,13 +45,6 @@ class ActiveRequest:
 
     def push(self, event: Token | PromptScored | Finished | TandemError) -> None:
         self._events.put_nowait(event)
-
-    def exclude(self, workers: frozenset[WorkerRef], until: float) -> None:
-        self.excluded_until.update(dict.fromkeys(workers, until))
-
-    def excluded(self, now: float) -> frozenset[WorkerRef]:
-        self.excluded_until = {w: until for w, until in self.excluded_until.items() if until > now}
-        return frozenset(self.excluded_until)
 
     async def __aiter__(self) -> AsyncIterator[Token | PromptScored | Finished]:
         while self._open:

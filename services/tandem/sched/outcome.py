@@ -9,6 +9,7 @@ from tandem.core.ids import BlockId, JobKey
 from tandem.core.request import Job
 from tandem.core.step_cost import StepFeatures
 from tandem.kv.handoff import BlockDigest
+from tandem.sched.backlog import Backlog
 from tandem.sched.plan import StepPlan
 
 
@@ -104,9 +105,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """How full one scheduler is. `num_queued_tokens`: known tokens whose KV is neither computed nor planned."""
+    """How full one scheduler is."""
 
     num_running: int
     num_waiting: int
-    num_queued_tokens: int
     num_promised_blocks: int
+    backlog: Backlog

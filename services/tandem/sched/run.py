@@ -94,7 +94,7 @@ def _num_alike(seqs: Iterable[Seq], pool: BlockPool, limits: SchedulerLimits) ->
         sampling = seq.job.request.sampling
         if isinstance(seq.job, Prefill) or seq.num_remaining != 1 or sampling.stop_token_ids:
             return 0
-        if seq.num_open_plans or limits.targets.itl(seq.order[0]) > 0 or seq.is_undivided or shares_tail(seq, pool):
+        if seq.num_open_plans or limits.targets.lane(seq.lane).itl_s > 0 or seq.is_undivided or shares_tail(seq, pool):
             return 0
         left = sampling.max_tokens - seq.num_output - 1
         num_steps = left if num_seqs == 0 else min(num_steps, left)

@@ -27,6 +27,7 @@ from tandem.sched.acceptance import (
     num_seats,
     pull_need,
 )
+from tandem.sched.backlog import backlog, check_backlog, horizon_tokens
 from tandem.sched.draft import Draft
 from tandem.sched.entrance import Entrance
 from tandem.sched.fork import divide, failure, first_draws
@@ -73,9 +74,11 @@ class Scheduler:
         check_job(job, self._commitments(), self.limits, self.pool.block_size)
         root = root_hash(self._fingerprint, self.pool.block_size, job.request.cache_salt)
         seq = Sequence(SeqId(self._num_arrived), job, root, self._num_arrived, now)
-        self._num_arrived += job.num_choices
         # Now, rather than between two steps or between an announcement and our first read of what it names.
         seq.reusable(self.pool.block_size)
+        if not seq.is_pull:
+            check_backlog(seq, self.pool, self.occupancy().backlog)
+        self._num_arrived += job.num_choices
         self._by_id[seq.id] = seq
         self._by_key.update(dict.fromkeys(seq.keys, seq))
         if seq.is_pull:
@@ -180,12 +183,10 @@ class Scheduler:
         return len(self._by_id)
 
     def occupancy(self) -> Occupancy:
-        return Occupancy(
-            num_running=len(self._running) + len(self._pulling),
-            num_waiting=len(self._waiting),
-            num_queued_tokens=sum(map(_num_queued, chain(self._running, self._waiting))),
-            num_promised_blocks=sum(self._promised_blocks.values()),
-        )
+        horizon = horizon_tokens(self.limits, self.pacer.model.published)
+        queued = backlog(chain(self._running, self._waiting), self.pool.block_size, horizon)
+        num_running, num_promised = len(self._running) + len(self._pulling), sum(self._promised_blocks.values())
+        return Occupancy(num_running, len(self._waiting), num_promised, queued)
 
     def tables(self) -> Iterator[BlockTable]:
         return (seq.table for seq in self._by_id.values())
@@ -312,11 +313,6 @@ class Scheduler:
 
     def _num_blocks(self, num_tokens: int) -> int:
         return blocks_for(num_tokens, self.pool.block_size)
-
-
-def _num_queued(seq: Sequence) -> int:
-    """Known tokens whose KV is neither computed nor planned, of one that may be computed and is more than a decode."""
-    return seq.num_remaining if seq.may_start and seq.num_remaining > 1 else 0
 
 
 def _check_queues(queued: Many[Sequence], by_id: Collection[SeqId], by_key: Collection[JobKey]) -> None:

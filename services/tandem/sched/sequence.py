@@ -14,6 +14,9 @@ from tandem.kv.pool import BlockTable
 from tandem.sched.drafter import Drafter
 from tandem.sched.plan import Sampling
 
+Order = tuple[int, int, int]
+"""Lane, priority, arrival: the less runs first."""
+
 
 class Status(Enum):
     """WAITING holds no blocks. PULLING holds blocks that only the transfer writes. CLOSING has ended, but an open
@@ -36,7 +39,8 @@ class Sequence:
         self.job = job
         self.key = job.key
         self.choices = list(range(job.choice, job.choice + job.num_choices))
-        self.order = (job.request.priority, arrival)
+        self.lane = job.request.lane
+        self.order: Order = (self.lane, job.request.priority, arrival)
         self.arrived_at = arrived_at
         self.tokens: list[int] = [*job.request.prompt_tokens, *job.output_tokens]
         self.num_prompt = len(job.request.prompt_tokens)
@@ -149,6 +153,7 @@ class Sequence:
         seq.tokens = [*self.tokens, *drawn]
         seq.num_cached, seq.num_scored = self.num_cached, self.num_scored
         seq.was_started = seq.may_start = True
+        seq.num_hits_seen = self.table.num_published
         seq._hashes += self._hashes
         return seq
 

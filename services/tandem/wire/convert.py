@@ -357,7 +357,10 @@ def encode_load(load: Load) -> pb.Load:
 
 
 def decode_load(message: pb.Load) -> Load:
-    return Load(**{name: getattr(message, name) for name in _LOAD})
+    require(len(message.lane_tokens) == len(message.lane_longest), "lanes of a load differ in number")
+    require(len(message.lane_tokens) in (0, len(Lane)), "a load has another number of lanes")
+    lanes = {"lane_tokens": tuple(message.lane_tokens), "lane_longest": tuple(message.lane_longest)}
+    return Load(**{name: getattr(message, name) for name in _LOAD} | lanes)
 
 
 def encode_step_cost(cost: StepCost) -> pb.StepCost:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, Finished, FinishReason, JobEvent, Pulled, SampledToken, Token
 from tandem.core.ids import BlockId, GatewayId, HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
+from tandem.core.lane import Lane
 from tandem.core.load import Books, Load
 from tandem.core.request import Generate, Prefill, Request, Resume, SamplingParams
 from tandem.core.step_cost import StepCost
@@ -76,7 +77,7 @@ failed = st.builds(Failed, keys, st.sampled_from(ErrorKind), st.text(max_size=20
 pulled = st.builds(Pulled, keys, U32, U64, U32, U64, SECONDS, SECONDS, SECONDS)
 tokens = st.builds(Token, keys, st.integers(0, 2**30), sampled)
 handoff_keys = st.builds(HandoffKey, NAMES.map(HandoffId), U32)
-counts = {"bool": st.booleans(), "int": U32}
+counts = {"bool": st.booleans(), "int": U32, "tuple[int, ...]": st.tuples(*[st.integers(0, 2**40)] * len(Lane))}
 loads = st.builds(Load, **{f.name: counts[str(f.type)] for f in fields(Load)})
 books = st.builds(Books, **{f.name: counts[str(f.type)] for f in fields(Books)})
 
