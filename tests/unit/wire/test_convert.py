@@ -50,7 +50,7 @@ requests = st.builds(
     model=NAMES,
     prompt_tokens=st.lists(U32, min_size=1, max_size=8).map(tuple),
     sampling=samplings,
-    priority=st.integers(-(2**31), 2**31 - 1),
+    priority=st.integers(1 - 2**31, 2**31 - 1),
     cache_salt=st.text(max_size=4),
 )
 one: dict[str, Any] = {"request": requests, "attempt": U32, "choice": st.integers(0, 127), "output_tokens": TOKENS}
