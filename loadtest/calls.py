@@ -10,6 +10,7 @@ import msgspec
 from loadtest import workloads
 from loadtest.endpoint import Endpoint
 from loadtest.records import Record
+from tandem.core.lane import Lane
 from tandem.core.request import Request
 from tandem.workload import chance
 from tandem.workload.ask import Ask, Follow
@@ -32,6 +33,7 @@ class Call(msgspec.Struct, kw_only=True):
 
 
 _JSON = {"content-type": "application/json"}
+_TIERS = {Lane.STANDARD: "default", Lane.BATCH: "flex"}
 
 
 def greedy_call(endpoint: Endpoint, ask: workloads.Ask) -> Call:
@@ -93,6 +95,8 @@ class Caller:
         fields |= {name: getattr(sampling, name) for name, value in off.items() if getattr(sampling, name) != value}
         if self._with_priority and request.priority:
             fields["priority"] = request.priority
+        if self._with_priority and request.lane is not Lane.INTERACTIVE:
+            fields["service_tier"] = _TIERS[request.lane]
         return fields
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tandem.core.events import FinishReason, SampledToken
 from tandem.core.ids import HandoffId, Incarnation, RequestId, WorkerId, WorkerRef
+from tandem.core.lane import Lane
 from tandem.core.request import Generate, Job, Prefill, Request, Resume, SamplingParams
 from tests.property.model import STOP_TOKEN, VOCABULARY, expected_output, expected_scores
 
@@ -25,10 +26,12 @@ class Shape:
     max_tokens: int
     num_output: int
     priority: int
+    lane: Lane
     may_stop: bool
     salt: str
     looks_back: bool
     num_top: int | None
+    num_choices: int = 1
 
 
 def shapes(max_length: int, max_tokens: int) -> st.SearchStrategy[Shape]:
@@ -41,10 +44,12 @@ def shapes(max_length: int, max_tokens: int) -> st.SearchStrategy[Shape]:
         max_tokens=st.integers(0, max_tokens),
         num_output=st.sampled_from([0, 0, 0, 1, 2]),
         priority=st.sampled_from([0, 0, 0, 1, -1]),
+        lane=st.sampled_from([*Lane, Lane.INTERACTIVE]),
         may_stop=st.booleans(),
         salt=st.sampled_from(["", "", "", "tenant"]),
         looks_back=st.sampled_from([False, False, True]),
         num_top=st.sampled_from([None, None, 2]),
+        num_choices=st.sampled_from([1, 1, 1, 2, 3, 5]),
     )
 
 
@@ -59,6 +64,7 @@ def request_of(shape: Shape, name: str) -> Request:
         model="model",
         prompt_tokens=prompt_of(shape),
         priority=shape.priority,
+        lane=shape.lane,
         cache_salt=shape.salt,
         prompt_logprobs=shape.num_top,
         sampling=SamplingParams(
@@ -74,6 +80,8 @@ def job_of(shape: Shape, name: str, attempt: int = 1) -> Job:
     request = request_of(shape, name)
     output = tuple(VOCABULARY + i for i in range(min(shape.num_output, shape.max_tokens - 1)))
     common = {"request": request, "attempt": attempt, "output_tokens": output}
+    if shape.num_choices > 1:
+        common |= {"choice": shape.branch, "num_choices": shape.num_choices, "output_tokens": ()}
     if shape.kind is Generate:
         return Generate(**common)  # type: ignore[arg-type]
     if shape.kind is Prefill:
@@ -83,7 +91,7 @@ def job_of(shape: Shape, name: str, attempt: int = 1) -> Job:
 
 @dataclass(eq=False)
 class Witness:
-    """Checks what a job reports against the only outcome it can have."""
+    """Checks what a job of one choice reports against the only outcome it can have."""
 
     job: Job
     output: list[int] = field(default_factory=list)

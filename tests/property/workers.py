@@ -12,7 +12,7 @@ from tandem.kv.handoff import HandoffKey
 from tandem.kv.pool import BlockPool
 from tandem.sched.plan import StepPlan
 from tandem.sched.policy import SchedulerLimits
-from tandem.sched.targets import LatencyTargets
+from tandem.sched.targets import LatencyTargets, Target
 from tests.property.guesses import speculation
 from tests.property.model import KVStore, ModelExecutor
 
@@ -89,7 +89,7 @@ class Worker:
             max_model_len=64,
             enable_chunked_prefill=knobs.chunked,
             digest_handoffs=knobs.digests,
-            targets=LatencyTargets(itl_s=knobs.itl_s),
+            targets=LatencyTargets(interactive=Target(itl_s=knobs.itl_s)),
         )
         handoff = HandoffLimits(
             lease_s=knobs.lease_s, pull_timeout_s=knobs.pull_timeout_s, drain_timeout_s=knobs.drain_timeout_s

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -79,12 +79,14 @@ class SpeculativeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SloConfig:
-    """Milliseconds; 0 promises nothing. Requests with a priority above 0 are the batch lane, all others interactive."""
+    """Milliseconds, for each lane; 0 promises nothing. The first two are those of the interactive lane."""
 
     ttft_ms: float = _doc("time to the first token; a prompt that is about to miss it goes ahead of shorter ones", 0.0)
     itl_ms: float = _doc("between two tokens; steps compute only as much of prompts as fits", 0.0)
-    batch_ttft_ms: float = _doc("the same for requests with a priority above 0", 0.0)
-    batch_itl_ms: float = _doc("the same for requests with a priority above 0", 0.0)
+    standard_ttft_ms: float = _doc("the same for the standard lane", 0.0)
+    standard_itl_ms: float = _doc("the same for the standard lane", 0.0)
+    batch_ttft_ms: float = _doc("the same for the batch lane", 0.0)
+    batch_itl_ms: float = _doc("the same for the batch lane", 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +107,10 @@ class WorkerConfig:
     drain_s: float = _doc("how long running work may take after SIGTERM", 20.0)
     gateway_grace_s: float = _doc("jobs of a gateway whose stream is gone live this long", 10.0)
     step_stall_s: float = _doc("a step longer than this (and 20 times its prediction) is unhealthy", 30.0)
+    queue_horizon_ms: float = _doc(
+        "predicted prefill that it takes on beside its longest prompt, the rest waits in gateways; 0: two full steps",
+        0.0,
+    )
     step_log: str = _doc("directory for a file of each life's steps, which only grows; empty: none", "")
 
 
@@ -120,7 +126,10 @@ class GatewayConfig:
     progress_timeout_s: float = _doc("a request without a new token for this long fails", 120.0)
     drain_s: float = _doc("how long requests under way may take after SIGTERM", 20.0)
     worker_silence_s: float = _doc("a worker whose stream carries nothing for this long is lost", 10.0)
-    max_queued: int = _doc("requests that may wait for a place", 1024)
+    max_queued: int = _doc("requests that may wait for a place; of more, the tenant with most of them loses one", 1024)
+    early_rejection: Literal["on", "off"] = _doc(
+        "refuse at once what by prediction misses its lane's slo or its client's deadline", "on"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,9 +210,7 @@ _RULES: tuple[_Rule, ...] = (
     ),
     _one("engine.max_model_len", "must be 0 (whatever fits) or at least 2", lambda v: v == 0 or v >= 2),
     _one("engine.block_size", "must be a power of two from 8 to 256", _BLOCK_SIZES.__contains__),
-    *_each(
-        "must not be negative", lambda v: v >= 0, "slo.ttft_ms", "slo.itl_ms", "slo.batch_ttft_ms", "slo.batch_itl_ms"
-    ),
+    *_each("must not be negative", lambda v: v >= 0, *(f"slo.{one.name}" for one in fields(SloConfig))),
     *_each("must be at least 1", lambda v: v >= 1, "speculative.num_tokens", "speculative.max_batch_tokens"),
     _one("speculative.ngram_min", "must be at least 1", lambda v: v >= 1),
     (
@@ -222,6 +229,7 @@ _RULES: tuple[_Rule, ...] = (
     _one("gateway.max_queued", "must be at least 1, because every request begins in the queue", lambda v: v >= 1),
     _one("engine.num_threads", "must not be negative", lambda v: v >= 0),
     *_each("must not be negative", lambda v: v >= 0, "worker.drain_s", "gateway.drain_s", "worker.gateway_grace_s"),
+    _one("worker.queue_horizon_ms", "must not be negative", lambda v: v >= 0),
     *_each("must not be negative", lambda v: v >= 0, "serve.prefill", "serve.decode", "serve.mixed"),
     (
         "serve.mixed",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.grammar import Grammar
@@ -121,16 +122,38 @@ class Request:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
     """`output_tokens` were already sent to the client by earlier attempts; they count against
-    `max_tokens` and are never folded into the prompt."""
+    `max_tokens` and are never folded into the prompt. A job covers choices `[choice, choice + num_choices)`; one of
+    several choices has no output yet, as that is what makes them differ."""
 
     request: Request
     attempt: int
     choice: int = 0
+    num_choices: int = 1
     output_tokens: tuple[int, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        stop = self.choice + self.num_choices
+        ok = self.choice >= 0 and self.num_choices >= 1 and stop <= MAX_CHOICES
+        _require(ok, "num_choices", f"must be choices within [0, {MAX_CHOICES})", (self.choice, self.num_choices))
+        alone = self.num_choices == 1 or not self.output_tokens
+        _require(alone, "num_choices", "must be 1 where tokens were drawn already", self.num_choices)
 
     @property
     def key(self) -> JobKey:
+        """Of its first choice: the name of the job."""
         return JobKey(self.request.id, self.attempt, self.choice)
+
+    @property
+    def keys(self) -> tuple[JobKey, ...]:
+        """Of all its choices."""
+        if self.num_choices == 1:
+            return (self.key,)
+        choices = range(self.choice, self.choice + self.num_choices)
+        return tuple(JobKey(self.request.id, self.attempt, choice) for choice in choices)
+
+    def of(self, choice: int) -> Self:
+        """The part of one of its choices, as a job of its own."""
+        return self if self.num_choices == 1 else replace(self, choice=choice, num_choices=1)
 
     @property
     def num_known_tokens(self) -> int:

@@ -22,7 +22,8 @@ def engine_limits(config: Config, max_model_len: int) -> SchedulerLimits:
         max_model_len=max_model_len,
         enable_chunked_prefill=engine.enable_chunked_prefill,
         digest_handoffs=config.handoff.digests,
-        targets=_targets(config),
+        targets=LatencyTargets.of(config.slo),
+        queue_horizon_s=config.worker.queue_horizon_ms / 1e3,
     )
 
 
@@ -42,16 +43,6 @@ def compose_engine(config: Config, executor: Executor, model_fingerprint: str, m
     )
     limits = replace(engine_limits(config, max_model_len), vocab_size=executor.vocab_size)
     return Engine(pool, limits, deadlines, model_fingerprint, speculation=_speculation(config.speculative))
-
-
-def _targets(config: Config) -> LatencyTargets:
-    slo = config.slo
-    return LatencyTargets(
-        ttft_s=slo.ttft_ms / 1e3,
-        itl_s=slo.itl_ms / 1e3,
-        batch_ttft_s=slo.batch_ttft_ms / 1e3,
-        batch_itl_s=slo.batch_itl_ms / 1e3,
-    )
 
 
 def _speculation(config: SpeculativeConfig) -> Speculation | None:

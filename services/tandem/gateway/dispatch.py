@@ -14,30 +14,32 @@ from collections.abc import Coroutine, Sequence
 from tandem.core.clock import Clock
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import JobEvent
+from tandem.core.events import Finished, JobEvent
 from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerRef
 from tandem.core.request import Job, Request, SamplingParams
-from tandem.flow.commands import CancelJob, Command, Deliver, End, Place, ReleaseLease, Score, Submit
+from tandem.flow.commands import CancelJob, Command, Deliver, End, EndChoice, Place, ReleaseLease, Score, Submit
 from tandem.flow.lifecycle import Phase, RequestLife
+from tandem.flow.waiting import Waiting
 from tandem.gateway.active import ActiveRequest
 from tandem.gateway.caller import Caller
 from tandem.gateway.fleet import Fleet
 from tandem.gateway.ports import ServedModel
-from tandem.routing.placement import NoPlacement, Placement
-from tandem.routing.router import place
+from tandem.routing.placement import Placement
+from tandem.routing.view import WorkerView
+from tandem.sched.targets import NO_TARGETS, LatencyTargets
 
 TICK_S = 0.05
-REFUSAL_BACKOFF_S = 0.1
 PROBE_TIMEOUT_S = 30.0
 
 
 class Dispatcher:
     """The one Dispatch of a gateway. All of it runs on one event loop."""
 
-    def __init__(self, fleet: Fleet, config: GatewayConfig, clock: Clock) -> None:
+    def __init__(self, fleet: Fleet, config: GatewayConfig, clock: Clock, targets: LatencyTargets = NO_TARGETS) -> None:
         self._fleet = fleet
         self._config = config
         self._clock = clock
+        self._waiting = Waiting(fleet.candidates(), config, targets)
         self._active: dict[RequestId, ActiveRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.Task[None] | None = None
@@ -75,15 +77,15 @@ class Dispatcher:
 
     async def open(self, request: Request, caller: Caller) -> ActiveRequest:
         """Admit a request; it waits in line when no worker has room."""
-        if request.num_choices > 1:
-            raise TandemError(ErrorKind.UNSUPPORTED, "more than one choice is not supported", param="n")
         if self._draining:
             raise TandemError(ErrorKind.DRAINING, "this gateway is shutting down", retry_after_s=1.0)
-        if self._num_queued() >= self._config.max_queued:
-            raise TandemError(
-                ErrorKind.OVERLOADED, f"{self._config.max_queued} requests are waiting already", retry_after_s=1.0
-            )
+        admitted = self._waiting.admit(request, weight=caller.tenant.weight, timeout_s=caller.timeout_s)
+        if admitted.leaves is not None and admitted.error is not None:
+            self._make_room(admitted.leaves, admitted.error)
         active = self._admit(request)
+        active.prefill_s = admitted.prefill_s
+        if caller.timeout_s is not None:
+            active.deadline = active.came_at + caller.timeout_s
         self.place_queued()
         return active
 
@@ -103,18 +105,14 @@ class Dispatcher:
 
     def positions(self, worker: WorkerRef) -> list[tuple[JobKey, int]]:
         """What this gateway waits for from a worker: jobs and the index of each one's next token."""
-        return [
-            (active.life.key, active.life.num_delivered)
-            for active in self._active.values()
-            if worker in active.life.workers()
-        ]
+        return [position for active in self._active.values() for position in active.life.positions(worker)]
 
     async def probe(self, placement: Placement, model: str) -> bool:
         """Send one tiny request through a pair of workers; True when its KV block has moved."""
         request = probe_request(model)
         active = self._admit(request)
         active.pinned = placement
-        self._place(active)
+        self._place_pinned(active)
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 async for _ in active:
@@ -125,61 +123,84 @@ class Dispatcher:
             await active.aclose()
         return active.life.pulled is not None
 
+    def may_go_on(self, worker: WorkerView) -> None:
+        """A worker may take more than before."""
+        if self._waiting.may_go_on(worker):
+            self.place_queued()
+
     def place_queued(self) -> None:
-        """Place what waits, in the order of arrival."""
-        for active in [a for a in self._active.values() if a.life.phase is Phase.QUEUED]:
-            self._place(active)
+        """Place what waits, in its turn, until the first finds no place."""
+        while (turn := self._waiting.next(self._clock.now())) is not None:
+            active = self._active[turn.request]
+            self._fleet.expect(turn.placement.prefill, turn.request, self._waiting.line.charged(turn.request))
+            self._carry_out(active, active.life.placed(turn.placement))
 
     # ---- inside
 
     def _admit(self, request: Request) -> ActiveRequest:
         life = RequestLife(request, HandoffId(secrets.token_hex(12)))
         self._idle.clear()
-        active = self._active[request.id] = ActiveRequest(life, self._clock.now(), self._closed)
+        active = self._active[request.id] = ActiveRequest(life, self._clock.now(), self._closed, self._finished)
         return active
 
-    def _num_queued(self) -> int:
-        return sum(1 for active in self._active.values() if active.life.phase is Phase.QUEUED)
+    def _make_room(self, leaves: RequestId, error: TandemError) -> None:
+        """More wait than may. Raises the error when it is the newcomer, which nobody knows yet, that leaves."""
+        out = self._active.get(leaves)
+        if out is None:
+            self._waiting.leave(leaves)
+            raise error
+        self._carry_out(out, out.life.failed(error))
 
     def _closed(self, active: ActiveRequest) -> None:
         self._carry_out(active, active.life.cancelled())
 
-    def _place(self, active: ActiveRequest) -> None:
-        now = self._clock.now()
-        outcome: Placement | NoPlacement
-        excluded = active.excluded(now)
-        if active.pinned is None:
-            model, policy = active.life.request.model, self._config.disaggregation
-            outcome = place(self._fleet.candidates(), model, policy, excluded)
-        elif excluded & {active.pinned.prefill, active.pinned.decode}:
-            outcome = NoPlacement("a worker of the pair refused a moment ago", may_pass=True)
-        else:
-            outcome = active.pinned
-        if isinstance(outcome, Placement):
-            self._carry_out(active, active.life.placed(outcome))
-        else:
-            active.waiting_for = outcome.reason
+    def _finished(self, active: ActiveRequest, choice: int) -> None:
+        self._carry_out(active, active.life.finished(choice))
+
+    def _place_pinned(self, active: ActiveRequest) -> None:
+        """A probe is not routed, and does not wait for its turn."""
+        assert active.pinned is not None
+        self._carry_out(active, active.life.placed(active.pinned))
 
     def _carry_out(self, active: ActiveRequest, commands: Sequence[Command]) -> None:
         for command in commands:
             match command:
                 case Place():
-                    active.exclude(command.excluded, self._clock.now() + REFUSAL_BACKOFF_S)
+                    self._send_back(active, command.excluded)
                 case Submit():
                     self._spawn(self._submit(active, command.worker, command.job))
                 case CancelJob():
-                    self._fleet.cancel(command.worker, command.key)
+                    self._fleet.cancel(command.worker, command.keys)
                 case ReleaseLease():
                     self._fleet.release(command.worker, command.key)
-                case Deliver():
-                    active.push(command.token)
-                case Score():
-                    active.push(command.scores)
+                case Deliver(token):
+                    self._waiting.line.drew(active.life.request.id, 1)
+                    active.push(token)
+                case Score(event) | EndChoice(event):
+                    active.push(event)
                 case End():
-                    self._active.pop(active.life.request.id, None)
-                    if not self._active:
-                        self._idle.set()
-                    active.push(command.outcome)
+                    self._end(active, command.outcome)
+
+    def _send_back(self, active: ActiveRequest, excluded: frozenset[WorkerRef]) -> None:
+        """To its place in the line, or to the next tick where it has none."""
+        self._unplace(active)
+        if active.pinned is None:
+            self._waiting.refused(excluded, self._clock.now())
+            self._waiting.line.put_back(active.life.request.id)
+
+    def _end(self, active: ActiveRequest, outcome: Finished | TandemError) -> None:
+        request = active.life.request.id
+        self._active.pop(request, None)
+        self._unplace(active)
+        self._waiting.leave(request, outcome.num_cached_tokens if isinstance(outcome, Finished) else None)
+        if not self._active:
+            self._idle.set()
+        active.push(outcome)
+
+    def _unplace(self, active: ActiveRequest) -> None:
+        """It does not go where it was to."""
+        if active.life.placement is not None:
+            self._fleet.expect(active.life.placement.prefill, active.life.request.id, 0)
 
     async def _submit(self, active: ActiveRequest, worker: WorkerRef, job: Job) -> None:
         try:
@@ -190,6 +211,8 @@ class Dispatcher:
             commands = active.life.accepted(worker, job.key)
             active.moved_at = self._clock.now()
         self._carry_out(active, commands)
+        if active.life.phase is Phase.QUEUED:
+            self.place_queued()
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
@@ -199,23 +222,37 @@ class Dispatcher:
     async def _tick_forever(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self.place_queued()
             now = self._clock.now()
             for active in list(self._active.values()):
                 error = self._overdue(active, now)
                 if error is not None:
                     self._carry_out(active, active.life.failed(error))
+                elif active.pinned is not None and active.life.phase is Phase.QUEUED:
+                    self._place_pinned(active)
+            self.place_queued()
 
     def _overdue(self, active: ActiveRequest, now: float) -> TandemError | None:
         """A request that is sent back to the queue does not begin its wait anew."""
+        if active.deadline is not None and (error := self._past_deadline(active, active.deadline - now)) is not None:
+            return error
         if active.life.phase is Phase.QUEUED:
             if now - active.came_at < self._config.queue_timeout_s:
                 return None
-            reason = f"no place within {self._config.queue_timeout_s:g} s: {active.waiting_for}"
+            why = self._waiting.why(active.life.request.model)
+            reason = f"no place within {self._config.queue_timeout_s:g} s: {why}"
             return TandemError(ErrorKind.NO_WORKER, reason, retry_after_s=1.0)
         if now - active.moved_at < self._config.progress_timeout_s:
             return None
         return TandemError(ErrorKind.DEADLINE, f"no progress within {self._config.progress_timeout_s:g} s")
+
+    def _past_deadline(self, active: ActiveRequest, left_s: float) -> TandemError | None:
+        """What the client's own deadline ends: at once where its prompt alone takes longer than what is left."""
+        if left_s <= 0:
+            return TandemError(ErrorKind.DEADLINE, "the client's deadline has passed", reason="deadline")
+        if active.life.phase is Phase.QUEUED and left_s < active.prefill_s:
+            reason = f"the client's deadline leaves {left_s:.3g} s, its prompt alone takes {active.prefill_s:.3g} s"
+            return TandemError(ErrorKind.SLO_MISS, reason, retry_after_s=1.0, reason="deadline")
+        return None
 
 
 def probe_request(model: str) -> Request:

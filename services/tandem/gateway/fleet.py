@@ -14,7 +14,7 @@ from tandem.core.clock import Clock
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import JobEvent
-from tandem.core.ids import GatewayId, JobKey, WorkerId, WorkerRef
+from tandem.core.ids import GatewayId, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Job
 from tandem.gateway.ports import ServedModel
 from tandem.gateway.text_models import TextModels
@@ -22,8 +22,7 @@ from tandem.gateway.worker_link import LinkCalls, WorkerLink
 from tandem.kv.handoff import HandoffKey
 from tandem.routing.placement import Placement
 from tandem.routing.roster import Roster
-from tandem.routing.router import Candidates
-from tandem.routing.view import ClusterView, Pair
+from tandem.routing.view import ClusterView, Pair, WorkerView
 
 log = logging.getLogger(__name__)
 DISCOVERY_PERIOD_S = 1.0
@@ -42,6 +41,8 @@ class Listener(Protocol):
     def positions(self, worker: WorkerRef) -> list[tuple[JobKey, int]]: ...
 
     async def probe(self, placement: Placement, model: str) -> bool: ...
+
+    def may_go_on(self, worker: WorkerView) -> None: ...
 
     def place_queued(self) -> None: ...
 
@@ -88,8 +89,8 @@ class Fleet:
         views = tuple(view for link in self._links.values() if (view := link.view()) is not None)
         return ClusterView(views, frozenset(self._linked), frozenset(self._failed))
 
-    def candidates(self) -> Candidates:
-        """What a request may be placed among now."""
+    def candidates(self) -> Roster:
+        """What requests are placed among, as it is at any time."""
         return self._roster
 
     def models(self) -> Sequence[ServedModel]:
@@ -115,6 +116,12 @@ class Fleet:
 
     # ---- what is sent
 
+    def expect(self, worker: WorkerRef, request: RequestId, num_tokens: int) -> None:
+        """As `WorkerLink.expect`; nothing when the worker is gone."""
+        link = self._find(worker)
+        if link is not None:
+            link.expect(request, num_tokens)
+
     async def submit(self, worker: WorkerRef, job: Job) -> None:
         """Raises TandemError when the worker refuses or cannot be reached."""
         link = self._find(worker)
@@ -122,10 +129,10 @@ class Fleet:
             raise TandemError(ErrorKind.WORKER_LOST, f"worker {worker.id} is gone")
         await link.submit(job)
 
-    def cancel(self, worker: WorkerRef, key: JobKey) -> None:
+    def cancel(self, worker: WorkerRef, keys: Sequence[JobKey]) -> None:
         link = self._find(worker)
         if link is not None:
-            link.cancel(key)
+            link.cancel(keys)
 
     def release(self, worker: WorkerRef, key: HandoffKey) -> None:
         link = self._find(worker)
@@ -178,7 +185,7 @@ class Fleet:
         told = self._listener
         assert told is not None
         link = WorkerLink(self._gateway, ref, self._texts, self._clock, self._config)
-        link.start(LinkCalls(told.reported, self._lost, told.positions, told.place_queued, self._seen))
+        link.start(LinkCalls(told.reported, self._lost, told.positions, told.may_go_on, self._seen))
         return link
 
     def _seen(self, link: WorkerLink) -> None:
@@ -198,12 +205,13 @@ class Fleet:
 
     def _drop(self, link: WorkerLink, reason: str) -> None:
         """Forget what was known of a worker's pairs, and end what runs on it."""
-        self._roster.remove(link.ref)
         for pair in [pair for pair in (*self._linked, *self._failed) if link.ref in pair]:
             self._linked.discard(pair)
             self._failed.pop(pair, None)
         assert self._listener is not None
         self._listener.lost(link.ref, reason)
+        # Last, because what is lost is no longer expected there, which is another view of it.
+        self._roster.remove(link.ref)
 
     def _probe_pairs(self) -> None:
         """Move a test block between each prefill and decode worker that are new to each other."""

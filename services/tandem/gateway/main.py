@@ -24,6 +24,7 @@ from tandem.gateway.fleet import Fleet
 from tandem.gateway.ports import OpenDoor
 from tandem.gateway.server import HttpServer
 from tandem.gateway.text_models import TextModels
+from tandem.sched.targets import LatencyTargets
 from tandem.stores.registry import RegistryUnavailable, WorkerRegistry
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ class Gateway:
         self._drain_s = config.gateway.drain_s
         self._registry = WorkerRegistry(config.redis.url, config.redis.namespace)
         self._fleet = Fleet(name, self._discover, TextModels(config.model.generation_config), clock, config.gateway)
-        self._dispatcher = Dispatcher(self._fleet, config.gateway, clock)
+        self._dispatcher = Dispatcher(self._fleet, config.gateway, clock, LatencyTargets.of(config.slo))
         self._server = HttpServer(
             create_app(self._dispatcher, OpenDoor(), config.gateway),
             config.gateway.host,

@@ -19,9 +19,9 @@ from tandem.core.clock import Clock, wall_ns
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import JobEvent
-from tandem.core.ids import GatewayId, JobKey, WorkerRef
+from tandem.core.ids import GatewayId, JobKey, RequestId, WorkerRef
 from tandem.core.load import Load
-from tandem.core.request import Job
+from tandem.core.request import Job, Resume
 from tandem.core.step_cost import StepCost
 from tandem.gateway.ports import ServedModel
 from tandem.gateway.text_models import TextModels
@@ -59,7 +59,7 @@ class LinkCalls:
     reported: Callable[[WorkerRef, Sequence[JobEvent]], None]
     lost: Callable[[WorkerRef, str], None]
     positions: Callable[[WorkerRef], list[tuple[JobKey, int]]]
-    changed: Callable[[], None]
+    changed: Callable[[WorkerView], None]
     seen: Callable[[WorkerLink], None]
 
 
@@ -82,7 +82,7 @@ class WorkerLink:
         self._described: pb.DescribeReply | None = None
         self._load = Load()
         self._step_cost: StepCost | None = None
-        self._unreported = 0
+        self._placed: dict[RequestId, int] = {}
         self._seen: Callable[[WorkerLink], None] = _nobody
         self._calls: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
@@ -109,7 +109,9 @@ class WorkerLink:
         if about is None or not self.is_live:
             return None
         pool = _pool(about.pool)
-        return WorkerView(self.ref, pool, about.model, about.fingerprint, self._load, self._unreported, self._step_cost)
+        return WorkerView(
+            self.ref, pool, about.model, about.fingerprint, self._load, tuple(self._placed.values()), self._step_cost
+        )
 
     def look(self) -> WorkerView:
         """`view` of a worker that has one."""
@@ -119,26 +121,32 @@ class WorkerLink:
 
     # ---- calls
 
+    def expect(self, request: RequestId, num_tokens: int) -> None:
+        """A request was placed here: so many tokens of its prompt will come to be computed, unless it is told that they
+        won't: 0. What the worker takes it says itself."""
+        if num_tokens:
+            self._placed[request] = num_tokens
+        elif self._placed.pop(request, None) is None:
+            return
+        self._seen(self)
+
     async def submit(self, job: Job) -> None:
         """Raises TandemError: the worker's refusal, or WORKER_LOST when it does not answer."""
         request = encode_submission(Submission(self._gateway, self.ref.incarnation, job))
-        size = len(job.request.prompt_tokens)
-        self._unreported += size
-        self._seen(self)
         try:
             reply = await self._stub.Submit(request, timeout=CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             raise TandemError(ErrorKind.WORKER_LOST, f"worker {self.ref.id}: {_reason(error)}") from error
         finally:
-            self._unreported -= size
-            self._seen(self)
+            if not isinstance(job, Resume):
+                self.expect(job.request.id, 0)
         self._load = decode_load(reply.load)
         self._seen(self)
         if reply.HasField("refusal"):
             raise decode_refusal(reply.refusal)
 
-    def cancel(self, key: JobKey) -> None:
-        self._send(self._stub.Cancel(pb.CancelRequest(keys=[encode_key(key)]), timeout=CALL_TIMEOUT_S))
+    def cancel(self, keys: Sequence[JobKey]) -> None:
+        self._send(self._stub.Cancel(pb.CancelRequest(keys=map(encode_key, keys)), timeout=CALL_TIMEOUT_S))
 
     def release(self, key: HandoffKey) -> None:
         self._send(self._stub.Release(pb.ReleaseRequest(key=encode_handoff_key(key)), timeout=CALL_TIMEOUT_S))
@@ -218,7 +226,7 @@ class WorkerLink:
         self._seen(self)
         calls.reported(self.ref, decode_update(update))
         if self._load.may_take_more_than(before):
-            calls.changed()
+            calls.changed(self.look())
 
     def _pool_name(self) -> str:
         return self._described.pool if self._described is not None else "?"

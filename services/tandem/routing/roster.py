@@ -127,6 +127,11 @@ class Roster:
         worker = self._market(model).workers.get(ref)
         return None if worker is None else worker.look()
 
+    def prefillers(self, model: str) -> list[WorkerView]:
+        """All that prefill."""
+        views = (worker.look() for worker in self._market(model).workers.values())
+        return [view for view in views if view.prefills]
+
     def givers(self, model: str) -> Ranking:
         return self._market(model).givers.ranked()
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Set
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from tandem.core.ids import WorkerRef
+from tandem.core.lane import Lane
 from tandem.routing.placement import NoPlacement, Placement
 from tandem.routing.view import Pair, Pool, Ranking, WorkerView
 
@@ -46,29 +48,44 @@ class Candidates(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What is to be placed: a prompt with probably `num_tokens` to compute."""
+
+    model: str
+    num_tokens: int = 1
+    lane: Lane = Lane.INTERACTIVE
+
+
+BUSY = NoPlacement("every worker has as much of prompts as it takes on", may_pass=True)
+"""Nothing but a worker that computes prompts can change that."""
+
+
 def place(
-    among: Candidates, model: str, policy: Disaggregation, excluded: Set[WorkerRef] = frozenset()
+    among: Candidates, want: Want, policy: Disaggregation, excluded: Set[WorkerRef] = frozenset()
 ) -> Placement | NoPlacement:
-    """Pick a pair under `policy`; `excluded` workers refused this request a moment ago."""
+    """Pick a pair under `policy`; `excluded` workers refused a moment ago."""
+    model = want.model
     able = among.pools(model)
     if not able.total():
         return NoPlacement("no live worker serves the model", may_pass=False)
     if policy == "off" or (policy == "prefer" and able["mixed"] == able.total()):
-        return _local(among, model, excluded) or NoPlacement("every worker is full", may_pass=True)
-    split = _split(among, model, excluded, allow_mixed_pairs=policy == "strict")
+        return _local(among, want, excluded)
+    split = _split(among, want, excluded, allow_mixed_pairs=policy == "strict")
     if isinstance(split, Placement):
         return split
     if policy == "strict" or split.may_pass or _is_split_possible(among, model):
         return split
-    local = _local(among, model, excluded)
-    if local is None:
-        return NoPlacement("every worker is full", may_pass=True)
+    local = _local(among, want, excluded)
+    if isinstance(local, NoPlacement):
+        return local
     return Placement(local.prefill, local.decode, fallback=split.reason.replace(" ", "_"), reasons=local.reasons)
 
 
 def _split(
-    among: Candidates, model: str, excluded: Set[WorkerRef], *, allow_mixed_pairs: bool
+    among: Candidates, want: Want, excluded: Set[WorkerRef], *, allow_mixed_pairs: bool
 ) -> Placement | NoPlacement:
+    model, is_busy = want.model, False
     left = _pools_left(among, model, excluded)
     if not left["prefill"] and not (allow_mixed_pairs and left["mixed"]):
         return NoPlacement("no prefill worker", may_pass=False)
@@ -77,12 +94,15 @@ def _split(
     # Giver by giver, because there are as many pairs as the square of the workers, and the first giver mostly does.
     with closing(_but(among.givers(model), excluded)) as givers:
         for prefill in givers:
+            if not prefill.takes(want.num_tokens, want.lane):
+                is_busy = True
+                continue
             decode = _partner(among, model, prefill, excluded)
             if decode is not None:
                 reasons = (f"prefill {prefill.ref.id}: {prefill.queued_tokens} tokens queued",
                            f"decode {decode.ref.id}: {decode.load.num_running} running")  # fmt: skip
                 return Placement(prefill.ref, decode.ref, reasons=reasons)
-    return _why_no_pair(among, model, excluded)
+    return BUSY if is_busy else _why_no_pair(among, model, excluded)
 
 
 def _pools_left(among: Candidates, model: str, excluded: Set[WorkerRef]) -> Counter[Pool]:
@@ -118,12 +138,18 @@ def _is_split_possible(among: Candidates, model: str) -> bool:
     return any(among.find(model, p) is not None and among.find(model, d) is not None for p, d in among.linked)
 
 
-def _local(among: Candidates, model: str, excluded: Set[WorkerRef]) -> Placement | None:
+def _local(among: Candidates, want: Want, excluded: Set[WorkerRef]) -> Placement | NoPlacement:
     """One worker for all of it."""
-    with closing(_but(among.wholes(model), excluded)) as workers:
+    is_busy = False
+    with closing(_but(among.wholes(want.model), excluded)) as workers:
         for chosen in workers:
-            return Placement(chosen.ref, chosen.ref, reasons=(f"{chosen.ref.id}: {chosen.load.num_running} running",))
-    return None
+            if is_busy and not chosen.decodes:
+                break
+            if chosen.takes(want.num_tokens, want.lane):
+                reasons = (f"{chosen.ref.id}: {chosen.load.num_running} running",)
+                return Placement(chosen.ref, chosen.ref, reasons=reasons)
+            is_busy = True
+    return BUSY if is_busy else NoPlacement("every worker is full", may_pass=True)
 
 
 def _but(workers: Ranking, excluded: Set[WorkerRef]) -> Ranking:

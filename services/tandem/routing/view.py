@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tandem.core.ids import WorkerRef
+from tandem.core.lane import Lane
 from tandem.core.load import Load
 from tandem.core.step_cost import StepCost
 
@@ -19,15 +20,16 @@ Cost = tuple[int | str, ...]
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """One live worker. `load` is its own last word; `num_unreported_tokens` are prompt tokens that this gateway has
-    sent to it since, so that a burst does not herd onto one worker. `step_cost`: how long its steps take, once told."""
+    """One live worker. `load` is its own last word; `unreported` are the prompt tokens to compute of each request that
+    this gateway has placed there since, so that a burst does not herd onto one worker. `step_cost`: how long its steps
+    take, once told."""
 
     ref: WorkerRef
     pool: Pool
     model: str
     fingerprint: str
     load: Load
-    num_unreported_tokens: int = 0
+    unreported: tuple[int, ...] = ()
     step_cost: StepCost | None = None
 
     @property
@@ -40,7 +42,11 @@ class WorkerView:
 
     @property
     def queued_tokens(self) -> int:
-        return self.load.num_queued_tokens + self.num_unreported_tokens
+        return self.load.num_queued_tokens + sum(self.unreported)
+
+    def takes(self, num_tokens: int, lane: Lane) -> bool:
+        """Whether it will probably accept a prompt of so many tokens to compute."""
+        return self.load.takes(num_tokens, lane, self.unreported)
 
 
 def prefill_cost(worker: WorkerView) -> Cost:

@@ -46,8 +46,9 @@ class Allowance:
         spent = 0.0 if self.cost is None else self.cost.chunk_s(start, num_tokens)
         return replace(self, num_tokens=max(0, self.num_tokens - num_tokens), seconds=self.seconds - spent)
 
-    def half(self) -> Allowance:
-        return replace(self, num_tokens=(self.num_tokens + 1) // 2, seconds=self.seconds / 2)
+    def part(self, number: int) -> Allowance:
+        """One of so many equal parts, rounded up."""
+        return replace(self, num_tokens=-(-self.num_tokens // number), seconds=self.seconds / number)
 
     def floor(self) -> Allowance:
         """What a step may do whatever it costs, when it cannot do `LEAST_TOKENS` in time."""

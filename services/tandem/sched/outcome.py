@@ -9,6 +9,7 @@ from tandem.core.ids import BlockId, JobKey
 from tandem.core.request import Job
 from tandem.core.step_cost import StepFeatures
 from tandem.kv.handoff import BlockDigest
+from tandem.sched.backlog import Backlog
 from tandem.sched.plan import StepPlan
 
 
@@ -66,7 +67,9 @@ class StepRecord:
 class Progress:
     """One sequence after a commit. `tokens` begin at output index `first_index`, `scores` at the prompt's token
     `first_scored`. The sequence has ended when `finish`, `handed_over` or `error` is set. `num_cached` counts tokens
-    taken from the prefix cache at its start."""
+    taken from the prefix cache at its start. `first_tokens`: what a prefill hands over, one for each choice of its job.
+    A job of several choices has `branches` once they were drawn or have failed, one for each choice that is open;
+    tokens and ends are theirs."""
 
     job: Job
     num_computed: int
@@ -79,6 +82,13 @@ class Progress:
     error: str | None = None
     first_scored: int = 0
     scores: tuple[SampledToken, ...] = ()
+    first_tokens: tuple[SampledToken, ...] = ()
+    branches: tuple[Progress, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Progress, ...]:
+        """One for each choice that it is about."""
+        return self.branches or (self,)
 
     @property
     def key(self) -> JobKey:
@@ -95,9 +105,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """How full one scheduler is. `num_queued_tokens`: known tokens whose KV is neither computed nor planned."""
+    """How full one scheduler is."""
 
     num_running: int
     num_waiting: int
-    num_queued_tokens: int
     num_promised_blocks: int
+    backlog: Backlog

@@ -12,7 +12,8 @@ from tandem.sched.targets import NO_TARGETS, LatencyTargets
 class SchedulerLimits:
     """`max_num_batched_tokens` is the budget of one step; `targets` may make a step's budget smaller. Without chunked
     prefill a prompt is computed in one step even where it exceeds the budget, at most one such prompt per step. The
-    model's token ids are below `vocab_size`."""
+    model's token ids are below `vocab_size`. `queue_horizon_s`: predicted prefill that is accepted beside the longest
+    prompt; 0: two full steps, None: any."""
 
     max_num_batched_tokens: int
     max_num_seqs: int
@@ -21,6 +22,7 @@ class SchedulerLimits:
     digest_handoffs: bool = True
     targets: LatencyTargets = NO_TARGETS
     vocab_size: int = MAX_COUNT
+    queue_horizon_s: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len"):

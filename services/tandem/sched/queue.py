@@ -1,11 +1,11 @@
-"""Sequences in the order in which they are served: priority, then arrival; never decides who is served."""
+"""Sequences in the order in which they are served: lane, priority, arrival; never decides who is served."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
-from tandem.sched.sequence import Sequence
+from tandem.sched.sequence import Order, Sequence
 
 
 class OrderedQueue:
@@ -35,5 +35,5 @@ class OrderedQueue:
         return any(item is seq for item in self._items)
 
 
-def _order(seq: Sequence) -> tuple[int, int]:
+def _order(seq: Sequence) -> Order:
     return seq.order

@@ -27,7 +27,7 @@ def ration(
     """Give `draft`, which holds the decodes, its shares for prompts. Without chunked prefill there are none: prompts
     are computed whole, in order."""
     targets = draft.limits.targets
-    itls = [targets.itl(seq.order[0]) for seq in running if seq.id in draft.slices]
+    itls = [targets.lane(seq.lane).itl_s for seq in running if seq.id in draft.slices]
     target_s = min((itl for itl in itls if itl > 0), default=0.0)
     allowance = pacer.allow(features(draft.slices.values()), draft.budget, target_s)
     if not draft.limits.enable_chunked_prefill:

@@ -2,7 +2,7 @@
 
 Shortest remaining first, and half of every step for the oldest. With B tokens per step for prompts:
 
-- The *oldest* prompt, by lane and then by arrival, gets at least B/2 in every step. So a prompt of n tokens with m
+- The *oldest* prompt, by lane, priority and arrival, gets at least B/2 in every step. So a prompt of n tokens with m
   tokens of older prompts ahead of it has its first token within 2(m + n)/B steps and one more per older prompt,
   whatever arrives later: nobody starves within a lane.
 - The other half goes to the most urgent lane, there to prompts that are late first, then to the one with the fewest
@@ -12,8 +12,12 @@ Shortest remaining first, and half of every step for the oldest. With B tokens p
 - What either does not need goes to the other, so a step is full while there is work. Prompts of equal length are
   served one after the other, because half-done ones would delay the first without hastening the last.
 
+All that is of prompts of one tenant. Where several have prompts here, the oldest is sure of an eighth only: whose turn
+it is was decided in the gateways' fair queues, and who asks for little must not wait for half of somebody's long
+prompt. In the bounds 2 becomes 8, and 8/7.
+
 Seats (`max_num_seqs`) and KV blocks are given in order of arrival, so these bounds count from the step in which both
-suffice. A lane is served before all lanes below it and may starve them; that is what a priority says.
+suffice. A lane, and in it a priority, is served before all below it and may starve them; that is what they say.
 """
 
 from __future__ import annotations
@@ -21,12 +25,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tandem.core.ids import SeqId
+from tandem.core.ids import OPEN_TENANT, SeqId, TenantId
 from tandem.sched.budget import LEAST_TOKENS, Allowance
+from tandem.sched.sequence import Order, Status
 from tandem.sched.sequence import Sequence as Seq
-from tandem.sched.sequence import Status
 from tandem.sched.targets import LatencyTargets
 
+OWN_PART, OTHERS_PART = 2, 8
+"""What of a step the oldest prompt is sure of, as 1 / so many: beside its own tenant's, and beside those of others."""
 MIN_START = 16
 """A waiting prompt is started with no fewer tokens, or an eighth of what prompts have: it takes all its blocks, which
 is too much for the last few tokens of a step."""
@@ -40,16 +46,17 @@ class Prompt:
     or the client waits for the next one after a preemption."""
 
     seq: SeqId
-    order: tuple[int, int]
+    order: Order
     start: int
     num_remaining: int
     is_late: bool = False
     is_waiting: bool = False
+    tenant: TenantId = OPEN_TENANT
 
 
 def prompt_of(seq: Seq, start: int, targets: LatencyTargets, now: float) -> Prompt:
     """`start`: where its computation would go on, or begin with the prefix hits of the moment."""
-    due_s = LATE_SHARE * targets.ttft(seq.order[0])
+    due_s = LATE_SHARE * targets.lane(seq.lane).ttft_s
     is_overdue = 0 < due_s <= now - seq.arrived_at
     return Prompt(
         seq=seq.id,
@@ -58,6 +65,7 @@ def prompt_of(seq: Seq, start: int, targets: LatencyTargets, now: float) -> Prom
         num_remaining=len(seq.tokens) + seq.num_pending - start,
         is_late=seq.num_output > 0 or is_overdue,
         is_waiting=seq.status is Status.WAITING,
+        tenant=seq.job.request.tenant,
     )
 
 
@@ -89,8 +97,9 @@ def fill_up(prompts: Sequence[Prompt], shares: Mapping[SeqId, int], allowance: A
 
 def _divide(prompts: Sequence[Prompt], allowance: Allowance) -> dict[SeqId, int]:
     oldest = min(prompts, key=lambda prompt: prompt.order)
-    half = allowance.half()
-    kept = max(1, half.fit(oldest.start, oldest.num_remaining))
+    is_alone = all(prompt.tenant == oldest.tenant for prompt in prompts)
+    own = allowance.part(OWN_PART if is_alone else OTHERS_PART)
+    kept = max(1, own.fit(oldest.start, oldest.num_remaining))
     least = min(MIN_START, max(1, allowance.num_tokens // 8))
     shares: dict[SeqId, int] = {}
     left = allowance.less(oldest.start, kept)
@@ -108,6 +117,6 @@ def _divide(prompts: Sequence[Prompt], allowance: Allowance) -> dict[SeqId, int]
     return shares
 
 
-def _urgency(prompt: Prompt) -> tuple[int, bool, int, int]:
-    priority, arrival = prompt.order
-    return (priority, not prompt.is_late, prompt.num_remaining, arrival)
+def _urgency(prompt: Prompt) -> tuple[int, int, bool, int, int]:
+    lane, priority, arrival = prompt.order
+    return (lane, priority, not prompt.is_late, prompt.num_remaining, arrival)

@@ -1,29 +1,45 @@
-"""What latency each lane was promised, frozen; never measures one.
-
-A lane is a priority. Those up to 0 are interactive, those above it are batch; lower runs first in either.
-"""
+"""What latency each lane was promised, frozen; never measures one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tandem.core.config import SloConfig
+from tandem.core.lane import Lane
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatencyTargets:
+
+@dataclass(frozen=True, slots=True)
+class Target:
     """Seconds to the first token and between two tokens; 0 promises nothing."""
 
     ttft_s: float = 0.0
     itl_s: float = 0.0
-    batch_ttft_s: float = 0.0
-    batch_itl_s: float = 0.0
 
-    def ttft(self, priority: int) -> float:
-        """Of the lane; 0: none."""
-        return self.ttft_s if priority <= 0 else self.batch_ttft_s
 
-    def itl(self, priority: int) -> float:
-        """Of the lane; 0: none."""
-        return self.itl_s if priority <= 0 else self.batch_itl_s
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyTargets:
+    """Of each lane."""
+
+    interactive: Target = Target()
+    standard: Target = Target()
+    batch: Target = Target()
+
+    @classmethod
+    def of(cls, slo: SloConfig) -> LatencyTargets:
+        return cls(
+            interactive=Target(slo.ttft_ms / 1e3, slo.itl_ms / 1e3),
+            standard=Target(slo.standard_ttft_ms / 1e3, slo.standard_itl_ms / 1e3),
+            batch=Target(slo.batch_ttft_ms / 1e3, slo.batch_itl_ms / 1e3),
+        )
+
+    def lane(self, lane: Lane) -> Target:
+        match lane:
+            case Lane.INTERACTIVE:
+                return self.interactive
+            case Lane.STANDARD:
+                return self.standard
+            case Lane.BATCH:
+                return self.batch
 
 
 NO_TARGETS = LatencyTargets()

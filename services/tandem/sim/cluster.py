@@ -4,7 +4,7 @@ never decides."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from tandem.core.config import GatewayConfig
@@ -12,7 +12,7 @@ from tandem.core.events import Finished
 from tandem.core.ids import RequestId
 from tandem.sim.agenda import Agenda, Party
 from tandem.sim.delivery import Delivery
-from tandem.sim.gateway import SimGateway
+from tandem.sim.gateway import SimGateway, Terms
 from tandem.sim.log import Log, combined
 from tandem.sim.network import Network
 from tandem.sim.trace import Trace
@@ -25,7 +25,7 @@ from tandem.workload.ask import Ask
 class ClusterSpec:
     """`workers`: each kind and how many of it. Seconds are one way: between any two processes, and before the first
     byte of a read. `delivery_s`: times that a token takes from the gateway to its client, each as likely as any other.
-    `seed` draws those and the residuals."""
+    `seed` draws those and the residuals. `terms` are those of the tenants."""
 
     workers: tuple[tuple[WorkerSpec, int], ...]
     gateway: GatewayConfig
@@ -33,6 +33,7 @@ class ClusterSpec:
     read_latency_s: float = 5e-5
     delivery_s: tuple[float, ...] = (0.0,)
     seed: int = 0
+    terms: Terms = field(default_factory=Terms)
 
 
 class SimCluster:
@@ -50,7 +51,7 @@ class SimCluster:
         ]
         delivery = Delivery(spec.delivery_s, spec.seed)
         party = Party(1, Log())
-        self._gateway = SimGateway(self._agenda, self._network, self.workers, spec.gateway, delivery, party)
+        self._gateway = SimGateway(self._agenda, self._network, self.workers, spec.gateway, delivery, party, spec.terms)
         self._network.attach(self.workers, self._gateway)
 
     @property

@@ -8,7 +8,9 @@ from typing import cast, get_args
 from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.routing.view import Pool
+from tandem.sched.targets import LatencyTargets
 from tandem.sim.cluster import ClusterSpec
+from tandem.sim.gateway import Terms
 from tandem.sim.machine import Machine
 from tandem.sim.worker import WorkerSpec
 
@@ -55,6 +57,7 @@ class Deployment:
             latency_s=self.machine.latency_s,
             delivery_s=self.machine.delivery_s,
             seed=seed,
+            terms=Terms(targets=LatencyTargets.of(self.config.slo)),
         )
 
     def _serving(self) -> tuple[PoolSize, ...]:

@@ -8,23 +8,25 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, Finished, JobEvent, SampledToken, Token
-from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerRef
+from tandem.core.ids import HandoffId, JobKey, RequestId, TenantId, WorkerRef
 from tandem.core.load import Load
-from tandem.core.request import Job
-from tandem.flow.commands import CancelJob, Command, Deliver, End, Place, ReleaseLease, Score, Submit
+from tandem.core.request import Job, Resume
+from tandem.engine.effects import Effect
+from tandem.engine.engine import Engine
+from tandem.flow.commands import CancelJob, Command, Deliver, End, EndChoice, Place, ReleaseLease, Score, Submit
 from tandem.flow.lifecycle import Phase, RequestLife
+from tandem.flow.waiting import Waiting
 from tandem.kv.handoff import HandoffKey
-from tandem.routing.placement import Placement
 from tandem.routing.roster import Roster
-from tandem.routing.router import place
 from tandem.routing.view import WorkerView
+from tandem.sched.targets import NO_TARGETS, LatencyTargets
 from tandem.sim.agenda import Agenda, Party
 from tandem.sim.delivery import Delivery
 from tandem.sim.network import Network
@@ -34,8 +36,7 @@ from tandem.sim.worker import FINGERPRINT, SimWorker
 from tandem.workload.ask import MODEL, Ask
 
 TICK_S = 0.05
-REFUSAL_BACKOFF_S = 0.1
-"""Both as the real dispatch's."""
+"""As the real dispatch's."""
 
 
 Ended = Callable[[Trace], None]
@@ -43,31 +44,37 @@ Ended = Callable[[Trace], None]
 
 @dataclass(eq=False, slots=True)
 class _Active:
-    number: int
     life: RequestLife
     trace: Trace
     ended: Ended
     came_at: float
     moved_at: float
-    waiting_for: str = "a place"
-    excluded_until: dict[WorkerRef, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Link:
-    """What the gateway knows of a worker. `num_unreported` prompt tokens are in submits without an answer; `coming`
-    are steps that the worker has taken, some of which it has not heard of yet."""
+    """What the gateway knows of a worker. `placed`: prompt tokens to compute of requests that were placed
+    there and not taken yet; `coming` are steps that the worker has taken, some of which it has not heard of yet."""
 
     worker: SimWorker
     load: Load
-    num_unreported: int = 0
+    placed: dict[RequestId, int] = field(default_factory=dict)
     coming: deque[Stretch] = field(default_factory=deque)
 
     def view(self, num_free: int) -> WorkerView:
         worker, load = self.worker, self.load
         if num_free != load.num_free_blocks:
             load = replace(load, num_free_blocks=num_free)
-        return WorkerView(worker.ref, worker.spec.pool, MODEL, FINGERPRINT, load, self.num_unreported)
+        cost = worker.engine.pacer.model.published
+        return WorkerView(worker.ref, worker.spec.pool, MODEL, FINGERPRINT, load, tuple(self.placed.values()), cost)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Of those who ask: weights by tenant, 1 where none is named, and what each lane was promised."""
+
+    weights: Mapping[TenantId, float] = field(default_factory=dict)
+    targets: LatencyTargets = NO_TARGETS
 
 
 class SimGateway:
@@ -81,6 +88,7 @@ class SimGateway:
         config: GatewayConfig,
         delivery: Delivery,
         party: Party,
+        terms: Terms,
     ) -> None:
         self.party = party
         self._agenda = agenda
@@ -92,36 +100,37 @@ class SimGateway:
         for link in self._links.values():
             self._changed(link)
         self._active: dict[RequestId, _Active] = {}
-        self._queued: dict[RequestId, _Active] = {}
-        self._num_opened = 0
+        self._terms = terms
+        self._waiting = Waiting(self._roster, config, terms.targets)
         self._is_ticking = False
 
     @property
     def num_queued(self) -> int:
         """Requests that wait for a place."""
-        return len(self._queued)
+        return len(self._waiting.line)
 
     def check(self) -> None:
         """Nothing is open. Raises AssertionError naming what is."""
-        assert not self._queued.keys() - self._active.keys(), "a request that has ended waits for a place"
+        self._waiting.line.check()
+        assert not len(self._waiting.line), "a request that has ended waits for a place"
         assert not self._active, f"{len(self._active)} requests have no end: {list(self._active.values())[:3]}"
         for link in self._links.values():
-            assert link.num_unreported == 0, (
-                f"{link.num_unreported} tokens of submits to {link.worker!r} have no answer"
-            )
+            assert not link.placed, f"{link.placed} were placed at {link.worker!r} and never taken"
 
     def open(self, ask: Ask, ended: Ended) -> None:
         """Admit a request now; it waits in line when no worker has room, and ends at once when the line is full.
         `ended` is called once, at its end."""
-        now, trace = self._agenda.now, Trace(ask)
-        if len(self._queued) >= self._config.max_queued:
-            trace.end(TandemError(ErrorKind.OVERLOADED, f"{self._config.max_queued} requests are waiting already"), now)
-            ended(trace)
+        now, request = self._agenda.now, ask.request
+        life = RequestLife(request, HandoffId(f"h-{request.id}"))
+        active = self._active[request.id] = _Active(life, Trace(ask), ended, now, now)
+        try:
+            admitted = self._waiting.admit(request, weight=self._terms.weights.get(request.tenant, 1.0))
+        except TandemError as error:
+            self._carry_out(active, life.failed(error))
             return
-        life = RequestLife(ask.request, HandoffId(f"h-{ask.request.id}"))
-        active = _Active(self._num_opened, life, trace, ended, now, now)
-        self._active[ask.request.id] = self._queued[ask.request.id] = active
-        self._num_opened += 1
+        if admitted.leaves is not None and admitted.error is not None:
+            out = self._active[admitted.leaves]
+            self._carry_out(out, out.life.failed(admitted.error))
         self._place_queued()
         if not self._is_ticking:
             self._is_ticking = True
@@ -151,7 +160,7 @@ class SimGateway:
                     self._catch_up(active, but=worker)
                 active.moved_at = self._agenda.now
                 self._carry_out(active, active.life.reported(worker, event))
-        if has_room:
+        if has_room and self._waiting.may_go_on(self._view(link)):
             self._place_queued()
 
     # ---- what has come in the meantime
@@ -189,6 +198,7 @@ class SimGateway:
             if active is None:
                 continue
             active.moved_at = times[-1]
+            self._waiting.line.drew(tokens.key.request, len(tokens.ids))
             if active.life.streamed(worker, tokens):
                 reached = self._delivery.times(tokens.key.request, tokens.first_index, times)
                 active.trace.deliver_all(tokens.ids, reached)
@@ -216,19 +226,14 @@ class SimGateway:
     # ---- inside
 
     def _place_queued(self) -> None:
-        """Place what waits, in the order of arrival."""
-        for active in sorted(self._queued.values(), key=lambda a: a.number):
-            self._place(active)
-
-    def _place(self, active: _Active) -> None:
-        now = self._agenda.now
-        active.excluded_until = {w: until for w, until in active.excluded_until.items() if until > now}
-        outcome = place(self._roster, MODEL, self._config.disaggregation, active.excluded_until.keys())
-        if isinstance(outcome, Placement):
-            active.trace.path = outcome.path
-            self._carry_out(active, active.life.placed(outcome))
-        else:
-            active.waiting_for = outcome.reason
+        """Place what waits, in its turn, until the first finds no place."""
+        while (turn := self._waiting.next(self._agenda.now)) is not None:
+            active = self._active[turn.request]
+            active.trace.path = turn.placement.path
+            link = self._links[turn.placement.prefill]
+            link.placed[turn.request] = self._waiting.line.charged(turn.request)
+            self._changed(link)
+            self._carry_out(active, active.life.placed(turn.placement))
 
     def _carry_out(self, active: _Active, commands: Sequence[Command], at: float | None = None) -> None:
         """`at`: when what caused them came, if not now."""
@@ -236,53 +241,64 @@ class SimGateway:
         for command in commands:
             match command:
                 case Place(excluded):
-                    active.excluded_until.update(dict.fromkeys(excluded, now + REFUSAL_BACKOFF_S))
+                    self._waiting.refused(excluded, now)
+                    self._unplace(active)
                 case Submit(worker, job):
                     self._submit(active, self._links[worker], job)
-                case CancelJob(worker, key):
-                    self._cancel(worker, key)
+                case CancelJob(worker, keys):
+                    self._cancel(worker, keys)
                 case ReleaseLease(worker, lease):
                     self._release(worker, lease)
                 case Deliver(token):
                     delay = self._delivery.seconds(active.life.request.id, token.index)
                     active.trace.deliver(token.token.id, (now if at is None else at) + delay)
-                case Score():
-                    pass  # nobody reads them
+                    self._waiting.line.drew(active.life.request.id, 1)
+                case Score() | EndChoice():
+                    pass  # nobody reads scores, and a simulated request has one choice
                 case End(outcome):
                     self._end(active, outcome)
         if active.life.phase is Phase.QUEUED:
-            self._queued[active.life.request.id] = active
-        else:
-            self._queued.pop(active.life.request.id, None)
+            self._waiting.line.put_back(active.life.request.id)
 
     def _end(self, active: _Active, outcome: Finished | TandemError) -> None:
         now, trace = self._agenda.now, active.trace
+        self._unplace(active)
         del self._active[trace.id]
+        self._waiting.leave(trace.id, outcome.num_cached_tokens if isinstance(outcome, Finished) else None)
         trace.end(outcome, now)
         kind = "finished" if isinstance(outcome, Finished) else outcome.kind.value
         self.party.log.note(now, f"end {trace.id} {kind} {trace.path}")
         self.party.log.note_bytes(trace.token_times.tobytes())
         active.ended(trace)
 
-    def _cancel(self, worker: WorkerRef, key: JobKey) -> None:
-        self._network.post(worker, f"cancel {key}", lambda engine, now: engine.cancel(key, now), self.party)
+    def _unplace(self, active: _Active) -> None:
+        """It does not go where it was to."""
+        placement = active.life.placement
+        if placement is not None and self._links[placement.prefill].placed.pop(active.life.request.id, 0):
+            self._changed(self._links[placement.prefill])
+
+    def _cancel(self, worker: WorkerRef, keys: Sequence[JobKey]) -> None:
+        def run(engine: Engine, now: float) -> list[Effect]:
+            return [effect for key in keys for effect in engine.cancel(key, now)]
+
+        self._network.post(worker, f"cancel {', '.join(map(str, keys))}", run, self.party)
 
     def _release(self, worker: WorkerRef, key: HandoffKey) -> None:
         self._network.post(worker, f"release {key}", lambda engine, now: engine.release(key, now), self.party)
 
     def _submit(self, active: _Active, link: _Link, job: Job) -> None:
         """A call whose answer brings the worker's load along."""
-        size, worker = len(job.request.prompt_tokens), link.worker
-        link.num_unreported += size
-        self._changed(link)
+        worker = link.worker
 
         def answered(refusal: TandemError | None, load: Load) -> None:
-            link.num_unreported -= size
+            if not isinstance(job, Resume):
+                link.placed.pop(job.request.id, None)
             self._take_in(link)
             link.load = load
             self._changed(link)
             if refusal is not None:
                 self._carry_out(active, active.life.refused(worker.ref, job.key, refusal))
+                self._place_queued()
             else:
                 active.moved_at = self._agenda.now
                 self._carry_out(active, active.life.accepted(worker.ref, job.key))
@@ -296,11 +312,11 @@ class SimGateway:
         self._network.send(f"submit {type(job).__name__} {job.key}", arrive, self.party, worker.party)
 
     def _tick(self) -> None:
-        self._place_queued()
         for active in list(self._active.values()):
             error = self._overdue(active)
             if error is not None:
                 self._carry_out(active, active.life.failed(error))
+        self._place_queued()
         self._is_ticking = bool(self._active)
         if self._is_ticking:
             self._agenda.after(TICK_S, "", self._tick, by=self.party)
@@ -311,7 +327,7 @@ class SimGateway:
         if active.life.phase is Phase.QUEUED:
             if now - active.came_at < config.queue_timeout_s:
                 return None
-            reason = f"no place within {config.queue_timeout_s:g} s: {active.waiting_for}"
+            reason = f"no place within {config.queue_timeout_s:g} s: {self._waiting.why(MODEL)}"
             return TandemError(ErrorKind.NO_WORKER, reason, retry_after_s=1.0)
         if now - active.moved_at >= config.progress_timeout_s:
             self._catch_up(active)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from tandem.core.ids import RequestId
+from tandem.core.ids import OPEN_TENANT, RequestId, TenantId
 from tandem.core.request import Request, SamplingParams
 from tandem.workload import chance
 from tandem.workload.ask import MODEL, Ask
@@ -49,6 +49,8 @@ class Client:
             model=MODEL,
             prompt_tokens=before + own,
             sampling=sampling,
+            tenant=TenantId(group.tenant or OPEN_TENANT),
+            lane=group.lane,
             priority=group.priority,
         )
         follow = partial(self._next, turn, request.prompt_tokens) if turn < num_turns else None

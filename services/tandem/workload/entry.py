@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tandem.core.lane import Lane
 from tandem.workload import chance
 
 
@@ -40,6 +41,7 @@ class Entry:
     group: str = ""
     tenant: str = ""
     priority: int = 0
+    lane: Lane = Lane.INTERACTIVE
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.lane import Lane
 
 Value = TypeVar("Value")
 _WHOLE = "must be a whole number in [{}, {}]"
@@ -73,6 +74,13 @@ class Field:
             if type(value) is not int or not low <= value <= high:
                 raise Field(self.file, f"{self.key}[{index}]", value).refused(_WHOLE.format(low, high))
         return tuple(self.value)
+
+    def lane(self) -> Lane:
+        """By its label."""
+        for lane in Lane:
+            if self.value == lane.label:
+                return lane
+        raise self.refused(f"must be {', '.join(lane.label for lane in Lane)}")
 
     def text(self) -> str:
         if not isinstance(self.value, str):

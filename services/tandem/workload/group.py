@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
+from tandem.core.lane import Lane
 from tandem.workload import lengths
 from tandem.workload.arrivals import Arrivals
 from tandem.workload.lengths import Lengths
@@ -42,7 +43,7 @@ def _added_up(num_documents: int, zipf: float) -> tuple[float, ...]:
 @dataclass(frozen=True, slots=True)
 class Group:
     """A class of requests. `share`: of all that come by themselves. `prompt` counts a request's own tokens, after
-    `prefix`. `priority`: lower runs first.
+    `prefix`. `priority`: lower runs first in its `lane`.
 
     With `turns` above 1 it is one of conversations: each turn comes some time after the end of the one before it, by an
     exponential law of mean `think_s` seconds, repeats all of it and adds `prompt` tokens. `arrivals`: its own, beside
@@ -54,6 +55,7 @@ class Group:
     prompt: Lengths
     output: Lengths
     tenant: str = ""
+    lane: Lane = Lane.INTERACTIVE
     priority: int = 0
     prefix: Prefix | None = None
     turns: Lengths = (1, 1)

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from tandem.core.lane import Lane
 from tandem.workload.arrivals import Arrivals, Batches, Bursts, Constant, Poisson
 from tandem.workload.field import Field, refused
 from tandem.workload.group import Group, Prefix
@@ -52,7 +53,7 @@ def _rate(field: Field) -> float:
 
 
 _PLAIN = ("share", "prompt", "output")
-_OPTIONAL = ("tenant", "priority", "prefix", "turns", "think_s", "arrivals")
+_OPTIONAL = ("tenant", "lane", "priority", "prefix", "turns", "think_s", "arrivals")
 
 
 def _group(name: str, field: Field) -> Group:
@@ -64,6 +65,7 @@ def _group(name: str, field: Field) -> Group:
             prompt=_lengths(found["prompt"]),
             output=_lengths(found["output"]),
             tenant=found["tenant"].text() if "tenant" in found else "",
+            lane=found["lane"].lane() if "lane" in found else Lane.INTERACTIVE,
             priority=found["priority"].whole(-(2**31), 2**31 - 1) if "priority" in found else 0,
             prefix=_prefix(found["prefix"]) if "prefix" in found else None,
             turns=_lengths(found["turns"]) if "turns" in found else (1, 1),

@@ -1,9 +1,9 @@
 """Tandem's own format of recorded requests, written and read a line at a time; never opens a file.
 
 JSON lines. The first says what it is: {"format": "tandem-requests", "version": 1, "block_size": 64}. Each other is a
-request, in the order in which they were due: `due_s`, `num_output_tokens`, where there are any `group`, `tenant` and
-`priority`, and its prompt in one of three ways: `num_prompt_tokens`; that and `blocks`, an id for each block of the
-prompt, the last as long as it may be; or `prompt_tokens`, the ids of its tokens.
+request, in the order in which they were due: `due_s`, `num_output_tokens`, where there are any `group`, `tenant`,
+`lane` and `priority`, and its prompt in one of three ways: `num_prompt_tokens`; that and `blocks`, an id for each block
+of the prompt, the last as long as it may be; or `prompt_tokens`, the ids of its tokens.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from tandem.core.lane import Lane
 from tandem.workload.ask import Ask
 from tandem.workload.entry import Blocks, Entry, Prompt
 from tandem.workload.field import Field, refused
@@ -25,7 +26,7 @@ _ID_BITS = 52
 """Numbers that every reader of JSON keeps whole."""
 _ALWAYS = ("due_s", "num_output_tokens")
 _PROMPT = ("num_prompt_tokens", "blocks", "prompt_tokens")
-_OPTIONAL = ("group", "tenant", "priority", *_PROMPT)
+_OPTIONAL = ("group", "tenant", "lane", "priority", *_PROMPT)
 
 
 def entry_of(ask: Ask, num_output_tokens: int, *, block_size: int, key: bytes | None = None) -> Entry:
@@ -37,7 +38,8 @@ def entry_of(ask: Ask, num_output_tokens: int, *, block_size: int, key: bytes | 
     if key is not None:
         ids = tuple(block_ids(request.prompt_tokens, block_size, key))
         prompt = Blocks(len(request.prompt_tokens), ids, block_size)
-    return Entry(round(ask.due_s * 1e6), prompt, num_output_tokens, ask.group, ask.tenant, request.priority)
+    due_us = round(ask.due_s * 1e6)
+    return Entry(due_us, prompt, num_output_tokens, ask.group, ask.tenant, request.priority, request.lane)
 
 
 def block_ids(tokens: Sequence[int], block_size: int, key: bytes) -> Iterator[int]:
@@ -72,7 +74,8 @@ def reader(header: Field) -> Callable[[Field], Entry]:
 
 def _record(entry: Entry) -> dict[str, Any]:
     record: dict[str, Any] = {"due_s": entry.due_us / 1e6}
-    told = {"group": entry.group, "tenant": entry.tenant, "priority": entry.priority}
+    lane = entry.lane.label if entry.lane is not Lane.INTERACTIVE else ""
+    told = {"group": entry.group, "tenant": entry.tenant, "lane": lane, "priority": entry.priority}
     record |= {key: value for key, value in told.items() if value}
     match entry.prompt:
         case int():
@@ -92,6 +95,7 @@ def _read_entry(line: Field, block_size: int) -> Entry:
         num_output_tokens=max(1, found["num_output_tokens"].whole(0, MAX_TOKENS)),
         group=found["group"].text() if "group" in found else "",
         tenant=found["tenant"].text() if "tenant" in found else "",
+        lane=found["lane"].lane() if "lane" in found else Lane.INTERACTIVE,
         priority=found["priority"].whole(-(2**31), 2**31 - 1) if "priority" in found else 0,
     )
 

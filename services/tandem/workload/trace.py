@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from tandem.core.ids import RequestId
+from tandem.core.ids import OPEN_TENANT, RequestId, TenantId
 from tandem.core.request import Request, SamplingParams
 from tandem.workload import azure, chance, mooncake, recorded
 from tandem.workload.ask import MODEL, Ask
@@ -122,6 +122,8 @@ def _asks(entries: Iterator[Entry], seed: int, speedup: float, salt: str) -> Ite
             model=MODEL,
             prompt_tokens=entry.tokens(seed, number, salt),
             sampling=SamplingParams(max_tokens=entry.num_output_tokens, seed=sampling_seed),
+            tenant=TenantId(entry.tenant or OPEN_TENANT),
+            lane=entry.lane,
             priority=entry.priority,
         )
         due_s = (entry.due_us - first_us) / 1e6 / speedup

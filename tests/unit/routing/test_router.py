@@ -13,7 +13,7 @@ from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.load import Load
 from tandem.routing.placement import NoPlacement, Placement
 from tandem.routing.roster import Roster
-from tandem.routing.router import Disaggregation, place
+from tandem.routing.router import Disaggregation, Want, place
 from tandem.routing.view import ClusterView, Pool, WorkerView
 from tests.property.effort import effort
 
@@ -70,21 +70,21 @@ M1, M2 = worker("m1", "mixed"), worker("m2", "mixed")
     ],
 )  # fmt: skip
 def test_placement(cluster: ClusterView, policy: str, expected: str) -> None:
-    assert chosen(place(cluster, "m", policy)) == expected  # type: ignore[arg-type]
+    assert chosen(place(cluster, Want("m"), policy)) == expected  # type: ignore[arg-type]
 
 
 def test_an_excluded_worker_is_waited_for_rather_than_split_given_up() -> None:
-    outcome = place(view(P1, D1, linked="p1-d1"), "m", "prefer", frozenset({ref("d1")}))
+    outcome = place(view(P1, D1, linked="p1-d1"), Want("m"), "prefer", frozenset({ref("d1")}))
     assert isinstance(outcome, NoPlacement)
 
 
 def test_unreported_work_counts_as_queued() -> None:
-    busy = WorkerView(ref("m1"), "mixed", "m", "f", Load(), num_unreported_tokens=100)
-    assert chosen(place(view(busy, M2), "m", "off")) == "m2-m2 local"
+    busy = WorkerView(ref("m1"), "mixed", "m", "f", Load(), unreported=(100,))
+    assert chosen(place(view(busy, M2), Want("m"), "off")) == "m2-m2 local"
 
 
 def test_another_model_is_not_served() -> None:
-    assert isinstance(place(view(M1), "other", "off"), NoPlacement)
+    assert isinstance(place(view(M1), Want("other"), "off"), NoPlacement)
 
 
 @given(st.data())
@@ -104,7 +104,7 @@ def test_of_all_linked_pairs_the_one_of_least_cost_is_chosen(data: st.DataObject
     every = [(p, d) for p in workers for d in workers if p.prefills and d.decodes and p is not d]
     linked = [pair for pair in every if data.draw(st.booleans())]
     cluster = ClusterView(tuple(workers), frozenset((p.ref, d.ref) for p, d in linked))
-    outcome = place(cluster, "m", "strict")
+    outcome = place(cluster, Want("m"), "strict")
     fit = [(p, d) for p, d in linked if p.fingerprint == d.fingerprint]
     if not fit:
         assert isinstance(outcome, NoPlacement)
@@ -138,8 +138,8 @@ class Board:
             self.roster.remove(ref(name))
 
     def agree(self, policy: Disaggregation, excluded: frozenset[WorkerRef]) -> Placement | NoPlacement:
-        slow = place(ClusterView(tuple(self.views.values()), self.linked), "m", policy, excluded)
-        fast = place(self.roster, "m", policy, excluded)
+        slow = place(ClusterView(tuple(self.views.values()), self.linked), Want("m"), policy, excluded)
+        fast = place(self.roster, Want("m"), policy, excluded)
         assert fast == slow
         return fast
 

@@ -8,6 +8,7 @@ from random import Random
 
 from tandem.core.events import SampledToken
 from tandem.core.ids import JobKey, RequestId
+from tandem.core.lane import Lane
 from tandem.core.request import Generate, Request, SamplingParams
 from tandem.core.step_cost import StepCost, StepFeatures
 from tandem.kv.pool import BlockPool
@@ -69,7 +70,7 @@ class SimulatedWorker:
         self._noise = noise
         self._random = Random(seed)
 
-    def ask(self, num_prompt: int, max_tokens: int = 1, priority: int = 0, text: int = 0) -> Trace:
+    def ask(self, num_prompt: int, max_tokens: int = 1, lane: Lane = Lane.INTERACTIVE, text: int = 0) -> Trace:
         """Prompts share a prefix where they have one `text`."""
         number = len(self.traces)
         request = Request(
@@ -77,7 +78,7 @@ class SimulatedWorker:
             model="m",
             prompt_tokens=(text or 1000 + number,) * num_prompt,
             sampling=SamplingParams(max_tokens=max_tokens),
-            priority=priority,
+            lane=lane,
         )
         job = Generate(request=request, attempt=1)
         self.scheduler.add(job, self.now)

@@ -6,12 +6,13 @@ from random import Random
 
 import pytest
 
+from tandem.core.lane import Lane
 from tandem.core.step_cost import StepCost, StepFeatures
 from tandem.sched.budget import FLOOR_TOKENS, LEAST_TOKENS
-from tandem.sched.targets import LatencyTargets
+from tandem.sched.targets import LatencyTargets, Target
 from tests.unit.sched.simulated_worker import TRUTH, SimulatedWorker
 
-ITL = LatencyTargets(itl_s=0.2)
+ITL = LatencyTargets(interactive=Target(itl_s=0.2))
 
 
 def chunks(worker: SimulatedWorker, first: int = 0) -> list[int]:
@@ -59,7 +60,7 @@ def test_a_reachable_target_is_kept(prior: StepCost | None, noise: float) -> Non
 
 
 def test_a_chunk_late_in_a_prompt_is_smaller() -> None:
-    worker = SimulatedWorker(targets=LatencyTargets(itl_s=0.35))
+    worker = SimulatedWorker(targets=LatencyTargets(interactive=Target(itl_s=0.35)))
     worker.decoding(4, max_tokens=2000)
     worker.ask(20_000)
     first = len(worker.records)
@@ -72,7 +73,7 @@ def test_a_chunk_late_in_a_prompt_is_smaller() -> None:
 @pytest.mark.parametrize("target_s", [0.001, 0.03])
 def test_an_unreachable_target_is_counted_and_nothing_stalls(target_s: float) -> None:
     """Decodes alone take longer than the target."""
-    worker = SimulatedWorker(targets=LatencyTargets(itl_s=target_s))
+    worker = SimulatedWorker(targets=LatencyTargets(interactive=Target(itl_s=target_s)))
     worker.decoding(16)
     counted = worker.scheduler.pacer.num_steps_over_target
     trace = worker.ask(640)
@@ -149,11 +150,11 @@ def test_the_ladder_does_not_swing_under_noise() -> None:
 
 
 def test_the_strictest_lane_that_decodes_sets_the_target() -> None:
-    worker = SimulatedWorker(targets=LatencyTargets(itl_s=0.15, batch_itl_s=0.4))
-    batch = worker.ask(64, 200, priority=3)
+    worker = SimulatedWorker(targets=LatencyTargets(interactive=Target(itl_s=0.15), batch=Target(itl_s=0.4)))
+    batch = worker.ask(64, 200, lane=Lane.BATCH)
     worker.run(2)
     assert batch.token_times
-    worker.ask(4000, priority=3)
+    worker.ask(4000, lane=Lane.BATCH)
     worker.run(12)
     assert {r.target_s for r in worker.records[-5:]} == {0.4}
     worker.ask(64, 100)
@@ -188,7 +189,7 @@ def test_many_long_prompts_do_not_hold_a_short_one_up(num_long: int) -> None:
 
 
 def test_with_a_target_too_a_short_prompt_is_soon_done() -> None:
-    worker = SimulatedWorker(targets=LatencyTargets(itl_s=0.25))
+    worker = SimulatedWorker(targets=LatencyTargets(interactive=Target(itl_s=0.25)))
     worker.decoding(4)
     worker.ask(16_384)
     worker.run(60)
@@ -202,7 +203,7 @@ def test_with_a_target_too_a_short_prompt_is_soon_done() -> None:
 def test_nobody_starves(seed: int, target_s: float) -> None:
     """Half of the machine goes to the oldest, however many shorter ones keep coming: the bound of `share`."""
     random = Random(seed)
-    worker = SimulatedWorker(targets=LatencyTargets(itl_s=target_s), budget=256)
+    worker = SimulatedWorker(targets=LatencyTargets(interactive=Target(itl_s=target_s)), budget=256)
     worker.decoding(3, max_tokens=3000)
     long = worker.ask(3000)
     for _ in range(1000):
@@ -229,12 +230,12 @@ def test_a_late_prompt_overtakes_shorter_ones() -> None:
             worker.step()
         return middle.ttft
 
-    assert ttft(LatencyTargets(ttft_s=4.0)) < 0.8 * ttft(LatencyTargets())
+    assert ttft(LatencyTargets(interactive=Target(ttft_s=4.0))) < 0.8 * ttft(LatencyTargets())
 
 
 def test_lower_lanes_wait_for_higher_ones() -> None:
     worker = SimulatedWorker()
-    batch = worker.ask(3000, priority=5)
+    batch = worker.ask(3000, lane=Lane.BATCH)
     worker.run(1)
     urgent = worker.ask(3000)
     worker.run()

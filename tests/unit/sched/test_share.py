@@ -19,7 +19,7 @@ def prompt(
 ) -> Prompt:
     return Prompt(
         seq=SeqId(arrival),
-        order=(priority, arrival),
+        order=(0, priority, arrival),
         start=start,
         num_remaining=num_remaining,
         is_late=is_late,
@@ -109,11 +109,11 @@ def test_the_bounds_that_the_module_states(prompts: list[Prompt], num_tokens: in
     assert sum(got.values()) > wanted - 16, "no more is left over than is too little for a start"
     others = sorted(
         (p for p in prompts if p is not oldest),
-        key=lambda p: (p.order[0], not p.is_late, p.num_remaining, p.order[1]),
+        key=lambda p: (p.order[1], not p.is_late, p.num_remaining, p.order[2]),
     )
     first = others[0] if others else None
-    if first is not None and (first.order[0], not first.is_late, first.num_remaining) < (
-        oldest.order[0],
+    if first is not None and (first.order[1], not first.is_late, first.num_remaining) < (
+        oldest.order[1],
         not oldest.is_late,
         oldest.num_remaining,
     ):

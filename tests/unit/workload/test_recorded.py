@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem.core.lane import Lane
 from tandem.workload.ask import Ask
 from tandem.workload.entry import Blocks, Entry
 from tandem.workload.field import Field
@@ -43,6 +44,7 @@ ENTRIES = st.builds(
     group=st.text(max_size=5),
     tenant=st.text(max_size=5),
     priority=st.integers(-5, 5),
+    lane=st.sampled_from(Lane),
 )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.lane import Lane
 from tandem.workload.source import built_in, built_in_names, open_workload
 
 MIX = "rate: 3\ngroups: {only: {share: 1.0, prompt: 10, output: [1, 2]}}\n"
@@ -40,8 +41,8 @@ def test_the_mixes_of_the_issue_have_their_shapes() -> None:
     assert min(by_group["rag"]) >= 8_000 and max(by_group["rag"]) < 16_500
     (agent,) = built_in("agent").groups
     assert agent.prefix is not None and agent.prefix.num_documents == 1 and agent.turns != (1, 1)
-    tenants = {group.tenant: group.priority for group in built_in("tenants").groups}
-    assert sorted(tenants.values()) == [0, 1, 2] and "" not in tenants
+    tenants = {group.tenant: group.lane for group in built_in("tenants").groups}
+    assert sorted(tenants.values()) == list(Lane) and "" not in tenants
 
 
 @pytest.mark.parametrize("name", ["my.yaml", "my.yml"])

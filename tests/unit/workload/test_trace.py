@@ -228,7 +228,8 @@ OWN = RECORDED.splitlines()[0] + "\n" + '{"due_s": 1, "num_prompt_tokens": 9, "n
         (OWN.replace('"num_prompt_tokens": 9', '"prompt_tokens": []'), ":2: prompt_tokens: must be 1 to"),
         (OWN.replace('"num_prompt_tokens": 9', '"prompt_tokens": [1.0]'), ":2: prompt_tokens[0]: must be a whole"),
         (OWN.replace('"due_s": 1', '"due_s": "now"'), ":2: due_s: must be a number, got 'now'"),
-        (OWN.replace('"due_s": 1', '"due_s": 1, "lane": 2'), ":2: 'lane' is not known, only due_s,"),
+        (OWN.replace('"due_s": 1', '"due_s": 1, "pace": 2'), ":2: 'pace' is not known, only due_s,"),
+        (OWN.replace('"due_s": 1', '"due_s": 1, "lane": 2'), ":2: lane: must be interactive, standard, batch, got 2"),
     ],
 )  # fmt: skip
 def test_a_bad_line_is_told_with_its_number(tmp_path: Path, text: str, told: str) -> None:

@@ -1,0 +1,70 @@
+"""What a worker has accepted of prompts and not computed, and how much it takes on, as functions; never keeps a job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import accumulate
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.lane import Lane
+from tandem.core.load import beside_longest
+from tandem.core.step_cost import StepCost, StepFeatures
+from tandem.kv.pool import BlockPool
+from tandem.sched.policy import SchedulerLimits
+from tandem.sched.sequence import Sequence, Status
+
+HORIZON_STEPS = 2
+"""While one step runs the next is filled from what is here, and the gateways have that long to send more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """`tokens` and `longest` by lane, as `lane_tokens` and `lane_longest` of `core.load.Load`."""
+
+    tokens: tuple[int, ...]
+    longest: tuple[int, ...]
+    num_horizon_tokens: int
+
+
+def num_queued(seq: Sequence, block_size: int) -> int:
+    """Known tokens whose KV is neither computed nor planned nor likely in the prefix cache, of a sequence that may be
+    computed and is more than a decode."""
+    if not seq.may_start or seq.num_remaining <= 1:
+        return 0
+    hits = seq.num_hits_seen * block_size if seq.status is Status.WAITING else 0
+    return max(1, seq.num_remaining - hits)
+
+
+def backlog(seqs: Iterable[Sequence], block_size: int, num_horizon_tokens: int) -> Backlog:
+    tokens, longest = [0] * len(Lane), [0] * len(Lane)
+    for seq in seqs:
+        num = num_queued(seq, block_size)
+        if num:
+            tokens[seq.lane] += num
+            longest[seq.lane] = max(longest[seq.lane], num)
+    return Backlog(tuple(accumulate(tokens)), tuple(accumulate(longest, max)), num_horizon_tokens)
+
+
+def check_backlog(seq: Sequence, pool: BlockPool, held: Backlog) -> None:
+    """Raises TandemError when a sequence that comes must wait in its gateway. Prefix hits are not to be computed."""
+    seq.num_hits_seen = pool.count_hits(seq.reusable(pool.block_size))
+    num_tokens = num_queued(seq, pool.block_size)
+    beside = beside_longest(num_tokens, held.tokens[seq.lane], held.longest[seq.lane])
+    if 0 < held.num_horizon_tokens < beside:
+        raise TandemError(
+            ErrorKind.OVERLOADED,
+            f"{beside} tokens of prompts would be queued beside the longest, {held.num_horizon_tokens} may be",
+            retry_after_s=1.0,
+        )
+
+
+def horizon_tokens(limits: SchedulerLimits, cost: StepCost | None) -> int:
+    """What is taken on beside the longest prompt. `cost` None: not known yet, then it is two full steps. 0: any."""
+    horizon_s, step_tokens = limits.queue_horizon_s, limits.max_num_batched_tokens
+    if horizon_s is None:
+        return 0
+    if horizon_s == 0 or cost is None:
+        return HORIZON_STEPS * step_tokens
+    step_s = cost.predict(StepFeatures(step_tokens, num_prefill_pairs=step_tokens * (step_tokens + 1) // 2))
+    return max(1, int(step_tokens * horizon_s / step_s)) if step_s > 0 else HORIZON_STEPS * step_tokens

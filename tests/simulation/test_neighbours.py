@@ -1,0 +1,137 @@
+"""Tenants beside each other on a simulated cluster: a flood does not reach its neighbour, shares of tokens are equal,
+lanes are strict, and waiting at the gateway costs no throughput."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tandem.core.config import GatewayConfig, WorkerConfig
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.ids import TenantId
+from tandem.core.lane import Lane
+from tandem.routing.view import Pool
+from tandem.sched.targets import LatencyTargets, Target
+from tandem.sim.cluster import ClusterSpec, SimCluster
+from tandem.sim.gateway import Terms
+from tandem.sim.trace import Trace
+from tandem.sim.worker import WorkerSpec
+from tandem.workload.group import Group
+from tandem.workload.mix import Mix, asks
+from tests.simulation.clusters import gpu_spec, slow_spec, traces_of
+
+LINE = GatewayConfig(max_queued=100_000)
+SHORT = Group("b", 1.0, (32, 128), (16, 64), tenant="b")
+LONG = Group("a", 1.0, (2000, 4000), (16, 64), tenant="a")
+SHORT_RATE, FLOOD_RATE = 150.0, 48.0
+"""Requests per second. Two workers compute some 28,000 tokens of prompts per second: the flood is 144,000, ten times
+half of it, and its neighbour's are 12,000."""
+
+
+def pair(budget: int) -> tuple[tuple[WorkerSpec, int], ...]:
+    pools: tuple[Pool, ...] = ("prefill", "decode")
+    return tuple((gpu_spec(pool, max_num_batched_tokens=budget), 1) for pool in pools)
+
+
+def run(groups: list[Group], rate: float, count: int, spec: ClusterSpec) -> list[Trace]:
+    one = SimCluster(spec)
+    traces = traces_of(one, asks(Mix(tuple(groups)), 1, count, rate))
+    one.check()
+    return traces
+
+
+def p99(values: list[float]) -> float:
+    return sorted(values)[int(0.99 * len(values))]
+
+
+def jain(shares: list[float]) -> float:
+    """Jain, Chiu and Hawe, 1984: 1 where all are equal."""
+    return sum(shares) ** 2 / (len(shares) * sum(share * share for share in shares))
+
+
+def test_a_flood_of_long_prompts_does_not_reach_a_neighbour_within_its_share() -> None:
+    """Fairness alone; no quota keeps anything of the flood out."""
+    spec, rate = ClusterSpec(workers=pair(256), gateway=LINE), SHORT_RATE + FLOOD_RATE
+    alone = run([SHORT], SHORT_RATE, 400, spec)
+    both = run(
+        [replace(SHORT, share=SHORT_RATE / rate), replace(LONG, share=FLOOD_RATE / rate)],
+        rate, round(400 * rate / SHORT_RATE), spec,
+    )  # fmt: skip
+    before = p99([trace.ttft_s for trace in alone])
+    beside = p99([trace.ttft_s for trace in both if trace.tenant == "b"])
+    assert all(trace.is_complete for trace in both)
+    assert beside <= 1.3 * before, f"p99 of TTFT: {1e3 * before:.1f} ms alone, {1e3 * beside:.1f} ms beside a flood"
+
+
+def tokens_by(traces: list[Trace], until: float) -> dict[str, int]:
+    """Of prompts whose first token came, and of output, by tenant."""
+    found: dict[str, int] = {}
+    for trace in traces:
+        drawn = sum(time <= until for time in trace.token_times)
+        found[trace.tenant] = found.get(trace.tenant, 0) + drawn + (trace.num_prompt if drawn else 0)
+    return found
+
+
+@pytest.mark.parametrize("weights", [(1.0,) * 5, (1.0, 2.0, 1.0, 4.0, 1.0)])
+def test_tenants_that_always_wait_share_tokens_by_their_weights(weights: tuple[float, ...]) -> None:
+    lengths, total = (100, 200, 400, 800, 1600), sum(1 / n for n in (100, 200, 400, 800, 1600))
+    groups = [Group(f"t{n}", 1 / n / total, (n, n), (n // 10, n // 10), tenant=f"t{n}") for n in lengths]
+    terms = Terms(weights={TenantId(f"t{n}"): weight for n, weight in zip(lengths, weights, strict=True)})
+    traces = run(groups, 0.0, 800, ClusterSpec(workers=pair(1024), gateway=LINE, terms=terms))
+    # While everybody still waits: until the first tenant's last request is sent, with a margin.
+    until = 0.7 * min(max(t.token_times[0] for t in traces if t.tenant == f"t{n}") for n in lengths)
+    served = tokens_by(traces, until)
+    shares = [served[f"t{n}"] / weight for n, weight in zip(lengths, weights, strict=True)]
+    assert jain(shares) >= 0.99, served
+
+
+def test_a_lane_is_served_before_those_below_it() -> None:
+    groups = [Group(lane.label, 1 / 3, (200, 200), (4, 4), tenant=lane.label, lane=lane) for lane in reversed(Lane)]
+    traces = run(groups, 0.0, 90, ClusterSpec(workers=((slow_spec(), 1),), gateway=LINE))
+    firsts = {lane: sorted(t.token_times[0] for t in traces if t.group == lane.label) for lane in Lane}
+    # What was sent before the first of a more urgent lane came is done; all arrive at once, in any order.
+    assert firsts[Lane.INTERACTIVE][-1] < firsts[Lane.STANDARD][8] < firsts[Lane.STANDARD][-1] < firsts[Lane.BATCH][8]
+
+
+@pytest.mark.parametrize("pools", [("prefill", "decode"), ("mixed", "mixed")])
+def test_what_waits_at_the_gateway_costs_no_throughput(pools: tuple[Pool, ...]) -> None:
+    def took(horizon_ms: float) -> float:
+        specs = [gpu_spec(pool, max_num_batched_tokens=512) for pool in pools]
+        settings = WorkerConfig(queue_horizon_ms=horizon_ms)
+        workers = tuple((replace(spec, config=replace(spec.config, worker=settings)), 1) for spec in specs)
+        groups = [
+            Group("short", 0.7, (16, 200), (8, 64), tenant="a"),
+            Group("long", 0.3, (1000, 3000), (8, 64), tenant="b"),
+        ]
+        return max(t.ended_at for t in run(groups, 0.0, 150, ClusterSpec(workers=workers, gateway=LINE)))
+
+    assert took(0.0) <= 1.03 * took(1e9)
+
+
+def test_what_would_miss_its_lane_s_target_is_refused_before_any_work_is_done_for_it() -> None:
+    targets = LatencyTargets(interactive=Target(ttft_s=2.0))
+    spec = ClusterSpec(workers=((slow_spec(), 1),), gateway=LINE, terms=Terms(targets=targets))
+    traces = run([Group("one", 1.0, (400, 400), (2, 2))], 20.0, 60, spec)
+    refused = [trace for trace in traces if isinstance(trace.outcome, TandemError)]
+    errors = [trace.outcome for trace in refused if isinstance(trace.outcome, TandemError)]
+    assert 0 < len(refused) < len(traces) and not any(len(trace.token_times) for trace in refused)
+    assert {(error.kind, error.reason) for error in errors} == {(ErrorKind.SLO_MISS, "predicted_ttft")}
+    assert all(error.retry_after_s is not None and error.retry_after_s > 0 for error in errors)
+    kept = [trace.ttft_s for trace in traces if trace.is_complete]
+    free = run([Group("one", 1.0, (400, 400), (2, 2))], 20.0, 60, ClusterSpec(workers=spec.workers, gateway=LINE))
+    assert max(kept) < 2 * 2.0 < max(trace.ttft_s for trace in free)
+    off = replace(spec, gateway=replace(LINE, early_rejection="off"))
+    assert all(trace.is_complete for trace in run([Group("one", 1.0, (400, 400), (2, 2))], 20.0, 60, off))
+
+
+def test_of_a_full_line_the_flood_loses_and_not_its_neighbour() -> None:
+    spec = ClusterSpec(workers=((slow_spec(), 1),), gateway=GatewayConfig(max_queued=16))
+    groups = [
+        Group("a", 0.8, (400, 400), (2, 2), tenant="a"),
+        Group("b", 0.2, (50, 50), (2, 2), tenant="b"),
+    ]
+    traces = run(groups, 10.0, 100, spec)
+    lost = [trace for trace in traces if isinstance(trace.outcome, TandemError)]
+    assert lost and {trace.tenant for trace in lost} == {"a"}
+    assert {trace.outcome.reason for trace in lost if isinstance(trace.outcome, TandemError)} == {"queue_full"}
