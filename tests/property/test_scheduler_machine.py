@@ -310,7 +310,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 continue
             slices = planned.step.slices if planned.step is not None else ()
             left = self.limits.max_num_batched_tokens - sum(1 for s in slices if s.seq in decodes)
-            half = left // 2 if not self.limits.targets.itl_s else min(left, LEAST_TOKENS) // 4
+            half = left // 2 if not self.limits.targets.interactive.itl_s else min(left, LEAST_TOKENS) // 4
             share = sum(s.num_tokens for s in slices if s.seq == seq.id)
             assert share >= min(num_remaining, max(1, half), left), f"{planned.step} forgets {seq!r}"
 

@@ -20,7 +20,7 @@ from tandem.core.events import (
 )
 from tandem.core.ids import HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Generate, Prefill, Request, Resume, SamplingParams
-from tandem.flow.commands import CancelJob, Command, Deliver, End, Place, ReleaseLease, Score, Submit
+from tandem.flow.commands import CancelJob, Command, Deliver, End, EndChoice, Place, ReleaseLease, Score, Submit
 from tandem.flow.lifecycle import PHASE_TABLE, Phase, RequestLife, Step
 from tandem.routing.placement import Placement
 
@@ -302,3 +302,82 @@ def test_a_prompt_alone_ends_with_the_prefill() -> None:
     assert life.reported(D, Finished(key(), None, 0, 0)) == []
     (end, *rest) = reversed(life.reported(P, Finished(key(), FinishReason.LENGTH, 0, 16)))
     assert end == End(Finished(key(), FinishReason.LENGTH, 0, 16)) and shape(rest) == ["release p"]
+
+
+# ---- several choices
+
+
+def several(num_choices: int = 3, is_remote: bool = True) -> RequestLife:
+    """A life of several choices that runs, on both workers or on D alone."""
+    life = RequestLife(replace(REQUEST, num_choices=num_choices), HandoffId("h"))
+    (book,) = life.placed(Placement(P if is_remote else D, D))
+    assert isinstance(book, Submit) and book.job.keys == tuple(of(i) for i in range(num_choices))
+    commands = life.accepted(D, key())
+    if is_remote:
+        (start,) = commands
+        assert isinstance(start, Submit) and isinstance(start.job, Prefill) and start.job.num_choices == num_choices
+        life.accepted(P, key())
+    return life
+
+
+def of(choice: int, attempt: int = 1) -> JobKey:
+    return JobKey(RequestId("r"), attempt, choice)
+
+
+def drawn(choice: int, index: int, attempt: int = 1) -> Token:
+    return Token(of(choice, attempt), index, SampledToken(100 * choice + index))
+
+
+def test_each_choice_has_its_tokens_in_order_and_one_end_and_the_last_is_the_requests() -> None:
+    life = several(2, is_remote=False)
+    assert life.reported(D, drawn(1, 1)) == []
+    assert life.reported(D, drawn(0, 0)) == [Deliver(drawn(0, 0))]
+    assert life.reported(D, drawn(1, 0)) == [Deliver(drawn(1, 0)), Deliver(drawn(1, 1))]
+    end = Finished(of(1), FinishReason.STOP, 2, 16)
+    assert life.reported(D, end) == [EndChoice(end)] and life.phase is Phase.RUNNING
+    assert life.positions(D) == [(of(0), 1)] and life.num_delivered == 3
+    assert life.reported(D, drawn(1, 2)) == [], "it has ended"
+    last = Finished(of(0), FinishReason.LENGTH, 1, 16)
+    assert life.reported(D, last) == [End(last)] and life.phase is Phase.ENDED
+
+
+def test_a_choice_that_its_first_token_ends_is_cancelled_where_it_would_go_on() -> None:
+    life = several()
+    for choice in range(3):
+        life.reported(P, drawn(choice, 0))
+    assert life.reported(P, Finished(of(0), None, 1, 16)) == []
+    end = Finished(of(1), FinishReason.STOP, 1, 16)
+    assert life.reported(P, end) == [CancelJob(D, (of(1),)), EndChoice(end)]
+    assert life.positions(D) == [(of(0), 1), (of(2), 1)] and life.positions(P) == [(of(2), 1)]
+    assert life.reported(D, Cancelled(of(1))) == [], "as was asked"
+
+
+def test_a_client_that_has_enough_of_one_choice_keeps_the_others() -> None:
+    life = several()
+    assert life.finished(0) == [CancelJob(D, (of(0),)), CancelJob(P, (of(0),))]
+    assert life.finished(0) == [] and life.reported(D, drawn(0, 0)) == []
+    assert life.reported(P, drawn(2, 0)) == [Deliver(drawn(2, 0))]
+    life.finished(1)
+    commands = life.finished(2)
+    assert shape(commands) == ["cancel d", "cancel p", "release p", "end cancelled"]
+    assert commands[0] == CancelJob(D, (of(2),)), "the others are cancelled already"
+
+
+def test_choices_that_have_ended_are_not_placed_again() -> None:
+    life = several()
+    life.reported(P, drawn(0, 0))
+    life.reported(P, Finished(of(0), FinishReason.STOP, 1, 0))
+    life.finished(1)
+    assert shape(life.reported(D, Failed(of(2), ErrorKind.OVERLOADED, "no room for the KV")))[-1] == "place without d"
+    (book,) = life.placed(Placement(P, D))
+    assert isinstance(book, Submit) and book.job.keys == (of(2, 2),) and life.key == of(2, 2)
+
+
+def test_a_choice_that_ended_between_others_is_cancelled_with_the_next_attempt() -> None:
+    life = several()
+    life.finished(1)
+    life.reported(D, Failed(of(0), ErrorKind.OVERLOADED, "no room for the KV"))
+    submit, cancel = life.placed(Placement(D, D))
+    assert isinstance(submit, Submit) and submit.job.num_choices == 3
+    assert cancel == CancelJob(D, (of(1, 2),))
+    assert life.accepted(D, of(0, 2)) == [] and life.positions(D) == [(of(0, 2), 0), (of(2, 2), 0)]

@@ -67,18 +67,28 @@ class Rig:
         return prefill, decode
 
     async def open(
-        self, max_tokens: int = 3, caller: Caller | None = None, timeout_s: float | None = None
+        self,
+        max_tokens: int = 3,
+        caller: Caller | None = None,
+        timeout_s: float | None = None,
+        num_choices: int = 1,
     ) -> ActiveRequest:
         sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
         identity = RequestId(f"r{next(_numbers)}.")
         return await self.dispatch.open(
-            Request(id=identity, model="tiny", prompt_tokens=tuple(range(16)), sampling=sampling),
+            Request(
+                id=identity,
+                model="tiny",
+                prompt_tokens=tuple(range(16)),
+                sampling=sampling,
+                num_choices=num_choices,
+            ),
             caller or Caller(request_id=identity, timeout_s=timeout_s),
         )
 
-    async def running(self) -> ActiveRequest:
+    async def running(self, num_choices: int = 1) -> ActiveRequest:
         """A request that both workers have taken."""
-        request = await self.open()
+        request = await self.open(num_choices=num_choices)
         await until(lambda: request.life.phase.name == "RUNNING")
         return request
 

@@ -192,3 +192,20 @@ async def test_a_gateway_that_drains_too_long_cuts(rig: Rig) -> None:
     assert cut.value.kind is ErrorKind.DRAINING
     name = str(request.life.request.id)
     await until(lambda: "cancel" in prefill.verbs(name) and "cancel" in decode.verbs(name))
+
+
+async def test_the_client_may_have_enough_of_one_choice_while_others_go_on(rig: Rig) -> None:
+    worker = await rig.add("m", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+    request = await rig.running(num_choices=3)
+    keys = worker.jobs[-1].keys
+    assert isinstance(worker.jobs[-1], Generate) and [key.choice for key in keys] == [0, 1, 2]
+    worker.tell(token(keys[1], 0), token(keys[0], 0), token(keys[2], 0))
+    stream = aiter(request)
+    assert await anext(stream) == token(keys[1], 0)
+    request.finish(0)
+    assert await anext(stream) == token(keys[2], 0), "what had come of it is not told any more"
+    await until(lambda: ("cancel", keys[0]) in worker.seen)
+    ends = [Finished(keys[1], FinishReason.STOP, 1, 0), Finished(keys[2], FinishReason.STOP, 1, 0)]
+    worker.tell(*ends)
+    assert [event async for event in stream] == ends

@@ -65,7 +65,7 @@ def test_a_prompt_alone_fits_and_goes_on_from_nothing() -> None:
     assert refusal(check_fits, job, LIMITS, 10, 4) is None
     assert refusal(check_fits, replace(job, output_tokens=(1,)), LIMITS, 99, 4) is ErrorKind.INVALID_REQUEST
     pull = Resume(request=request(8, 0), attempt=1, handoff=HandoffId("h"), source=SOURCE)
-    assert pull_need(pull, 4) == 2
+    assert pull_need(pull, LIMITS, 10, 4) == 2
 
 
 @pytest.mark.parametrize("token", [-1, 50, 10**9])
