@@ -36,6 +36,7 @@ class Wish:
     may_stop: bool
     priority: int
     cancel_after: int
+    num_choices: int = 1
 
 
 @dataclass
@@ -52,7 +53,7 @@ class Worker:
         if plan is None:
             return False
         self.told.append(("step", plan.number, features(plan.slices)))
-        for progress in self.scheduler.commit(result_of(plan)):
+        for progress in (part for whole in self.scheduler.commit(result_of(plan)) for part in whole.parts):
             for i, token in enumerate(progress.tokens):
                 self.told.append((plan.number, progress.key, progress.first_index + i, token.id))
             if progress.finish is not None:
@@ -88,8 +89,9 @@ def token(seq: SeqId, index: int) -> int:
 def result_of(plan: StepPlan) -> StepResult:
     slices = []
     for piece in plan.slices:
-        drawn = () if piece.sampling is None else (SampledToken(token(piece.seq, piece.sampling.index)),)
-        slices.append(SliceResult(piece.seq, drawn))
+        draws = () if piece.sampling is None else piece.sampling.each()
+        drawn = [SampledToken(token(SeqId(piece.seq + i), draw.index)) for i, draw in enumerate(draws)]
+        slices.append(SliceResult(piece.seq, tuple(drawn)))
     return StepResult(plan.number, tuple(slices))
 
 
@@ -100,7 +102,7 @@ def job_of(number: int, wish: Wish) -> Generate:
     sampling = SamplingParams(max_tokens=wish.max_tokens, stop_token_ids=stop, frequency_penalty=looks_back)
     request = Request(id=RequestId(f"r{number}"), model="m", prompt_tokens=prompt, sampling=sampling,
                       priority=wish.priority)  # fmt: skip
-    return Generate(request=request, attempt=1)
+    return Generate(request=request, attempt=1, num_choices=wish.num_choices)
 
 
 def wishes() -> st.SearchStrategy[list[Wish]]:
@@ -113,6 +115,7 @@ def wishes() -> st.SearchStrategy[list[Wish]]:
         may_stop=st.sampled_from([False, False, False, True]),
         priority=st.sampled_from([0, 0, 1]),
         cancel_after=st.sampled_from([0, 0, 3, 11]),
+        num_choices=st.sampled_from([1, 1, 1, 2, 3]),
     )
     return st.lists(one, min_size=1, max_size=6)
 
@@ -150,7 +153,7 @@ def worked(
             has_work = worker.step()
             now += has_work
         worker.scheduler.check()
-        pool.check(worker.scheduler.tables(), (), ())
+        pool.check(worker.scheduler.tables(), (), (), worker.scheduler.copied_blocks())
     states.append((now, worker.state(), pool.take_facts()))
     return worker, states
 

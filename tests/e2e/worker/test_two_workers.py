@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM
 
 from tandem.core.errors import ErrorKind
 from tandem.core.events import Cancelled, Failed, Finished, FinishReason
-from tandem.core.ids import RequestId
-from tandem.core.request import Request
+from tandem.core.ids import HandoffId, RequestId
+from tandem.core.request import Generate, Prefill, Request, Resume
 from tests.e2e.client import Client, hand_over, new_request
 from tests.e2e.cluster import WorkerProcess
 from tests.e2e.worker.conftest import LEASE_S, MODEL_NAME, Start
@@ -277,3 +277,29 @@ def test_a_model_that_is_not_there_is_one_line_and_a_status(tmp_path: Path) -> N
     assert process.wait() == 1
     assert process.stop() == 1
     assert "nowhere" in process.log and "Traceback" not in process.log
+
+
+async def test_choices_share_one_hand_off_and_each_is_what_a_request_of_its_own_draws(pair: Pair) -> None:
+    plain = fresh_request(50, 12)
+    request = replace(plain, sampling=replace(plain.sampling, temperature=0.9, seed=7))
+    async with pair.clients() as (giver, taker):
+        alone = []
+        for choice in range(3):
+            own = replace(request, id=RequestId(f"{request.id}-{choice}"), cache_salt=f"alone-{choice}")
+            job = Generate(request=own, attempt=1, choice=choice)
+            await giver.submit(job)
+            assert isinstance(await giver.end_of(job.key), Finished)
+            alone.append(giver.tokens(job.key))
+        assert len(set(map(tuple, alone))) == 3, "choices differ"
+        handoff = HandoffId(f"h-{request.id}")
+        resume = Resume(request=request, attempt=1, num_choices=4, handoff=handoff, source=pair.prefill.ref)
+        await taker.submit(resume)
+        await taker.cancel(resume.keys[3])
+        await giver.submit(Prefill(request=request, attempt=1, num_choices=4, handoff=handoff))
+        ends = [await taker.end_of(key) for key in resume.keys]
+        assert isinstance(ends[3], Cancelled) and all(isinstance(end, Finished) for end in ends[:3])
+        assert [taker.tokens(key) for key in resume.keys[:3]] == alone
+        firsts = [(await giver.end_of(key), giver.tokens(key)) for key in resume.keys]
+        assert [tokens for _, tokens in firsts[:3]] == [tokens[:1] for tokens in alone]
+        assert all(isinstance(end, Finished) for end, _ in firsts)
+        assert len(taker.tokens(resume.keys[3])) <= 1
