@@ -41,8 +41,8 @@ class Bench:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._clock = SystemClock()
-        self._num_requests = 200 if args.quick else 1000
-        self._num_tokens = 5_000 if args.quick else 40_000
+        self._num_requests = 200 if args.quick else 600
+        self._num_tokens = 5_000 if args.quick else 25_000
         self._num_open = 200 if args.quick else 1000
 
     async def latencies(self, server: Server, num_connections: int) -> list[float]:

@@ -156,7 +156,7 @@ class _Pass:
         job = Generate(
             request=Request(id=name, model=self._offline.name, prompt_tokens=ask.prompt, sampling=sampling), attempt=1
         )
-        self._gateways.expect(_GATEWAY, job.key, 0, 0.0)
+        self._gateways.expect(_GATEWAY, job.keys, 0, 0.0)
         self._open[name] = _Answer(ask, due, now)
         self._engine.submit(job, self._clock.now())
 
@@ -202,7 +202,7 @@ class _Pass:
             answer.tokens.append(event.token.id)
         elif isinstance(event, Finished | Failed):
             self._records[answer.ask.name] = self._open.pop(name).record(event)
-            self._gateways.discard(event.key)
+            self._gateways.discard([event.key])
 
     def _rest(self) -> None:
         due = self._waiting[0].due_s if self._waiting else 0.0

@@ -95,7 +95,7 @@ class Taker:
         request = Request(id=RequestId(f"r{number}"), model="measured", prompt_tokens=prompt, sampling=sampling)
         job = Resume(request=request, attempt=1, handoff=HandoffId(f"h{number}"), source=self._source)
         key = HandoffKey(job.handoff, job.attempt)
-        message = Announcement(key, 0, offered, len(prompt), SampledToken(1))
+        message = Announcement(key, 0, offered, len(prompt), (SampledToken(1),))
         self._driver.call(lambda engine, now: (None, engine.submit(job, now))).result(GUARD_S)
         self._driver.post(_grant(key))
         self._arrived.clear()

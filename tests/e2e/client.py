@@ -9,7 +9,7 @@ from types import TracebackType
 
 import grpc.aio
 
-from tandem.core.events import JobEvent, Pulled, TerminalEvent, Token
+from tandem.core.events import JobEvent, PromptScored, Pulled, SampledToken, TerminalEvent, Token
 from tandem.core.ids import GatewayId, HandoffId, JobKey, RequestId, WorkerRef
 from tandem.core.load import Books
 from tandem.core.request import Generate, Job, Prefill, Request, Resume, SamplingParams
@@ -136,11 +136,20 @@ class Client:
         assert [token.index for token in tokens] == list(range(first, first + len(tokens)))
         return [token.token.id for token in tokens]
 
+    def scores(self, key: JobKey) -> list[SampledToken]:
+        """Of the prompt from its second token on, after a check that none is missing; one may come twice."""
+        found: list[SampledToken] = []
+        for event in self.events.get(key, []):
+            if isinstance(event, PromptScored):
+                assert 1 <= event.first_index <= 1 + len(found)
+                found[event.first_index - 1 :] = event.tokens
+        return found
+
     def pulled(self, key: JobKey) -> Pulled | None:
         return next((event for event in self.events.get(key, []) if isinstance(event, Pulled)), None)
 
     def ends(self, key: JobKey) -> list[TerminalEvent]:
-        return [event for event in self.events.get(key, []) if not isinstance(event, Token | Pulled)]
+        return [event for event in self.events.get(key, []) if not isinstance(event, Token | PromptScored | Pulled)]
 
     async def end_of(self, key: JobKey) -> TerminalEvent:
         await self.until(lambda: self.ends(key) or self.stream_error is not None)

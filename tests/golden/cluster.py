@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal
 
-from tandem.core.events import Cancelled, Failed, Finished, JobEvent, Pulled, SampledToken, Token
+from tandem.core.events import Cancelled, Failed, Finished, JobEvent, PromptScored, Pulled, SampledToken, Token
 from tandem.core.ids import HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Generate, Prefill, Request, Resume, SamplingParams
 from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Unfollow
@@ -105,6 +105,7 @@ class Outcome:
     """What a client of one request sees, and where each token came from."""
 
     tokens: list[SampledToken] = field(default_factory=list)
+    scores: list[SampledToken] = field(default_factory=list)
     end: Finished | Failed | Cancelled | None = None
     pulled: Pulled | None = None
     first_from: str = ""
@@ -135,9 +136,11 @@ class Cluster(AbstractContextManager["Cluster"]):
         for node in reversed(self.nodes):
             node.carrier.close()
 
-    def submit(self, prompt: Sequence[int], sampling: SamplingParams) -> RequestId:
+    def submit(self, prompt: Sequence[int], sampling: SamplingParams, prompt_logprobs: int | None = None) -> RequestId:
         name = RequestId(f"r{next(self._ids)}")
-        request = Request(id=name, model="m", prompt_tokens=tuple(prompt), sampling=sampling)
+        request = Request(
+            id=name, model="m", prompt_tokens=tuple(prompt), sampling=sampling, prompt_logprobs=prompt_logprobs
+        )
         self.outcomes[name] = Outcome()
         if not self.knobs.remote:
             self._carry_out(
@@ -151,7 +154,9 @@ class Cluster(AbstractContextManager["Cluster"]):
         self._carry_out(self.giver, self.giver.engine.submit(prefill, self.clock.now()))
         return name
 
-    def ask(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Outcome]:
+    def ask(
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingParams, prompt_logprobs: int | None = None
+    ) -> list[Outcome]:
         """What clients see of all prompts, which run to their end; checks that what the knobs ask for did happen."""
         knobs = self.knobs
         if knobs.prefix_hit:
@@ -160,7 +165,7 @@ class Cluster(AbstractContextManager["Cluster"]):
             self.run()
         names = []
         for prompt in prompts:
-            names.append(self.submit(prompt, sampling))
+            names.append(self.submit(prompt, sampling, prompt_logprobs))
             if not knobs.company:
                 self.run()
         self.run()
@@ -275,6 +280,10 @@ class Cluster(AbstractContextManager["Cluster"]):
                 if index == 0:
                     outcome.first_from = node.ref.id
                 outcome.tokens.append(token)
+            case PromptScored(_, first_index, scores):
+                assert not outcome.tokens and node is self.giver, "scores come first, from where the prompt is computed"
+                assert first_index <= 1 + len(outcome.scores), "a score is missing"
+                outcome.scores[first_index - 1 :] = scores
             case Pulled():
                 outcome.pulled = event
             case Finished(_, None, _, _):

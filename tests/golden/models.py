@@ -17,6 +17,8 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
     MistralConfig,
     PretrainedConfig,
     Qwen2Config,
@@ -86,8 +88,9 @@ class Reference:
     cache_dir: str
 
     @torch.inference_mode()
-    def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
-        """The `count` tokens that transformers' `generate` continues `prompt` with; no end of sequence."""
+    def greedy(self, prompt: Sequence[int], count: int, processors: Sequence[LogitsProcessor] = ()) -> list[int]:
+        """The `count` tokens that transformers' `generate` continues `prompt` with, by logits that `processors` have
+        changed in turn; no end of sequence."""
         ids = torch.tensor([list(prompt)])
         out = self.model.generate(
             ids,
@@ -99,6 +102,7 @@ class Reference:
             pad_token_id=0,
             eos_token_id=None,
             use_cache=True,
+            logits_processor=LogitsProcessorList(processors),
         )
         return [int(token) for token in out[0, len(prompt) :]]
 
@@ -203,14 +207,19 @@ def check_equal(
     return NearTie(parted, best - second, delta)
 
 
-def check_greedy(reference: Reference, prompt: Sequence[int], got: Sequence[int]) -> list[NearTie]:
-    """Assert that each token of `got` is transformers' greedy choice after the tokens before it, near-ties excepted.
+def check_greedy(
+    reference: Reference, prompt: Sequence[int], got: Sequence[int], processors: Sequence[LogitsProcessor] = ()
+) -> list[NearTie]:
+    """Assert that each token of `got` is transformers' greedy choice after the tokens before it, near-ties excepted,
+    by logits that `processors` have changed in turn.
 
     That is the same as equality with its `generate`, at the price of one forward pass. `delta` of a tie is left 0.
     """
     logits = reference.last_logits([*prompt, *got[:-1]], len(got))
     ties: list[NearTie] = []
     for index, (row, token) in enumerate(zip(logits, got, strict=True)):
+        for processor in processors:
+            row = processor(torch.tensor([[*prompt, *got[:index]]]), row[None])[0]
         margin = float(row.max() - row[token])
         assert margin < NEAR_TIE, f"output {index}: {token} for {int(row.argmax())}, which is better by {margin}"
         if int(row.argmax()) != token:

@@ -12,12 +12,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+import torch
 
+from tandem.core.events import Finished, FinishReason, SampledToken
 from tandem.core.request import SamplingParams
-from tests.golden.cluster import Cluster, Knobs, can_guess
+from tests.golden.cluster import Cluster, Knobs, Outcome, can_guess
 from tests.golden.conftest import TinyModels
 from tests.golden.guesses import Method
 from tests.golden.models import TINY_VOCAB, Quantization, Reference
+from tests.golden.penalties import processors
 
 _OUTPUTS = 30
 _MODELS = ("llama", "mistral", "qwen2", "qwen3")
@@ -43,6 +46,15 @@ _PRODUCT = [
     if company or not preempt  # a sequence gives way to another one only
     if speculation == "off" or can_guess(depth, remote)
 ]
+_PENALISED = replace(
+    _GREEDY,
+    repetition_penalty=1.3,
+    presence_penalty=0.7,
+    frequency_penalty=0.4,
+    logit_bias=((5, 2.0), (9, -3.0), (200, 1.0)),
+    min_tokens=_OUTPUTS,
+    stop_token_ids=frozenset(range(0, TINY_VOCAB, 3)),
+)
 # Strides below share no factor with the length, so that every value of every knob occurs.
 
 
@@ -60,19 +72,20 @@ def _prompts(knobs: Knobs) -> Sequence[list[int]]:
     return _RIVALS if knobs.preempt else _PROMPTS
 
 
-def expected(reference: Reference, knobs: Knobs) -> list[list[int]]:
+def expected(reference: Reference, knobs: Knobs, sampling: SamplingParams = _GREEDY) -> list[list[int]]:
     """What transformers says to the same prompts."""
-    return [reference.greedy(prompt, _OUTPUTS) for prompt in _prompts(knobs)]
+    return [reference.greedy(p, _OUTPUTS, processors(sampling, len(p))) for p in _prompts(knobs)]
 
 
-def run(
+def outcomes(
     reference: Reference,
     knobs: Knobs,
     sampling: SamplingParams,
     right: Sequence[Sequence[int]],
     quantization: Quantization = "none",
-) -> list[list[int]]:
-    """Outputs of all prompts under `knobs`. `right` are the outputs that guesses are made from, where some are."""
+    prompt_logprobs: int | None = None,
+) -> list[Outcome]:
+    """Of all prompts under `knobs`. `right` are the outputs that guesses are made from, where some are."""
     prompts = _prompts(knobs)
     answers = [[*prompt, *output] for prompt, output in zip(prompts, right, strict=False)]
     needed = sum(-(-(len(p) + _OUTPUTS) // knobs.block_size) for p in prompts)
@@ -86,7 +99,18 @@ def run(
         for i in range(1 + knobs.remote)
     ]
     with Cluster(executors, knobs, answers) as cluster:
-        return [outcome.ids for outcome in cluster.ask(prompts, sampling)]
+        return cluster.ask(prompts, sampling, prompt_logprobs)
+
+
+def run(
+    reference: Reference,
+    knobs: Knobs,
+    sampling: SamplingParams,
+    right: Sequence[Sequence[int]],
+    quantization: Quantization = "none",
+) -> list[list[int]]:
+    """The tokens of `outcomes`."""
+    return [outcome.ids for outcome in outcomes(reference, knobs, sampling, right, quantization)]
 
 
 def _check(reference: Reference, product: Sequence[Knobs]) -> None:
@@ -122,6 +146,79 @@ def test_sampled_tokens_do_not_depend_on_the_knobs(tiny: TinyModels, knobs: Knob
     reference = tiny("qwen3", "float64")
     right = run(reference, Knobs(preempt=knobs.preempt), _SAMPLED, ())
     assert run(reference, knobs, _SAMPLED, right) == right
+
+
+@pytest.mark.parametrize("knobs", _PRODUCT[3::31], ids=str)
+def test_penalised_tokens_equal_transformers(tiny: TinyModels, knobs: Knobs) -> None:
+    reference = tiny("llama", "float64")
+    right = expected(reference, knobs, _PENALISED)
+    assert right != expected(reference, knobs), "the penalties change nothing"
+    assert run(reference, knobs, _PENALISED, right) == right
+
+
+@pytest.mark.parametrize("knobs", _PRODUCT[2::37], ids=str)
+def test_penalised_draws_do_not_depend_on_the_knobs(tiny: TinyModels, knobs: Knobs) -> None:
+    reference = tiny("qwen2", "float64")
+    sampling = replace(_PENALISED, temperature=0.8, top_p=0.9, seed=3)
+    right = run(reference, Knobs(preempt=knobs.preempt), sampling, ())
+    assert run(reference, knobs, sampling, right) == right
+
+
+@pytest.mark.golden
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("model", _MODELS)
+def test_penalised_tokens_equal_transformers_over_the_full_product(tiny: TinyModels, model: str) -> None:
+    reference = tiny(model, "float64")
+    right = {preempt: expected(reference, Knobs(preempt=preempt), _PENALISED) for preempt in (False, True)}
+    wrong = [k for k in _PRODUCT if run(reference, k, _PENALISED, right[k.preempt]) != right[k.preempt]]
+    assert not wrong, [str(knobs) for knobs in wrong]
+
+
+def check_scores(reference: Reference, prompt: Sequence[int], scores: Sequence[SampledToken], within: float) -> None:
+    """Against transformers' logits of the whole prompt; three alternatives each, in their order."""
+    logprobs = torch.log_softmax(reference.logits(prompt).to(torch.float64), -1)
+    assert [score.id for score in scores] == list(prompt[1:])
+    for row, score in zip(logprobs, scores, strict=False):
+        assert score.logprob == pytest.approx(float(row[score.id]), abs=within)
+        assert [value for _, value in score.top] == pytest.approx(row.topk(3).values.tolist(), abs=within)
+        assert [float(row[token]) for token, _ in score.top] == pytest.approx(row.topk(3).values.tolist(), abs=within)
+
+
+@pytest.mark.parametrize("knobs", _PRODUCT[5::29], ids=str)
+def test_scores_equal_transformers(tiny: TinyModels, knobs: Knobs) -> None:
+    """Chunks of all sizes, prompts that another request has cached, guesses on, and the first token after them."""
+    reference = tiny("qwen3", "float64")
+    right = expected(reference, knobs)
+    seen = outcomes(reference, knobs, _GREEDY, right, prompt_logprobs=3)
+    assert [outcome.ids for outcome in seen] == right
+    for prompt, outcome in zip(_prompts(knobs), seen, strict=True):
+        check_scores(reference, prompt, outcome.scores, 1e-9)
+
+
+@pytest.mark.parametrize("remote", [False, True], ids=["local", "split"])
+@pytest.mark.parametrize("scored", [None, 3], ids=["plain", "scored"])
+def test_a_prompt_alone_is_computed_and_cached(tiny: TinyModels, remote: bool, scored: int | None) -> None:
+    """Nothing is drawn, with one token left of a cached prompt too; whoever comes after finds its blocks."""
+    reference = tiny("llama", "float64")
+    executors = [reference.executor(block_size=8) for _ in range(1 + remote)]
+    with Cluster(executors, Knobs(chunk=16, block_size=8, remote=remote)) as cluster:
+        for prompt, num_top, num_cached in (
+            (_PROMPTS[1], scored, 0),
+            (_PROMPTS[1], scored, 40 if scored is None else 0),
+            (_PROMPTS[1], None, 40),
+            ([7], scored, 0),
+        ):
+            name = cluster.submit(prompt, SamplingParams(max_tokens=0), num_top)
+            cluster.run()
+            outcome, end = cluster.outcomes[name], cluster.outcomes[name].end
+            assert isinstance(end, Finished) and (end.reason, end.num_output_tokens) == (FinishReason.LENGTH, 0)
+            assert outcome.ids == [] and outcome.pulled is None and end.num_cached_tokens == num_cached
+            if num_top is None:
+                assert outcome.scores == []
+            else:
+                check_scores(reference, prompt, outcome.scores, 1e-9)
+        books = [node.engine.books() for node in cluster.nodes]
+        assert all(b.num_free_blocks == b.num_blocks and not b.num_leases and not b.num_pulls for b in books)
 
 
 def _check_int8(reference: Reference, product: Sequence[Knobs]) -> None:

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
 from tokenizers import Tokenizer
 
 from tandem.core.request import SamplingParams
@@ -20,6 +21,7 @@ from tandem.runtime.executor import TorchExecutor
 from tandem.runtime.model_config import read_model_config
 from tests.golden.cluster import Cluster, Knobs
 from tests.golden.models import NearTie, Quantization, Reference, check_greedy, check_sampled
+from tests.golden.penalties import processors
 from tests.golden.prompts import prompts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -111,6 +113,44 @@ def test_seeded_draws_follow_the_logits_of_transformers(
     outputs = _outputs(real, some, knobs, sampling)
     ties = [t for p, o in zip(some, outputs, strict=True) for t in check_sampled(real, p, o, sampling)]
     assert len(ties) <= 1, [str(tie) for tie in ties]
+
+
+@pytest.mark.parametrize("knobs", [_DEFAULT, replace(_DEFAULT, remote=False, chunk=64)], ids=str)
+def test_penalised_tokens_equal_transformers(real: Reference, texts: list[list[int]], knobs: Knobs) -> None:
+    """The stop tokens are all that a sentence needs, so that `min_tokens` is felt."""
+    some = [texts[i] for i in (0, 4, 9, 19)]
+    plain = _outputs(real, some, knobs, _GREEDY)
+    sampling = replace(
+        _GREEDY,
+        repetition_penalty=1.2,
+        presence_penalty=0.4,
+        frequency_penalty=0.3,
+        logit_bias=((28, -2.0), (30, 1.5)),
+        min_tokens=_OUTPUTS,
+        stop_token_ids=frozenset(output[3] for output in plain),
+    )
+    outputs = _outputs(real, some, knobs, sampling)
+    assert all(one != other for one, other in zip(plain, outputs, strict=True))
+    ties = [
+        tie
+        for prompt, output in zip(some, outputs, strict=True)
+        for tie in check_greedy(real, prompt, output, processors(sampling, len(prompt)))
+    ]
+    assert len(ties) <= 1, [str(tie) for tie in ties]
+
+
+@pytest.mark.parametrize("knobs", [replace(_DEFAULT, prefix_hit=True), Knobs(chunk=64, company=True)], ids=str)
+def test_scores_equal_transformers(real: Reference, texts: list[list[int]], knobs: Knobs) -> None:
+    some = [texts[i] for i in (0, 4, 19)]
+    sampling = SamplingParams(max_tokens=2, temperature=0.0)
+    with Cluster(_executors(real, some, knobs, "none"), knobs) as cluster:
+        seen = cluster.ask(some, sampling, prompt_logprobs=5)
+    for prompt, outcome in zip(some, seen, strict=True):
+        logprobs = torch.log_softmax(real.logits(prompt[:-1]).double(), -1)
+        known, top = logprobs.gather(1, torch.tensor(prompt[1:])[:, None]), logprobs.topk(5).values
+        assert [score.id for score in outcome.scores] == prompt[1:]
+        assert torch.allclose(torch.tensor([[s.logprob] for s in outcome.scores]).double(), known, 0, 1e-4)
+        assert torch.allclose(torch.tensor([[x for _, x in s.top] for s in outcome.scores]).double(), top, 0, 1e-4)
 
 
 def _check_int8(real: Reference, texts: Sequence[list[int]], product: Sequence[Knobs]) -> None:

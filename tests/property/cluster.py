@@ -9,10 +9,10 @@ from random import Random
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, Finished, JobEvent, PromptScored, Pulled, SampledToken, Token
-from tandem.core.ids import BlockId, HandoffId, RequestId, WorkerRef
+from tandem.core.ids import BlockId, HandoffId, JobKey, RequestId, WorkerRef
 from tandem.core.request import Generate, Job, Request
 from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Unfollow
-from tandem.flow.commands import CancelJob, Command, Deliver, End, Place, ReleaseLease, Score, Submit
+from tandem.flow.commands import CancelJob, Command, Deliver, End, EndChoice, Place, ReleaseLease, Score, Submit
 from tandem.flow.lifecycle import Phase, RequestLife
 from tandem.kv.handoff import HandoffKey
 from tandem.kv.pull_book import StartRead, Teardown
@@ -35,9 +35,10 @@ class Cluster:
         self.links: dict[tuple[WorkerRef, WorkerRef], Link] = defaultdict(Link)
         self.lives: dict[RequestId, RequestLife] = {}
         self.placements: dict[RequestId, tuple[int, int]] = {}
-        self.expected: dict[RequestId, tuple[int, ...]] = {}
-        self.delivered: dict[RequestId, list[int]] = {}
+        self.expected: dict[tuple[RequestId, int], tuple[int, ...]] = {}
+        self.delivered: dict[tuple[RequestId, int], list[int]] = {}
         self.scored: dict[RequestId, list[SampledToken]] = {}
+        self.choice_ends: dict[tuple[RequestId, int], str] = {}
         self.outcomes: dict[RequestId, Finished | TandemError] = {}
         self.hung: list[tuple[Worker, StartRead]] = []
         self.failures: list[Failed] = []
@@ -54,9 +55,11 @@ class Cluster:
         life = RequestLife(request, HandoffId(f"h-{request.id}"))
         self.lives[request.id] = life
         self.placements[request.id] = (prefill, decode)
-        self.expected[request.id], _ = expected_output(Generate(request=request, attempt=1))
-        self.delivered[request.id] = []
         self.scored[request.id] = []
+        for index in range(request.num_choices):
+            alone = Generate(request=request, attempt=1, choice=index)
+            self.expected[request.id, index], _ = expected_output(alone)
+            self.delivered[request.id, index] = []
         self.place(life)
 
     def place(self, life: RequestLife) -> None:
@@ -72,35 +75,58 @@ class Cluster:
                     self.agenda.after(self.random.uniform(0.1, 2.0), lambda: self.place(life))
                 case Submit(worker, job):
                     self.submit(life, worker, job)
-                case CancelJob(worker, key):
-                    self.call(worker, lambda w, k=key: self.effects(w, w.engine.cancel(k, self.agenda.now)))  # type: ignore[misc]
+                case CancelJob(worker, keys):
+                    self.call(worker, lambda w, k=keys: self.cancel(w, k))  # type: ignore[misc]
                 case ReleaseLease(worker, handoff):
                     self.call(worker, lambda w, k=handoff: self.effects(w, w.engine.release(k, self.agenda.now)))  # type: ignore[misc]
                 case Score(scores):
-                    told = self.scored[life.request.id]
-                    assert scores.first_index == 1 + len(told) and scores.tokens, f"{scores} after {len(told)}"
-                    assert not self.delivered[life.request.id], f"{scores} after the first token"
-                    told += scores.tokens
+                    self.take_scores(life, scores)
                 case Deliver(token):
-                    self.delivered[life.request.id].append(token.token.id)
+                    assert (life.request.id, token.key.choice) not in self.choice_ends, f"{token} after its end"
+                    self.delivered[life.request.id, token.key.choice].append(token.token.id)
+                case EndChoice(outcome):
+                    self.end_choice(life, outcome)
                 case End(outcome):
                     self.end(life, outcome)
+
+    def cancel(self, worker: Worker, keys: Sequence[JobKey]) -> None:
+        for key in keys:
+            self.effects(worker, worker.engine.cancel(key, self.agenda.now))
+
+    def take_scores(self, life: RequestLife, scores: PromptScored) -> None:
+        told = self.scored[life.request.id]
+        assert scores.first_index == 1 + len(told) and scores.tokens, f"{scores} after {len(told)}"
+        seen = [self.delivered[life.request.id, i] for i in range(life.request.num_choices)]
+        assert not any(seen), f"{scores} after the first token"
+        told += scores.tokens
 
     def end(self, life: RequestLife, outcome: Finished | TandemError) -> None:
         name = life.request.id
         assert name not in self.outcomes, f"{name} ended twice"
         self.outcomes[name] = outcome
-        told, expected = tuple(self.delivered[name]), self.expected[name]
-        assert told == expected[: len(told)], f"{name}: {told} instead of {expected}"
-        life = self.lives[name]
+        for index in range(life.request.num_choices):
+            told, expected = tuple(self.delivered[name, index]), self.expected[name, index]
+            assert told == expected[: len(told)], f"{name}: {told} instead of {expected}"
         if isinstance(outcome, Finished):
-            wanted = (
-                ()
-                if life.request.prompt_logprobs is None
-                else expected_scores(Generate(request=life.request, attempt=1))
-            )
-            assert tuple(self.scored[name]) == wanted, f"{name}: scores"
-            assert told == expected, f"{name} finished with {told} instead of {expected}"
+            self.end_choice(life, outcome)
+            choices = {(name, index) for index in range(life.request.num_choices)}
+            assert choices <= self.choice_ends.keys(), f"{name} ended without {choices - self.choice_ends.keys()}"
+
+    def end_choice(self, life: RequestLife, outcome: Finished) -> None:
+        place, alone = (life.request.id, outcome.key.choice), Generate(request=life.request, attempt=1)
+        assert place not in self.choice_ends, f"{place} ended twice"
+        self.choice_ends[place] = "finished"
+        told, expected = tuple(self.delivered[place]), self.expected[place]
+        assert told == expected, f"{place} finished with {told} instead of {expected}"
+        wanted = () if life.request.prompt_logprobs is None else expected_scores(alone)
+        assert tuple(self.scored[life.request.id]) == wanted, f"{place}: scores"
+
+    def leave(self, life: RequestLife, index: int) -> None:
+        """The client has enough of one choice."""
+        place = life.request.id, index
+        if life.phase is not Phase.ENDED and place not in self.choice_ends:
+            self.choice_ends[place] = "left"
+            self.obey(life, life.finished(index))
 
     def submit(self, life: RequestLife, ref: WorkerRef, job: Job) -> None:
         """A call that may be lost on its way or on its way back; either way the gateway hears of a lost worker."""
@@ -238,6 +264,9 @@ class Cluster:
         if self.chance(self.knobs.cancels) and self.lives:
             life = self.random.choice(list(self.lives.values()))
             self.obey(life, life.cancelled())
+        if self.chance(self.knobs.cancels) and self.lives:
+            life = self.random.choice(list(self.lives.values()))
+            self.leave(life, self.random.randrange(life.request.num_choices))
         if self.chance(self.knobs.drains):
             worker.engine.draining = not worker.engine.draining
 
@@ -403,7 +432,7 @@ class Cluster:
         match event:
             case Token(_, index, token):
                 assert index == worker.next_index.get(key, 0), f"{worker.ref}: {event} is out of turn"
-                assert token.id == self.expected[key.request][index], (
+                assert token.id == self.expected[key.request, key.choice][index], (
                     f"{worker.ref}: {event} is not what the model says"
                 )
                 worker.next_index[key] = index + 1

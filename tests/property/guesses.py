@@ -20,7 +20,8 @@ class Guesser:
 
     def propose(self, tokens: Sequence[int], max_tokens: int) -> tuple[int, ...]:
         known = list(tokens)
-        job = next((job for job in self._jobs() if _is_of(job, known)), None)
+        parts = (job.of(key.choice) for job in self._jobs() for key in job.keys)
+        job = next((job for job in parts if _is_of(job, known)), None)
         value = chain_of(known)
         for _ in range(self._random.randint(0, max_tokens + 1)):
             guess = self._random.randrange(VOCABULARY)

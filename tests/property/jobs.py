@@ -29,6 +29,7 @@ class Shape:
     salt: str
     looks_back: bool
     num_top: int | None
+    num_choices: int = 1
 
 
 def shapes(max_length: int, max_tokens: int) -> st.SearchStrategy[Shape]:
@@ -45,6 +46,7 @@ def shapes(max_length: int, max_tokens: int) -> st.SearchStrategy[Shape]:
         salt=st.sampled_from(["", "", "", "tenant"]),
         looks_back=st.sampled_from([False, False, True]),
         num_top=st.sampled_from([None, None, 2]),
+        num_choices=st.sampled_from([1, 1, 1, 2, 3, 5]),
     )
 
 
@@ -74,6 +76,8 @@ def job_of(shape: Shape, name: str, attempt: int = 1) -> Job:
     request = request_of(shape, name)
     output = tuple(VOCABULARY + i for i in range(min(shape.num_output, shape.max_tokens - 1)))
     common = {"request": request, "attempt": attempt, "output_tokens": output}
+    if shape.num_choices > 1:
+        common |= {"choice": shape.branch, "num_choices": shape.num_choices, "output_tokens": ()}
     if shape.kind is Generate:
         return Generate(**common)  # type: ignore[arg-type]
     if shape.kind is Prefill:
@@ -83,7 +87,7 @@ def job_of(shape: Shape, name: str, attempt: int = 1) -> Job:
 
 @dataclass(eq=False)
 class Witness:
-    """Checks what a job reports against the only outcome it can have."""
+    """Checks what a job of one choice reports against the only outcome it can have."""
 
     job: Job
     output: list[int] = field(default_factory=list)

@@ -126,6 +126,8 @@ class ModelExecutor:
         self._last_number = plan.number
         seqs = [s.seq for s in plan.slices]
         assert len(set(seqs)) == len(seqs), f"{plan} names a sequence twice"
+        for source, target in plan.copies:
+            self.store.cells[target] = list(self.store.cells[source])
         return StepResult(plan.number, tuple(self._run(piece) for piece in plan.slices))
 
     def _run(self, piece: Slice) -> SliceResult:
@@ -159,6 +161,10 @@ class ModelExecutor:
         if sampling.params.needs_history:
             assert chain_of((*sampling.prompt, *sampling.output)) == value, f"{piece}: not what came before"
             assert len(sampling.output) == sampling.index, f"{piece}: index"
+        if sampling.num_choices > 1:
+            assert not guesses, f"{piece} guesses after a draw of several choices"
+            one_each = [draw(value, each.params, each.choice, each.index) for each in sampling.each()]
+            return tuple(SampledToken(token) for token in one_each)
         drawn = [draw(value, sampling.params, sampling.choice, sampling.index)]
         for i, guess in enumerate(guesses, 1):
             if drawn[-1] != guess:

@@ -36,6 +36,7 @@ class Ask:
     num_top: int | None = None
     pause: int = 0
     """Rounds before the next one comes."""
+    num_choices: int = 1
 
     def request(self, number: int) -> Request:
         shared = min(self.shared, self.length)
@@ -44,6 +45,7 @@ class Ask:
             model="model",
             prompt_tokens=(0,) * shared + (1 + number % 5,) * (self.length - shared),
             priority=self.priority,
+            num_choices=self.num_choices,
             prompt_logprobs=self.num_top,
             sampling=SamplingParams(
                 max_tokens=self.max_tokens,
@@ -67,6 +69,7 @@ def asks(num_workers: int, max_length: int, max_tokens: int = 6) -> st.SearchStr
         looks_back=st.sampled_from([False, False, True]),
         num_top=st.sampled_from([None, None, 1]),
         pause=st.sampled_from([0, 0, 0, 1, 3, 12]),
+        num_choices=st.sampled_from([1, 1, 1, 2, 3, 7]),
     )
     return st.lists(ask, min_size=2, max_size=14)
 

@@ -370,7 +370,7 @@ class HandoffMachine(RuleBasedStateMachine):
             self.given[lease.blocks[i]] = (key, i)
         is_last = stop == PROMPT_BLOCKS
         digests = [BlockDigest(b, (b,)) for b in lease.blocks[done:stop]]
-        message = self.leases.announce(key, stop, digests, stop, TOKEN if is_last else None)
+        message = self.leases.announce(key, stop, digests, stop, (TOKEN,) if is_last else ())
         assert (message is None) == (stop == done and not is_last)
         self.progress[key] = PROMPT_BLOCKS + 1 if is_last else stop
         if message is not None and lease.taker is not None:
@@ -459,7 +459,7 @@ class HandoffMachine(RuleBasedStateMachine):
     def arrive(self, arrived: Arrived) -> None:
         self.settle(arrived.key, "arrived")
         blocks = self.tables.pop(arrived.key)
-        assert arrived.first_token == TOKEN
+        assert arrived.first_tokens == (TOKEN,)
         assert arrived.stats.num_blocks == PROMPT_BLOCKS - self.hits[arrived.key]
         assert 0 <= arrived.stats.exposed_s <= arrived.stats.total_s and arrived.stats.busy_s >= 0
         content = [self.taken[b] for b in blocks[:PROMPT_BLOCKS]]

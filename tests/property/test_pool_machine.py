@@ -1,4 +1,4 @@
-"""The block pool under random tables, leases and reads, against a plain list of who holds what."""
+"""The block pool under random tables, forks, leases, reads and copies, against a plain list of who holds what."""
 
 from __future__ import annotations
 
@@ -90,9 +90,11 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(owner=owners, num=st.integers(0, 6))
     def publish(self, owner: Owner, num: int) -> None:
-        # Bytes that still arrive are not published.
+        # Bytes that still arrive are not published, nor what others would write into.
         read = {b for h in self.held if h.holder is Holder.READ for b in h.blocks}
-        limit = next((i for i, b in enumerate(owner.table.ids()) if b in read), len(owner.table))
+        table, first = owner.table, owner.table.num_published
+        shut = (i for i, b in enumerate(table.ids()) if b in read or (i >= first and self.pool.is_shared(table, i)))
+        limit = next(shut, len(table))
         num = max(owner.table.num_published, min(num, limit, len(owner.hashes)))
         for i in range(owner.table.num_published, num):
             self.content[owner.table.ids()[i]] = owner.hashes[i]
@@ -105,7 +107,41 @@ class PoolMachine(RuleBasedStateMachine):
         assert not len(owner.table) and not owner.table.num_published
         self.live.remove(owner)
 
-    @rule(target=holds, owner=owners, first=st.integers(0, 6), holder=st.sampled_from(Holder))
+    @rule(target=owners, owner=owners)
+    def fork(self, owner: Owner) -> Owner:
+        other = Owner(owner.hashes)
+        self.pool.fork(other.table, owner.table)
+        assert other.table.ids() == owner.table.ids() and other.table.num_published == owner.table.num_published
+        self.live.append(other)
+        return other
+
+    @rule(target=holds, owner=owners, index=st.integers(0, 6))
+    def own(self, owner: Owner, index: int) -> Hold:
+        """Who shares a block that has no name yet takes a copy of it."""
+        table, free = owner.table, self.pool.free_blocks()
+        if not table.num_published <= index < len(table) or not self.pool.is_shared(table, index):
+            return multiple()  # type: ignore[return-value]
+        before = table.ids()
+        copy = self.pool.own(table, index)
+        if copy is None:
+            assert not free and table.ids() == before
+            return multiple()  # type: ignore[return-value]
+        source, target = copy
+        assert (source, target) == (before[index], free[0]) and not self.pool.is_shared(table, index)
+        assert table.ids() == (*before[:index], target, *before[index + 1 :])
+        self.content[target] = self.content[source]
+        hold = Hold((source,), Holder.COPY)
+        self.held.append(hold)
+        return hold
+
+    @rule(owner=owners, num=st.integers(0, 6))
+    def trim(self, owner: Owner, num: int) -> None:
+        num = max(num, owner.table.num_published)
+        before = owner.table.ids()
+        self.pool.trim(owner.table, num)
+        assert owner.table.ids() == before[:num]
+
+    @rule(target=holds, owner=owners, first=st.integers(0, 6), holder=st.sampled_from([Holder.LEASE, Holder.READ]))
     def retain(self, owner: Owner, first: int, holder: Holder) -> Hold:
         """A lease holds a table's prefix; a read only blocks that have no name yet."""
         blocks = owner.table.ids() if holder is Holder.LEASE else owner.table.ids()[owner.table.num_published :]
@@ -143,8 +179,9 @@ class PoolMachine(RuleBasedStateMachine):
             return
         leased = [b for h in self.held if h.holder is Holder.LEASE for b in h.blocks]
         read = [b for h in self.held if h.holder is Holder.READ for b in h.blocks]
-        self.pool.check([o.table for o in self.live], leased, read)
-        busy = {b for o in self.live for b in o.table.ids()} | set(leased) | set(read)
+        copied = [b for h in self.held if h.holder is Holder.COPY for b in h.blocks]
+        self.pool.check([o.table for o in self.live], leased, read, copied)
+        busy = {b for o in self.live for b in o.table.ids()} | set(leased) | set(read) | set(copied)
         assert self.pool.num_free == self.pool.num_blocks - len(busy)
         assert self.pool.num_leased == len(set(leased)) and self.pool.num_reading == len(set(read))
 

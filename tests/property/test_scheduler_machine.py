@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import SampledToken
 from tandem.core.ids import BlockId, JobKey, SeqId
-from tandem.core.request import Prefill, Resume
+from tandem.core.request import Job, Prefill, Resume
 from tandem.kv.pool import BlockPool, Holder
 from tandem.sched.budget import LEAST_TOKENS
 from tandem.sched.outcome import Planned, Progress, PullGrant
@@ -71,6 +71,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.executor = ModelExecutor(self.store)
         self.plans: list[StepPlan] = []
         self.witnesses: dict[JobKey, Witness] = {}
+        self.jobs: dict[JobKey, Job] = {}
         self.leases: dict[JobKey, tuple[BlockId, ...]] = {}
         self.num_announced: dict[JobKey, int] = {}
         self.grants: dict[JobKey, PullGrant] = {}
@@ -82,7 +83,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(shape=shapes(MAX_PROMPT, MAX_OUTPUT))
     def add(self, shape: Shape) -> None:
-        job = job_of(shape, f"r{len(self.witnesses)}")
+        job = job_of(shape, f"r{len(self.jobs)}")
         before = repr(self.scheduler), repr(self.pool)
         try:
             self.scheduler.add(job, self.now)
@@ -90,7 +91,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert refusal.kind in (ErrorKind.OVERLOADED, ErrorKind.CONTEXT_LENGTH)
             assert (repr(self.scheduler), repr(self.pool)) == before, "a refused job left something"
             return
-        self.witnesses[job.key] = Witness(job)
+        self.jobs[job.key] = job
+        self.witnesses |= {key: Witness(job.of(key.choice)) for key in job.keys}
 
     @precondition(lambda self: self.live())
     @rule(data=st.data())
@@ -106,8 +108,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         witness = data.draw(st.sampled_from(self.live()))
-        self.end_lease(witness.job.key)
         self.stop(witness)
+        job = self.job_with(witness)
+        if self.has_ended(job):
+            self.end_lease(job.key)
         assert not self.scheduler.cancel(witness.job.key)
 
     @precondition(lambda self: len(self.plans) < self.depth)
@@ -157,7 +161,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.check()
         leased = [b for blocks in self.leases.values() for b in blocks]
         reading = [b for blocks in self.landing for b in blocks]
-        self.pool.check(self.scheduler.tables(), leased, reading)
+        copied = [source for plan in self.plans for source, _ in plan.copies]
+        self.pool.check(self.scheduler.tables(), leased, reading, copied)
 
     @invariant()
     def open_plans_own_their_blocks(self) -> None:
@@ -172,15 +177,17 @@ class SchedulerMachine(RuleBasedStateMachine):
                 for block in piece.blocks[piece.start // self.block_size :]:
                     assert writers.setdefault(block, piece.seq) == piece.seq, f"block {block} has two writers"
                     assert self.pool.holders(block)[0] == 1, f"block {block} is written and shared"
+        copied = {source for plan in self.plans for source, _ in plan.copies}
+        assert all(any(self.pool.holders(block)) for block in copied), "a block is free that is to be copied"
         for grant in self.grants.values():
-            assert not writers.keys() & set(grant.blocks[grant.num_hit_blocks :])
+            assert not (writers.keys() | copied) & set(grant.blocks[grant.num_hit_blocks :])
 
     @invariant()
     def offered_prefills_run_on(self) -> None:
         if not hasattr(self, "has_started"):
             return
         for key in self.leases:
-            seq = self.scheduler._by_key.get(key)
+            seq = next((s for k in self.jobs[key].keys if (s := self.scheduler._by_key.get(k)) is not None), None)
             assert seq is None or seq.status is Status.RUNNING, f"{seq!r} has a lease, but was preempted"
 
     def teardown(self) -> None:
@@ -228,10 +235,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         return [w for w in self.witnesses.values() if w.end is None]
 
     def waiting_pulls(self) -> list[JobKey]:
-        return [s.key for s in self.scheduler._waiting if isinstance(s.job, Resume) and not s.may_start]
+        return [s.keys[-1] for s in self.scheduler._waiting if isinstance(s.job, Resume) and not s.may_start]
 
     def ended_leases(self) -> list[JobKey]:
-        return [key for key in self.leases if self.witnesses[key].end is not None]
+        return [key for key in self.leases if self.has_ended(self.jobs[key])]
+
+    def job_with(self, witness: Witness) -> Job:
+        """The job that a choice came with."""
+        return next(job for job in self.jobs.values() if witness.job.key in job.keys)
+
+    def has_ended(self, job: Job) -> bool:
+        return all(self.witnesses[key].end is not None for key in job.keys)
 
     def take_plan(self) -> bool:
         ready = [s for s in self.scheduler._running if s.may_go_on and s.num_remaining == 1]
@@ -350,19 +364,25 @@ class SchedulerMachine(RuleBasedStateMachine):
         return len(piece.blocks) if piece.stop == len(seq.tokens) else piece.stop // self.block_size
 
     def record(self, progress: Progress) -> None:
-        witness = self.witnesses[progress.key]
         if progress.scores:
-            witness.scored(progress.first_scored, progress.scores)
-        for i, token in enumerate(progress.tokens):
-            witness.token(progress.first_index + i, token.id)
+            for key in progress.job.keys:
+                if self.witnesses[key].end is None:
+                    self.witnesses[key].scored(progress.first_scored, progress.scores)
         if isinstance(progress.job, Prefill) and progress.error is None:
             self.check_offer(progress)
-        if progress.error is not None:
+        for part in progress.parts:
+            if part.tokens or part.has_ended:
+                self.record_part(part, self.witnesses[part.key])
+
+    def record_part(self, part: Progress, witness: Witness) -> None:
+        for i, token in enumerate(part.tokens):
+            witness.token(part.first_index + i, token.id)
+        if part.error is not None:
             witness.failed()
-        elif progress.handed_over:
+        elif part.handed_over:
             witness.finished(None)
-        elif progress.finish is not None:
-            witness.finished(progress.finish)
+        elif part.finish is not None:
+            witness.finished(part.finish)
 
     def check_offer(self, progress: Progress) -> None:
         """What may be announced now is computed, and digested in order, each block once."""
@@ -375,18 +395,24 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert tuple(d.block for d in progress.digests) == fresh
             assert all(d.heads == self.store.digest(d.block) for d in progress.digests)
         self.num_announced[progress.key] = num
+        first = [t.id for t in progress.first_tokens]
+        assert first == ([t.id for t in self.first_tokens(progress.key)] if progress.handed_over else [])
         self.store.read(blocks, progress.num_computed if progress.handed_over else num * size)
 
     def arrive(self, key: JobKey) -> None:
         if not self.witnesses[key].expected:
             self.break_off(key)  # its source draws nothing, so it hands nothing over
             return
-        grant, witness = self.grants.pop(key), self.witnesses[key]
+        grant, job = self.grants.pop(key), self.jobs[key]
         start = grant.num_hit_blocks * self.block_size
-        known = [*witness.job.request.prompt_tokens, *witness.job.output_tokens]
+        known = [*job.request.prompt_tokens, *job.output_tokens]
         self.store.write(grant.blocks, start, known[start:])
-        first = witness.expected[len(witness.job.output_tokens)]
-        self.record(self.scheduler.kv_arrived(key, SampledToken(first)))
+        self.record(self.scheduler.kv_arrived(key, self.first_tokens(key)))
+
+    def first_tokens(self, name: JobKey) -> tuple[SampledToken, ...]:
+        """What a source draws for each choice of a job, those that were ended included."""
+        job = self.jobs[name]
+        return tuple(SampledToken(self.witnesses[key].expected[len(job.output_tokens)]) for key in job.keys)
 
     def break_off(self, key: JobKey) -> None:
         """A pull is given up while a read is under way."""
@@ -394,12 +420,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         blocks = grant.blocks[grant.num_hit_blocks : grant.num_known_blocks]
         self.pool.retain(blocks, Holder.READ)
         self.landing.append(blocks)
-        self.stop(self.witnesses[key])
+        for witness in [self.witnesses[k] for k in self.jobs[key].keys if self.witnesses[k].end is None]:
+            self.stop(witness)
 
     def stop(self, witness: Witness) -> None:
-        self.grants.pop(witness.job.key, None)
         assert self.scheduler.cancel(witness.job.key)
         witness.cancelled()
+        job = self.job_with(witness)
+        if self.has_ended(job):
+            self.grants.pop(job.key, None)
 
     def end_lease(self, key: JobKey) -> None:
         blocks = self.leases.pop(key, None)

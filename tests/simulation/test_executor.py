@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import fmean
 
 import pytest
@@ -74,3 +75,18 @@ def test_guesses_count_as_far_as_they_are_right() -> None:
 def test_blocks_that_are_to_be_digested_are_named() -> None:
     one = Slice(SeqId(0), 0, 16, (1,) * 16, (BlockId(3),), None, digest_blocks=(BlockId(3),))
     assert executor().execute(StepPlan(0, (one,))).slices[0].digests == (BlockDigest(BlockId(3), ()),)
+
+
+def test_scored_prompts_get_their_scores() -> None:
+    scored = replace(piece(4, (1, 2, 3), None), scored=(2, 3, 9))
+    (result,) = executor().execute(StepPlan(0, (scored,))).slices
+    assert [score.id for score in result.scores] == [2, 3, 9]
+
+
+def test_no_stop_token_comes_before_its_time() -> None:
+    plain = [drawn(piece(9, (1,), sampling(index)))[0] for index in range(6)]
+    params = SamplingParams(max_tokens=99, seed=7, min_tokens=4, stop_token_ids=frozenset(plain))
+    late = [drawn(piece(9, (1,), Sampling(params, 0, index)))[0] for index in range(6)]
+    assert not set(late[:4]) & set(plain) and late[4:] == plain[4:]
+    guesses = tuple(late[:5])
+    assert drawn(piece(9, (1, *guesses), Sampling(params, 0, 0), num_drafted=5)) == late

@@ -19,7 +19,8 @@ class FinishReason(Enum):
 
 
 class SampledToken(NamedTuple):
-    """One drawn token. Log probabilities are natural, of the unfiltered distribution at temperature 1.
+    """One drawn token. Log probabilities are natural, of the distribution that the model gives at temperature 1, before
+    penalties, biases, grammars and filters.
 
     `top` holds (token id, log probability) of the most likely tokens, best first; empty unless asked for.
     """

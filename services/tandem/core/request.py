@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.grammar import Grammar
@@ -23,13 +24,15 @@ class SamplingParams:
 
     `temperature == 0` is greedy. `top_k == 0`, `top_p == 1`, `min_p == 0` switch a filter off.
     `stop_token_ids` is complete: the end-of-sequence set is already in it unless it is ignored.
-    `logprobs` is the number of alternatives to report per token; None reports nothing.
+    `logprobs` is the number of alternatives to report per token; None reports nothing. They are of the model's own
+    distribution, before all that follows here.
 
     Before the filters, in this order: `repetition_penalty` divides positive logits and multiplies negative ones of all
     tokens of prompt and output (CTRL, arXiv 1909.05858; 1 is off); `presence_penalty` and, for each time,
     `frequency_penalty` are subtracted from those of the output (OpenAI; 0 is off); `logit_bias` adds to single tokens,
     (id, bias) by rising id; no token of `stop_token_ids` is drawn before `min_tokens` are; `grammar` leaves only what
-    may come next. `max_tokens == 0` computes the prompt and draws nothing.
+    may come next, and ends where nothing else may, `min_tokens` or not. Greedy takes the best of what this leaves.
+    `max_tokens == 0` computes the prompt and draws nothing.
     """
 
     max_tokens: int
@@ -119,16 +122,38 @@ class Request:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
     """`output_tokens` were already sent to the client by earlier attempts; they count against
-    `max_tokens` and are never folded into the prompt."""
+    `max_tokens` and are never folded into the prompt. A job covers choices `[choice, choice + num_choices)`; one of
+    several choices has no output yet, as that is what makes them differ."""
 
     request: Request
     attempt: int
     choice: int = 0
+    num_choices: int = 1
     output_tokens: tuple[int, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        stop = self.choice + self.num_choices
+        ok = self.choice >= 0 and self.num_choices >= 1 and stop <= MAX_CHOICES
+        _require(ok, "num_choices", f"must be choices within [0, {MAX_CHOICES})", (self.choice, self.num_choices))
+        alone = self.num_choices == 1 or not self.output_tokens
+        _require(alone, "num_choices", "must be 1 where tokens were drawn already", self.num_choices)
 
     @property
     def key(self) -> JobKey:
+        """Of its first choice: the name of the job."""
         return JobKey(self.request.id, self.attempt, self.choice)
+
+    @property
+    def keys(self) -> tuple[JobKey, ...]:
+        """Of all its choices."""
+        if self.num_choices == 1:
+            return (self.key,)
+        choices = range(self.choice, self.choice + self.num_choices)
+        return tuple(JobKey(self.request.id, self.attempt, choice) for choice in choices)
+
+    def of(self, choice: int) -> Self:
+        """The part of one of its choices, as a job of its own."""
+        return self if self.num_choices == 1 else replace(self, choice=choice, num_choices=1)
 
     @property
     def num_known_tokens(self) -> int:

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Failed, Finished, PromptScored, Pulled, Token, Tokens
+from tandem.core.events import Cancelled, Failed, Finished, PromptScored, Token, Tokens
 from tandem.core.ids import JobKey, WorkerRef
 from tandem.core.load import Books, Load
 from tandem.core.request import Job, Prefill, Resume
+from tandem.engine.accounts import books, load, pulled_event
 from tandem.engine.effects import Effect, Emit, Follow, Renew, Unfollow
 from tandem.engine.giver import Giver
 from tandem.engine.job_table import JobTable
@@ -70,13 +71,11 @@ class Engine:
 
     def submit(self, job: Job, now: float) -> list[Effect]:
         """Accept a job, or raise TandemError and keep nothing of it. The same job again is accepted and changes
-        nothing; a newer attempt ends the older one."""
-        live = self._jobs.find(job.key)
-        if live is not None and type(live) is not type(job):
-            raise TandemError(ErrorKind.INVALID_REQUEST, f"job {job.key} is here already, as another kind of job")
-        if self._jobs.is_known(job.key):
+        nothing; a newer attempt ends the older one, and choices that were cancelled before they came end at once."""
+        met = self._jobs.examine(job)
+        if met is None:
             return []
-        fenced = self._jobs.fenced_by(job.key)
+        fenced, forbidden = met
         if self.draining:
             raise TandemError(ErrorKind.DRAINING, "this worker takes no new work", retry_after_s=1.0)
         if isinstance(job, Resume) and self._pulls.find(_handoff_key(job)) is not None:
@@ -84,24 +83,26 @@ class Engine:
         self._jobs.forget(now)
         self._scheduler.add(job, now)
         effects = self._promise(job, now) if isinstance(job, Prefill) else []
-        if fenced is not None:
-            effects += self.cancel(fenced, now)
+        effects += [effect for older in fenced for effect in self.cancel(older, now)]
         self._jobs.add(job)
         if isinstance(job, Resume):
             if not len(self._pulls):
                 self._next_renewal = max(self._next_renewal, now + self._handoff.lease_s / 3)
             self._pulls.open(_handoff_key(job), job.key, job.source, now)
             effects.append(Follow(job.source, _handoff_key(job)))
-        return effects
+        return effects + [effect for key in forbidden for effect in self.cancel(key, now)]
 
     def cancel(self, key: JobKey, now: float) -> list[Effect]:
-        """End a job; one that is not here is refused should it come."""
+        """End one choice of a job, with the last one the job; what is not here is refused should it come."""
         job = self._jobs.find(key)
         if job is None:
             if not self._jobs.is_known(key):
                 self._jobs.forbid(key, now)
             return []
-        return [*self._stop(job, now, ErrorKind.CANCELLED, "cancelled"), Emit(Cancelled(key))]
+        if self._jobs.live_keys(job.key) == [key]:
+            return [*self._stop(job, now, ErrorKind.CANCELLED, "cancelled"), Emit(Cancelled(key))]
+        self._drop([key], now)
+        return [Emit(Cancelled(key))]
 
     # ---- the step
 
@@ -113,7 +114,7 @@ class Engine:
         self.num_preempted += planned.num_preempted
         effects: list[Effect] = []
         for offer in planned.offers:
-            job = self._jobs.find(offer.key)
+            job = self._jobs.named(offer.key)
             assert isinstance(job, Prefill)
             self._giver.start(job, offer.blocks)
         for grant in planned.pulls:
@@ -127,8 +128,10 @@ class Engine:
         effects: list[Effect] = []
         for progress in self._scheduler.commit(result):
             if progress.scores:
-                effects.append(Emit(PromptScored(progress.key, progress.first_scored, progress.scores)))
-            effects += [Emit(Token(progress.key, progress.first_index + i, t)) for i, t in enumerate(progress.tokens)]
+                name = (self._jobs.live_keys(progress.key) or [progress.key])[0]
+                effects.append(Emit(PromptScored(name, progress.first_scored, progress.scores)))
+            for part in progress.parts:
+                effects += [Emit(Token(part.key, part.first_index + i, t)) for i, t in enumerate(part.tokens)]
             if isinstance(progress.job, Prefill):
                 effects += self._giver.offer(progress.job, progress, now)
             effects += self._settle(progress, now)
@@ -154,8 +157,8 @@ class Engine:
 
     def release(self, key: HandoffKey, now: float) -> list[Effect]:
         """A taker or gateway needs the KV no more; a prefill that is still running for it ends."""
-        job = self._giver.release(key, now)
-        return self.cancel(job, now) if job is not None and self._jobs.find(job) is not None else []
+        name = self._giver.release(key, now)
+        return [] if name is None else self._cancel_all(name, now)
 
     # ---- the taker's side
 
@@ -164,12 +167,14 @@ class Engine:
         pull = self._pulls.find(message.key)
         if pull is None:
             return []
-        job = self._jobs.find(pull.job)
+        job = self._jobs.named(pull.job)
         assert isinstance(job, Resume)
-        effects: list[Effect] = []
-        if message.first_token is not None and pull.first_token is None:
-            effects.append(Emit(Token(job.key, len(job.output_tokens), message.first_token)))
-        self._scheduler.may_pull(job.key)
+        num_drawn, keys = len(message.first_tokens), self._jobs.live_keys(job.key)
+        if num_drawn not in (0, job.num_choices):
+            reason = f"the source drew {num_drawn} first tokens for {job.num_choices} choices"
+            return self._carry_out(self._pulls.abandon(pull.job, ErrorKind.KV_LOST, reason, now), now)
+        self._scheduler.may_pull(keys[0])
+        effects = _first_tokens(job, keys, message) if not pull.first_tokens else []
         return effects + self._carry_out(self._pulls.announced(message, now), now)
 
     def handoff_ended(self, key: HandoffKey, kind: ErrorKind, message: str, now: float) -> list[Effect]:
@@ -200,7 +205,7 @@ class Engine:
     def tick(self, now: float) -> list[Effect]:
         """Enforce deadlines; to be called several times per second whether or not there is work."""
         lapsed, effects = self._giver.lapse(now)
-        for job in (job for key in lapsed if (job := self._jobs.find(key)) is not None):
+        for job in (job for key in lapsed if (job := self._jobs.named(key)) is not None):
             effects += self._fail(job, ErrorKind.KV_LOST, "nobody renewed the lease of this prefill", now)
         effects += self._carry_out(self._pulls.tick(now), now)
         if now >= self._next_renewal:
@@ -237,29 +242,20 @@ class Engine:
         return len(self._giver) > 0 or len(self._pulls) > 0 or self._pulls.num_reads > 0
 
     def live_jobs(self) -> list[JobKey]:
-        return [job.key for job in self._jobs]
+        """Every choice that has not ended."""
+        return self._jobs.keys()
 
     def load(self) -> Load:
-        return _load(self._scheduler, self._pool, self.draining)
+        return load(self._scheduler, self._pool, self.draining)
 
     def books(self) -> Books:
-        return Books(
-            num_blocks=self._pool.num_blocks,
-            num_free_blocks=self._pool.num_free,
-            num_cached_blocks=self._pool.num_cached,
-            num_table_blocks=sum(len(table) for table in self._scheduler.tables()),
-            num_leased_blocks=self._pool.num_leased,
-            num_reading_blocks=self._pool.num_reading,
-            num_quarantined_blocks=self._pulls.num_quarantined,
-            num_sequences=self._scheduler.num_sequences,
-            num_leases=len(self._giver),
-            num_pulls=len(self._pulls),
-        )
+        return books(self._pool, self._scheduler, self._giver, self._pulls)
 
     def check(self) -> None:
         """Re-add all books. Raises AssertionError naming what is off."""
         self._scheduler.check()
-        self._pool.check(self._scheduler.tables(), self._giver.blocks(), self._pulls.blocks())
+        tables, copied = self._scheduler.tables(), self._scheduler.copied_blocks()
+        self._pool.check(tables, self._giver.blocks(), self._pulls.blocks(), copied)
         keys = {job.key for job in self._jobs}
         for lease in self._giver:
             assert len(lease.blocks) or lease.job in keys, f"{lease!r} has neither blocks nor a job"
@@ -272,12 +268,10 @@ class Engine:
     # ---- inside
 
     def _settle(self, progress: Progress, now: float) -> list[Effect]:
-        if not progress.has_ended:
-            return []
-        self._jobs.end(progress.key, now)
-        if progress.error is not None:
-            return [Emit(Failed(progress.key, ErrorKind.INTERNAL, progress.error))]
-        return [Emit(Finished(progress.key, progress.finish, progress.num_output, progress.num_cached))]
+        ended = [part for part in progress.parts if part.has_ended]
+        for part in ended:
+            self._jobs.end(part.key, now)
+        return [Emit(_ending(part)) for part in ended]
 
     def _carry_out(self, outcomes: Sequence[PullOutcome], now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -297,21 +291,16 @@ class Engine:
         return effects
 
     def _take_in(self, arrived: Arrived, now: float) -> list[Effect]:
-        progress = self._scheduler.kv_arrived(arrived.job, arrived.first_token)
-        pulled = _pulled(arrived, progress.num_cached, self._handoff.block_bytes)
+        progress = self._scheduler.kv_arrived(arrived.job, arrived.first_tokens)
+        pulled = pulled_event(progress.parts[0].key, arrived, progress.num_cached, self._handoff.block_bytes)
         return [Unfollow(arrived.source, arrived.key), Emit(pulled), *self._settle(progress, now)]
 
     def _lose(self, lost: Lost, now: float) -> list[Effect]:
-        """End a job whose KV does not come. Where the source has nothing left to hand over, its own word to the
-        gateway ends the request; ours may come first, so it must not be an error."""
-        job = self._jobs.find(lost.job)
+        job = self._jobs.named(lost.job)
         assert job is not None, f"{lost.job} pulled without a job"
-        self._scheduler.cancel(lost.job)
-        self._jobs.end(lost.job, now)
-        event: Finished | Failed = Failed(lost.job, lost.kind, lost.message)
-        if lost.kind is ErrorKind.CANCELLED:
-            event = Finished(lost.job, None, len(job.output_tokens), 0)
-        return [Unfollow(lost.source, lost.key), Emit(event)]
+        keys = self._jobs.live_keys(job.key)
+        self._drop(keys, now)
+        return [Unfollow(lost.source, lost.key), *(Emit(_loss(key, job, lost)) for key in keys)]
 
     def _stop(self, job: Job, now: float, kind: ErrorKind, reason: str) -> list[Effect]:
         """End a job and its hand-off without a word to its gateway."""
@@ -321,52 +310,51 @@ class Engine:
             effects.append(Unfollow(job.source, _handoff_key(job)))
         if isinstance(job, Prefill):
             effects += self._giver.withdraw(_handoff_key(job), kind, reason, now)
-        self._scheduler.cancel(job.key)
-        self._jobs.end(job.key, now)
+        self._drop(self._jobs.live_keys(job.key), now)
         return effects
 
+    def _drop(self, keys: Iterable[JobKey], now: float) -> None:
+        for key in keys:
+            self._scheduler.cancel(key)
+            self._jobs.end(key, now)
+
+    def _cancel_all(self, name: JobKey, now: float) -> list[Effect]:
+        return [effect for key in self._jobs.live_keys(name) for effect in self.cancel(key, now)]
+
     def _fail(self, job: Job, kind: ErrorKind, message: str, now: float) -> list[Effect]:
-        return [*self._stop(job, now, kind, message), Emit(Failed(job.key, kind, message))]
+        keys = self._jobs.live_keys(job.key)
+        return [*self._stop(job, now, kind, message), *(Emit(Failed(key, kind, message)) for key in keys)]
 
     def _promise(self, job: Prefill, now: float) -> list[Effect]:
         """Open the lease of a job that the scheduler has taken; one whose hand-off it fences ends."""
         try:
             older, effects = self._giver.promise(job, now)
         except TandemError:
-            self._scheduler.cancel(job.key)
+            for key in job.keys:
+                self._scheduler.cancel(key)
             raise
-        return effects if older is None else [*effects, *self.cancel(older, now)]
+        return effects if older is None else [*effects, *self._cancel_all(older, now)]
 
 
-def _load(scheduler: Scheduler, pool: BlockPool, draining: bool) -> Load:
-    occupancy, guessed = scheduler.occupancy(), scheduler.speculation
-    return Load(
-        num_running=occupancy.num_running,
-        num_waiting=occupancy.num_waiting,
-        num_queued_tokens=occupancy.num_queued_tokens,
-        num_blocks=pool.num_blocks,
-        num_free_blocks=pool.num_free,
-        num_leased_blocks=pool.num_leased,
-        num_promised_blocks=occupancy.num_promised_blocks,
-        draining=draining,
-        num_drafted_tokens=0 if guessed is None else guessed.num_drafted,
-        num_accepted_tokens=0 if guessed is None else guessed.num_accepted,
-        num_steps_over_target=scheduler.pacer.num_steps_over_target,
-    )
+def _ending(part: Progress) -> Finished | Failed:
+    if part.error is not None:
+        return Failed(part.key, ErrorKind.INTERNAL, part.error)
+    return Finished(part.key, part.finish, part.num_output, part.num_cached)
 
 
-def _pulled(arrived: Arrived, num_cached: int, block_bytes: int) -> Pulled:
-    stats = arrived.stats
-    return Pulled(
-        key=arrived.job,
-        num_blocks=stats.num_blocks,
-        num_bytes=stats.num_blocks * block_bytes,
-        num_cached_tokens=num_cached,
-        num_exposed_bytes=stats.num_exposed_blocks * block_bytes,
-        total_s=stats.total_s,
-        exposed_s=stats.exposed_s,
-        busy_s=stats.busy_s,
-    )
+def _loss(key: JobKey, job: Job, lost: Lost) -> Finished | Failed:
+    """The end of a job whose KV does not come. Where the source has nothing left to hand over, its own word to the
+    gateway ends the request; ours may come first, so it must not be an error."""
+    if lost.kind is ErrorKind.CANCELLED:
+        return Finished(key, None, len(job.output_tokens), 0)
+    return Failed(key, lost.kind, lost.message)
+
+
+def _first_tokens(job: Job, keys: Iterable[JobKey], message: Announcement) -> list[Effect]:
+    """Those of the choices that are live, where the source has drawn."""
+    index = len(job.output_tokens)
+    drawn = dict(enumerate(message.first_tokens, job.choice))
+    return [Emit(Token(key, index, drawn[key.choice])) for key in keys if drawn]
 
 
 def _renewals(pulls: Iterable[Pull]) -> list[Effect]:

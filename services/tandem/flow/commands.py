@@ -26,8 +26,10 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class CancelJob:
+    """End these choices of a job."""
+
     worker: WorkerRef
-    key: JobKey
+    keys: tuple[JobKey, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +53,17 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
+class EndChoice:
+    """The end of one choice, while others go on."""
+
+    outcome: Finished
+
+
+@dataclass(frozen=True, slots=True)
 class End:
-    """The one end of the request."""
+    """The one end of the request; a Finished is that of its last choice."""
 
     outcome: Finished | TandemError
 
 
-Command = Place | Submit | CancelJob | ReleaseLease | Deliver | Score | End
+Command = Place | Submit | CancelJob | ReleaseLease | Deliver | Score | EndChoice | End

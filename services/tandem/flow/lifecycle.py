@@ -5,17 +5,22 @@
        +----- no room ------+------------- no room ----------+--- no room ----+--> ENDED (from everywhere)
 
 The decode worker books first: it alone knows whether it has room, and only then does a prefill worker begin.
+
+A request of several choices goes to its workers as one job. Each choice has its own tokens and its own end, and the
+client may have enough of one before the others; the request ends with the last.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, Finished, JobEvent, PromptScored, Pulled, Token, Tokens
 from tandem.core.ids import HandoffId, JobKey, WorkerRef
 from tandem.core.request import Generate, Job, Prefill, Request, Resume
-from tandem.flow.commands import CancelJob, Command, Deliver, End, Place, ReleaseLease, Score, Submit
+from tandem.flow.choice import Choice
+from tandem.flow.commands import CancelJob, Command, Deliver, End, EndChoice, Place, ReleaseLease, Score, Submit
 from tandem.kv.handoff import HandoffKey
 from tandem.routing.placement import Placement
 
@@ -56,6 +61,14 @@ PHASE_TABLE: dict[tuple[Phase, Step], Phase] = {
 }
 
 
+@dataclass(slots=True)
+class _Work:
+    """A job at a worker. `choices` are those of which it may still have something to say."""
+
+    job: Job
+    choices: set[int]
+
+
 class RequestLife:
     """All that decides one request. Every method returns what is to be done, in order; after the end, nothing."""
 
@@ -66,24 +79,31 @@ class RequestLife:
         self.pulled: Pulled | None = None
         self._handoff = handoff
         self._attempt = 0
-        self._open: dict[WorkerRef, Job] = {}
+        self._first_choice = 0
+        # Those that have not ended.
+        self._choices = {index: Choice() for index in range(request.num_choices)}
+        self._num_ended_tokens = 0
+        self._open: dict[WorkerRef, _Work] = {}
         self._giver: WorkerRef | None = None
-        self._next_index = 0
         # Prompt tokens from the second on whose scores the client has.
         self._num_scored = 0
-        self._early: dict[int, Token] = {}
-        self._finished: Finished | None = None
         self._num_cached = 0
 
     @property
     def key(self) -> JobKey:
-        """Of the current attempt; what arrives under another one is void."""
-        return JobKey(self.request.id, self._attempt)
+        """Of the current attempt's jobs; what arrives under another one is void."""
+        return JobKey(self.request.id, self._attempt, self._first_choice)
 
     @property
     def num_delivered(self) -> int:
-        """Tokens the client has; the index of the next one."""
-        return self._next_index
+        """Tokens the client has, of all choices."""
+        return self._num_ended_tokens + sum(choice.next_index for choice in self._choices.values())
+
+    def positions(self, worker: WorkerRef) -> list[tuple[JobKey, int]]:
+        """The choices that a worker is to report on, and the index of each one's next token."""
+        work = self._open.get(worker)
+        open_here = sorted(work.choices) if work is not None else []
+        return [(self._key_of(index), self._choices[index].next_index) for index in open_here]
 
     def workers(self) -> tuple[WorkerRef, ...]:
         """Who works on the current attempt."""
@@ -95,13 +115,23 @@ class RequestLife:
         self._move(Step.PLACED)
         self.placement = placement
         self._attempt += 1
+        self._first_choice = min(self._choices)
         if placement.is_remote:
-            job: Job = Resume(
-                request=self.request, attempt=self._attempt, handoff=self._handoff, source=placement.prefill
+            return self._submit(
+                placement.decode,
+                Resume(
+                    request=self.request,
+                    attempt=self._attempt,
+                    choice=self._first_choice,
+                    num_choices=self._num_choices,
+                    handoff=self._handoff,
+                    source=placement.prefill,
+                ),
             )
-        else:
-            job = Generate(request=self.request, attempt=self._attempt)
-        return [self._submit(placement.decode, job)]
+        job = Generate(
+            request=self.request, attempt=self._attempt, choice=self._first_choice, num_choices=self._num_choices
+        )
+        return self._submit(placement.decode, job)
 
     def accepted(self, worker: WorkerRef, key: JobKey) -> list[Command]:
         """A worker took the job that `key` names."""
@@ -112,16 +142,23 @@ class RequestLife:
             self._move(Step.STARTED)
             return []
         self._move(Step.BOOKED)
-        job = Prefill(request=self.request, attempt=self._attempt, handoff=self._handoff)
-        return [self._submit(self.placement.prefill, job)]
+        job = Prefill(
+            request=self.request,
+            attempt=self._attempt,
+            choice=self._first_choice,
+            num_choices=self._num_choices,
+            handoff=self._handoff,
+        )
+        return self._submit(self.placement.prefill, job)
 
     def refused(self, worker: WorkerRef, key: JobKey, error: TandemError) -> list[Command]:
         """A worker did not take it, or cannot be reached: back to the queue. Anything else ends the request."""
         if key != self.key or self.phase not in (Phase.BOOKING, Phase.STARTING):
             return []
         # Who could not be reached may have the job all the same: it is cancelled there with the rest.
-        if error.kind is not ErrorKind.WORKER_LOST and isinstance(self._open.pop(worker, None), Prefill):
-            self._giver = None
+        if error.kind is not ErrorKind.WORKER_LOST:
+            work = self._open.pop(worker, None)
+            self._giver = None if work is not None and isinstance(work.job, Prefill) else self._giver
         if error.kind not in ELSEWHERE:
             return self._end(error)
         return self._place_again(worker)
@@ -129,12 +166,13 @@ class RequestLife:
     # ---- what workers report
 
     def reported(self, worker: WorkerRef, event: JobEvent) -> list[Command]:
-        """A worker's word on a job of this request. One that has no open job here has nothing to say."""
-        if event.key != self.key or worker not in self._open:
+        """A worker's word on a choice of this request. One that has no open job of it here has nothing to say."""
+        if not self._is_open(worker, event.key):
             return []
         match event:
             case Token():
-                return self._take_token(event)
+                self._choices[event.key.choice].take(event)
+                return self._deliver(event.key.choice)
             case PromptScored():
                 return self._take_scores(event)
             case Pulled():
@@ -150,23 +188,20 @@ class RequestLife:
                 self._open.pop(worker, None)
                 return self._end(TandemError(event.kind, event.message))
             case Cancelled():
-                return self._take_cancel(worker)
+                return self._take_cancel(worker, event.key)
 
     def streamed(self, worker: WorkerRef, tokens: Tokens) -> bool:
         """Tokens of steps that have ended, as `reported` takes one. True: the client gets them all at once. Otherwise
         nothing has changed, and they are to be reported one by one."""
-        if tokens.key != self.key or worker not in self._open or self._early or self._finished is not None:
+        if not self._is_scored:
             return False
-        if tokens.first_index != self._next_index or not self._is_scored:
-            return False
-        self._next_index += len(tokens.ids)
-        return True
+        return self._is_open(worker, tokens.key) and self._choices[tokens.key.choice].skip(tokens)
 
     def worker_lost(self, worker: WorkerRef, reason: str) -> list[Command]:
         """A worker is gone. A prefill worker that has handed everything over is not missed; before all workers have
         taken their jobs, nothing is lost but the place."""
-        job = self._open.pop(worker, None)
-        if job is None or self._has_done_its_part(job):
+        work = self._open.pop(worker, None)
+        if work is None or self._has_done_its_part(work):
             return []
         if self.phase in (Phase.BOOKING, Phase.STARTING):
             return self._place_again(worker)
@@ -178,20 +213,32 @@ class RequestLife:
         """The client is gone or has enough."""
         return self._end(TandemError(ErrorKind.CANCELLED, "cancelled by the client"))
 
+    def finished(self, index: int) -> list[Command]:
+        """The client has enough of one choice; nothing if that has ended."""
+        if index not in self._choices:
+            return []
+        return self._close(index) if len(self._choices) > 1 else self.cancelled()
+
     def failed(self, error: TandemError) -> list[Command]:
         """A deadline, or an end of this side's own making."""
         return self._end(error)
 
     def __repr__(self) -> str:
-        return f"<life {self.key} {self.phase.name} {self._next_index} tokens, open at {[w.id for w in self._open]}>"
+        return f"<life {self.key} {self.phase.name} {self.num_delivered} tokens, open at {[w.id for w in self._open]}>"
 
     # ---- inside
 
-    def _take_token(self, token: Token) -> list[Command]:
-        """Both sides report the first token; it counts once."""
-        if token.index >= self._next_index:
-            self._early[token.index] = token
-        return self._deliver()
+    @property
+    def _num_choices(self) -> int:
+        """Of the next jobs: those that have ended in between are cancelled."""
+        return max(self._choices) + 1 - self._first_choice
+
+    def _key_of(self, index: int) -> JobKey:
+        return JobKey(self.request.id, self._attempt, index)
+
+    def _is_open(self, worker: WorkerRef, key: JobKey) -> bool:
+        work = self._open.get(worker)
+        return key.attempt == self._attempt and work is not None and key.choice in work.choices
 
     def _take_scores(self, event: PromptScored) -> list[Command]:
         """They come in order; what comes again is not told again."""
@@ -203,51 +250,70 @@ class RequestLife:
             return []
         scores = PromptScored(event.key, self._num_scored + 1, fresh)
         self._num_scored += len(fresh)
-        return [Score(scores), *self._deliver()]
+        return [Score(scores), *(command for index in list(self._choices) for command in self._deliver(index))]
 
-    def _deliver(self) -> list[Command]:
-        """In order of index, and none before the prompt's scores, which may come later where another worker has them
-        than the one that decodes."""
-        out: list[Command] = []
-        while self._is_scored and self._next_index in self._early:
-            out.append(Deliver(self._early.pop(self._next_index)))
-            self._next_index += 1
-        return out + self._finish_when_complete()
+    def _deliver(self, index: int) -> list[Command]:
+        """A choice's tokens in order of index, and none before the prompt's scores, which may come later where another
+        worker has them than the one that decodes."""
+        if not self._is_scored:
+            return []
+        choice = self._choices[index]
+        out: list[Command] = [Deliver(token) for token in choice.due()]
+        end = choice.end
+        if end is None:
+            return out
+        outcome = Finished(end.key, end.reason, end.num_output_tokens, self._num_cached)
+        if len(self._choices) == 1:
+            return [*out, *self._end(outcome)]
+        return [*out, *self._close(index), EndChoice(outcome)]
 
     @property
     def _is_scored(self) -> bool:
         """All scores of the prompt that are wanted are here."""
         return self.request.prompt_logprobs is None or self._num_scored >= len(self.request.prompt_tokens) - 1
 
-    def _has_done_its_part(self, job: Job) -> bool:
-        return isinstance(job, Prefill) and self.pulled is not None and self._is_scored
+    def _has_done_its_part(self, work: _Work) -> bool:
+        return isinstance(work.job, Prefill) and self.pulled is not None and self._is_scored
 
     def _take_finish(self, worker: WorkerRef, event: Finished) -> list[Command]:
-        job = self._open.pop(worker, None)
-        self._num_cached = max(self._num_cached, 0 if isinstance(job, Resume) else event.num_cached_tokens)
+        work, index = self._open[worker], event.key.choice
+        self._leave(worker, index)
+        self._num_cached = max(self._num_cached, 0 if isinstance(work.job, Resume) else event.num_cached_tokens)
         if event.reason is None:
             return []
-        self._finished = event
-        return self._finish_when_complete()
+        self._choices[index].finish(event)
+        return self._deliver(index)
 
-    def _take_cancel(self, worker: WorkerRef) -> list[Command]:
+    def _take_cancel(self, worker: WorkerRef, key: JobKey) -> list[Command]:
         """Nobody on this side asked for it. A prefill whose lease was released early has done its part."""
-        job = self._open.pop(worker, None)
-        if job is None or self._has_done_its_part(job):
+        work = self._open[worker]
+        self._leave(worker, key.choice)
+        if self._has_done_its_part(work):
             return []
         return self._end(TandemError(ErrorKind.WORKER_LOST, f"worker {worker.id} gave the job up"))
 
-    def _finish_when_complete(self) -> list[Command]:
-        finished = self._finished
-        if finished is None or self._next_index < finished.num_output_tokens or not self._is_scored:
-            return []
-        return self._end(Finished(finished.key, finished.reason, finished.num_output_tokens, self._num_cached))
+    def _leave(self, worker: WorkerRef, index: int) -> None:
+        """A worker has nothing more to say on a choice."""
+        choices = self._open[worker].choices
+        choices.discard(index)
+        if not choices:
+            del self._open[worker]
+
+    def _close(self, index: int) -> list[Command]:
+        """End one choice, wherever it is open, while others go on."""
+        self._num_ended_tokens += self._choices.pop(index).next_index
+        key = (self._key_of(index),)
+        workers = [worker for worker, work in self._open.items() if index in work.choices]
+        for worker in workers:
+            self._leave(worker, index)
+        return [CancelJob(worker, key) for worker in workers]
 
     def _place_again(self, without: WorkerRef) -> list[Command]:
         """Back to the queue. Tokens that the client has stay its own: the next attempt draws the same ones."""
         undo = self._cancel_open()
-        self.pulled = self._finished = None
-        self._early.clear()
+        self.pulled = None
+        for choice in self._choices.values():
+            choice.restart()
         self._move(Step.NO_ROOM)
         return [*undo, Place(frozenset({without}))]
 
@@ -260,18 +326,22 @@ class RequestLife:
 
     def _cancel_open(self) -> list[Command]:
         """End what is still open at workers; a lease outlives its prefill job, so it is released by name."""
-        out: list[Command] = [CancelJob(worker, job.key) for worker, job in self._open.items()]
+        out: list[Command] = [
+            CancelJob(worker, tuple(map(self._key_of, sorted(work.choices)))) for worker, work in self._open.items()
+        ]
         if self._giver is not None and self.pulled is None:
             out.append(ReleaseLease(self._giver, HandoffKey(self._handoff, self._attempt)))
         self._open.clear()
         self._giver = None
         return out
 
-    def _submit(self, worker: WorkerRef, job: Job) -> Submit:
-        self._open[worker] = job
+    def _submit(self, worker: WorkerRef, job: Job) -> list[Command]:
+        """A job covers neighbours; those of them that have ended are cancelled, whichever of the two comes first."""
+        self._open[worker] = _Work(job, set(self._choices))
         if isinstance(job, Prefill):
             self._giver = worker
-        return Submit(worker, job)
+        ended = tuple(key for key in job.keys if key.choice not in self._choices)
+        return [Submit(worker, job), *([CancelJob(worker, ended)] if ended else [])]
 
     def _move(self, step: Step) -> None:
         if (self.phase, step) not in PHASE_TABLE:

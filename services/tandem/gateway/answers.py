@@ -90,8 +90,8 @@ class Answer:
 
     @property
     def path(self) -> str:
-        """Final once the first part has come. Those of several prompts are joined by commas."""
-        return ", ".join(dict.fromkeys(completion.path for completion in self._completions))
+        """Final once the first part has come; of several prompts, those that are known, joined by commas."""
+        return ", ".join(dict.fromkeys(completion.path for completion in self._completions if completion.path))
 
     @property
     def has_more(self) -> bool:
@@ -110,16 +110,16 @@ class Answer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._count.ended(error, self._tally.usage(), is_complete=self._tally.num_ended == self.num_choices)
-        for completion in self._completions:
-            await completion.close()
+        if len(self._completions) == 1:
+            await self._completions[0].close()
+        else:
+            # A gathering that is cancelled still waits for all, and none of these closes can be interrupted.
+            await asyncio.gather(*(completion.close() for completion in self._completions))
 
-    async def parts(self) -> AsyncGenerator[Part, None]:
+    def parts(self) -> AsyncGenerator[Part, None]:
         """To be closed by `aclose`."""
         sources = [self._parts_of(index) for index in range(len(self._completions))]
-        async with aclosing(sources[0] if len(sources) == 1 else merged(sources)) as parts:
-            async for part in parts:
-                self._tally.take(part)
-                yield part
+        return sources[0] if len(sources) == 1 else merged(sources)
 
     async def _parts_of(self, prompt: int) -> AsyncGenerator[Part, None]:
         job, choices = self.jobs[prompt], prompt * self.ask.num_choices
@@ -137,7 +137,9 @@ class Answer:
                     for told in self._of_the_prompt(prompt, scores):
                         num_echoed = told.num_chars if isinstance(told, Echo) else 0
                         yield told
-                yield _moved(event, choices, num_echoed) if choices or num_echoed else event
+                part = _moved(event, choices, num_echoed) if choices or num_echoed else event
+                self._tally.take(part)
+                yield part
 
     def _of_the_prompt(self, prompt: int, scores: PromptScores) -> Iterator[Scored | Echo]:
         ask = self.ask
@@ -252,6 +254,10 @@ class Answers:
             )
 
         return await self._encode(encode_chat, sum(len(message["content"]) for message in messages))
+
+    async def token_strings(self, served: ServedModel, tokens: Sequence[int]) -> list[str]:
+        """The texts of single tokens."""
+        return await self._encode(lambda: served.text.token_strings(tokens), len(tokens))
 
     async def _encode(self, work: Callable[[], T], num_chars: int) -> T:
         if num_chars <= _INLINE_CHARS:

@@ -17,7 +17,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import JobEvent
 from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerRef
 from tandem.core.request import Job, Request, SamplingParams
-from tandem.flow.commands import CancelJob, Command, Deliver, End, Place, ReleaseLease, Score, Submit
+from tandem.flow.commands import CancelJob, Command, Deliver, End, EndChoice, Place, ReleaseLease, Score, Submit
 from tandem.flow.lifecycle import Phase, RequestLife
 from tandem.gateway.active import ActiveRequest
 from tandem.gateway.caller import Caller
@@ -78,8 +78,6 @@ class Dispatcher:
 
     async def open(self, request: Request, caller: Caller) -> ActiveRequest:
         """Admit a request; it waits in line when no worker has room."""
-        if request.num_choices > 1:
-            raise TandemError(ErrorKind.UNSUPPORTED, "more than one choice is not supported", param="n")
         if self._draining:
             raise TandemError(ErrorKind.DRAINING, "this gateway is shutting down", retry_after_s=1.0)
         if self.num_queued() >= self._config.max_queued:
@@ -106,11 +104,7 @@ class Dispatcher:
 
     def positions(self, worker: WorkerRef) -> list[tuple[JobKey, int]]:
         """What this gateway waits for from a worker: jobs and the index of each one's next token."""
-        return [
-            (active.life.key, active.life.num_delivered)
-            for active in self._active.values()
-            if worker in active.life.workers()
-        ]
+        return [position for active in self._active.values() for position in active.life.positions(worker)]
 
     async def probe(self, placement: Placement, model: str) -> bool:
         """Send one tiny request through a pair of workers; True when its KV block has moved."""
@@ -138,11 +132,14 @@ class Dispatcher:
     def _admit(self, request: Request) -> ActiveRequest:
         life = RequestLife(request, HandoffId(secrets.token_hex(12)))
         self._idle.clear()
-        active = self._active[request.id] = ActiveRequest(life, self._clock.now(), self._closed)
+        active = self._active[request.id] = ActiveRequest(life, self._clock.now(), self._closed, self._finished)
         return active
 
     def _closed(self, active: ActiveRequest) -> None:
         self._carry_out(active, active.life.cancelled())
+
+    def _finished(self, active: ActiveRequest, choice: int) -> None:
+        self._carry_out(active, active.life.finished(choice))
 
     def _place(self, active: ActiveRequest) -> None:
         now = self._clock.now()
@@ -168,13 +165,11 @@ class Dispatcher:
                 case Submit():
                     self._spawn(self._submit(active, command.worker, command.job))
                 case CancelJob():
-                    self._fleet.cancel(command.worker, command.key)
+                    self._fleet.cancel(command.worker, command.keys)
                 case ReleaseLease():
                     self._fleet.release(command.worker, command.key)
-                case Deliver():
-                    active.push(command.token)
-                case Score():
-                    active.push(command.scores)
+                case Deliver(event) | Score(event) | EndChoice(event):
+                    active.push(event)
                 case End():
                     self._active.pop(active.life.request.id, None)
                     if not self._active:

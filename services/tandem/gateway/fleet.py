@@ -122,10 +122,10 @@ class Fleet:
             raise TandemError(ErrorKind.WORKER_LOST, f"worker {worker.id} is gone")
         await link.submit(job)
 
-    def cancel(self, worker: WorkerRef, key: JobKey) -> None:
+    def cancel(self, worker: WorkerRef, keys: Sequence[JobKey]) -> None:
         link = self._find(worker)
         if link is not None:
-            link.cancel(key)
+            link.cancel(keys)
 
     def release(self, worker: WorkerRef, key: HandoffKey) -> None:
         link = self._find(worker)

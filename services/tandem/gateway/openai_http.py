@@ -71,7 +71,7 @@ class OpenAIRoutes:
         self._caller(exchange)
         body = parse(await exchange.read_body(self._max_body), TokenizeBody)
         served, ids = await self._answers.tokenize(body)
-        texts = [served.text.token_text(token).text for token in ids] if body.return_token_strs else None
+        texts = await self._answers.token_strings(served, ids) if body.return_token_strs else None
         reply = TokenizeReply(len(ids), served.max_model_len, list(ids), texts)
         await exchange.send_json(200, msgspec.json.encode(reply))
 

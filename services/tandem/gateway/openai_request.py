@@ -18,10 +18,12 @@ from tandem.gateway.chat_template import ChatEnding
 from tandem.gateway.openai_schema import ChatBody, ChatMessage, CompletionBody, SharedBody
 from tandem.gateway.ports import ServedModel
 
+MAX_NAMED_TOKENS = 4096
+"""In `logit_bias` or `stop_token_ids`."""
 MAX_STOPS = 16
 MAX_STOP_CHARS = 512
 MAX_SALT_CHARS = 256
-ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _UNSERVED_IN_MESSAGES = ("tool_calls", "function_call", "audio")
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 _TIERS = {"default": Lane.STANDARD, "flex": Lane.BATCH, "priority": Lane.INTERACTIVE}
@@ -135,8 +137,8 @@ def conversation(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 
 def _message(message: ChatMessage, where: str) -> dict[str, Any]:
-    if message.role not in ROLES:
-        raise _invalid(f"{where}.role must be one of {sorted(ROLES)}, got {message.role!r}", f"{where}.role")
+    if message.role not in _ROLES:
+        raise _invalid(f"{where}.role must be one of {sorted(_ROLES)}, got {message.role!r}", f"{where}.role")
     for name in _UNSERVED_IN_MESSAGES:
         if getattr(message, name):
             param = f"{where}.{name}"
@@ -226,6 +228,10 @@ def _sampling(ask: Ask, served: ServedModel, max_tokens: int) -> SamplingParams:
 
 
 def _stop_token_ids(tokens: Sequence[int], vocab_size: int) -> frozenset[int]:
+    if len(tokens) > MAX_NAMED_TOKENS:
+        raise _invalid(
+            f"stop_token_ids holds {len(tokens)} tokens, at most {MAX_NAMED_TOKENS} are taken", "stop_token_ids"
+        )
     for token in tokens:
         if not 0 <= token < vocab_size:
             message = f"stop_token_ids holds {token}, outside of [0, {vocab_size})"
@@ -235,6 +241,8 @@ def _stop_token_ids(tokens: Sequence[int], vocab_size: int) -> frozenset[int]:
 
 def _logit_bias(bias: dict[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
     """By rising id. Keys are ids in their one decimal form, so that no token is there twice."""
+    if len(bias) > MAX_NAMED_TOKENS:
+        raise _invalid(f"logit_bias holds {len(bias)} tokens, at most {MAX_NAMED_TOKENS} are taken", "logit_bias")
     for key in bias:
         if not _TOKEN_ID.fullmatch(key) or int(key) >= vocab_size:
             message = f"logit_bias.{key} must be a token id in [0, {vocab_size}) in decimal"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -74,11 +75,26 @@ class Form(Protocol):
         ...
 
 
-class _Chunks:
-    """The part of a form that the two endpoints share. A form's `_chunk` is the chunk of one choice."""
+C = TypeVar("C")
+
+
+class _Chunks(ABC, Generic[C]):
+    """The part of a form that the two endpoints share. `C` is a choice in a chunk."""
 
     def __init__(self, heading: Heading) -> None:
         self._heading = heading
+
+    @abstractmethod
+    def _end(self, ending: Ending) -> C: ...
+
+    @abstractmethod
+    def _chunk(self, choice: C | None, usage: Usage, path: str | None = None) -> bytes:
+        """Without a choice: the one that has only the usage."""
+
+    def closing(self, ending: Ending, usage: Usage, path: str | None) -> list[bytes]:
+        if path is None or not self._heading.include_usage:
+            return [self._chunk(self._end(ending), usage, path)]
+        return [self._chunk(self._end(ending), usage), self._chunk(None, usage, path)]
 
     def _shows(self, delta: Delta) -> bool:
         tells_token = self._heading.with_logprobs or self._heading.with_token_ids
@@ -111,7 +127,7 @@ class _Chunks:
         }
 
 
-class ChatForm(_Chunks):
+class ChatForm(_Chunks[reply.ChatChunkChoice]):
     """/v1/chat/completions."""
 
     def opening(self, choice: int, usage: Usage) -> list[bytes]:
@@ -128,13 +144,8 @@ class ChatForm(_Chunks):
         logprobs, ids = self._logprobs([part]), self._ids([part])
         return [self._chunk(reply.ChatChunkChoice(part.choice, delta, logprobs, token_ids=ids), usage)]
 
-    def closing(self, ending: Ending, usage: Usage, path: str | None) -> list[bytes]:
-        last = reply.ChatChunkChoice(ending.choice, reply.ChatDelta(), finish_reason=ending.reason.value)
-        if path is None:
-            return [self._chunk(last, usage)]
-        if not self._heading.include_usage:
-            return [self._chunk(last, usage, path)]
-        return [self._chunk(last, usage), self._chunk(None, usage, path)]
+    def _end(self, ending: Ending) -> reply.ChatChunkChoice:
+        return reply.ChatChunkChoice(ending.choice, reply.ChatDelta(), finish_reason=ending.reason.value)
 
     def body(self, parts: Sequence[Part], usage: Usage, path: str) -> bytes:
         heading, gathered = self._heading, _Gathered(parts)
@@ -162,7 +173,6 @@ class ChatForm(_Chunks):
         return reply.ChatChoice(ending.choice, message, self._logprobs(deltas), ending.reason.value, self._ids(deltas))
 
     def _chunk(self, choice: reply.ChatChunkChoice | None, usage: Usage, path: str | None = None) -> bytes:
-        """Without a choice: the one that has only the usage."""
         heading = self._heading
         chunk = reply.ChatChunk(
             id=heading.id,
@@ -189,7 +199,7 @@ class ChatForm(_Chunks):
         return facts.text, _finite(logprob), list(facts.raw)
 
 
-class TextForm(_Chunks):
+class TextForm(_Chunks[reply.TextChoice]):
     """/v1/completions."""
 
     def opening(self, choice: int, usage: Usage) -> list[bytes]:
@@ -201,13 +211,8 @@ class TextForm(_Chunks):
         deltas = part.deltas if isinstance(part, Echo) else [part]
         return [self._chunk(self._choice(part.choice, deltas, None), usage)]
 
-    def closing(self, ending: Ending, usage: Usage, path: str | None) -> list[bytes]:
-        last = self._choice(ending.choice, [], ending.reason.value)
-        if path is None:
-            return [self._chunk(last, usage)]
-        if not self._heading.include_usage:
-            return [self._chunk(last, usage, path)]
-        return [self._chunk(last, usage), self._chunk(None, usage, path)]
+    def _end(self, ending: Ending) -> reply.TextChoice:
+        return self._choice(ending.choice, [], ending.reason.value)
 
     def body(self, parts: Sequence[Part], usage: Usage, path: str) -> bytes:
         heading, gathered = self._heading, _Gathered(parts)
@@ -233,7 +238,6 @@ class TextForm(_Chunks):
         return reply.TextChoice(index, text, self._logprobs(deltas), reason, self._ids(deltas))
 
     def _chunk(self, choice: reply.TextChoice | None, usage: Usage, path: str | None = None) -> bytes:
-        """Without a choice: the one that has only the usage."""
         heading = self._heading
         chunk = reply.TextChunk(
             id=heading.id,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tandem.core.request import MAX_CHOICES, MAX_COUNT, MAX_TOP_LOGPROBS
-from tandem.gateway.openai_request import MAX_SALT_CHARS, ROLES
+from tandem.gateway.openai_request import MAX_SALT_CHARS
 
 _ALTERNATIVES = {"minimum": 0, "maximum": MAX_TOP_LOGPROBS}
 
@@ -29,7 +29,6 @@ RANGES: Mapping[str, Mapping[str, Any]] = {
     "priority": {"minimum": -MAX_COUNT, "maximum": MAX_COUNT},
     "cache_salt": {"minLength": 1, "maxLength": MAX_SALT_CHARS},
     "messages": {"minItems": 1},
-    "role": {"enum": sorted(ROLES)},
 }
 """By the field's name, in every body that has it."""
 

@@ -51,7 +51,7 @@ def encode(given: GivenPrompt, model: TextModel, *, add_special_tokens: bool, wi
 
 def checked_tokens(tokens: list[int], vocab_size: int, param: str = "prompt") -> tuple[int, ...]:
     """Raises INVALID_REQUEST unless all are in [0, vocab_size)."""
-    for token in tokens:
+    for token in (min(tokens), max(tokens)) if tokens else ():
         if not 0 <= token < vocab_size:
             message = f"{param} holds the token id {token}, outside of [0, {vocab_size})"
             raise TandemError(ErrorKind.INVALID_REQUEST, message, param=param)

@@ -159,6 +159,9 @@ class TextModel:
     def token_text(self, token: int) -> TokenText:
         return self._vocabulary.token(token)
 
+    def token_strings(self, tokens: Sequence[int]) -> list[str]:
+        return [self._vocabulary.token(token).text for token in tokens]
+
     def __repr__(self) -> str:
         return f"TextModel({self.digest[:12]}, {self.vocab_size} tokens, eos {sorted(self.eos_token_ids)})"
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import NamedTuple
 
 from tandem.gateway.completion import Delta, Ending
-from tandem.gateway.echo import Echo, Scored
 
 
 class Usage(NamedTuple):
@@ -26,18 +26,19 @@ class Tally:
         """`num_choices` of each prompt."""
         self._num_choices = num_choices
         self._num_prompt = 0
-        self._output: dict[int, int] = {}
+        self._output: defaultdict[int, int] = defaultdict(int)
         self._cached: dict[int, int] = {}
         self.num_ended = 0
 
     def admitted(self, num_prompt_tokens: int) -> None:
         self._num_prompt += num_prompt_tokens
 
-    def take(self, part: Scored | Echo | Delta | Ending) -> None:
+    def take(self, part: Delta | Ending) -> None:
         """An Ending knows exactly what its deltas only add up to: text that was held back is no token."""
         if isinstance(part, Delta):
-            self._output[part.choice] = self._output.get(part.choice, 0) + (part.token is not None)
-        elif isinstance(part, Ending):
+            if part.token is not None:
+                self._output[part.choice] += 1
+        else:
             self.num_ended += 1
             self._output[part.choice] = part.num_output_tokens
             if part.num_cached_tokens is not None:

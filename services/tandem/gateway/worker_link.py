@@ -137,8 +137,8 @@ class WorkerLink:
         if reply.HasField("refusal"):
             raise decode_refusal(reply.refusal)
 
-    def cancel(self, key: JobKey) -> None:
-        self._send(self._stub.Cancel(pb.CancelRequest(keys=[encode_key(key)]), timeout=CALL_TIMEOUT_S))
+    def cancel(self, keys: Sequence[JobKey]) -> None:
+        self._send(self._stub.Cancel(pb.CancelRequest(keys=map(encode_key, keys)), timeout=CALL_TIMEOUT_S))
 
     def release(self, key: HandoffKey) -> None:
         self._send(self._stub.Release(pb.ReleaseRequest(key=encode_handoff_key(key)), timeout=CALL_TIMEOUT_S))

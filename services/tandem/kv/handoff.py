@@ -38,13 +38,14 @@ class BlockDigest:
 @dataclass(frozen=True, slots=True)
 class Announcement:
     """Blocks of the giver that may be read from now on: positions `[first_index, first_index + len(blocks))` of the
-    prompt's table. The last one of a hand-off carries the token that the giver drew."""
+    prompt's table. The last one of a hand-off carries the tokens that the giver drew, one for each choice of its
+    job."""
 
     key: HandoffKey
     first_index: int
     blocks: tuple[BlockDigest, ...]
     num_computed: int
-    first_token: SampledToken | None = None
+    first_tokens: tuple[SampledToken, ...] = ()
 
 
 class LeaseState(Enum):

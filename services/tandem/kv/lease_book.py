@@ -88,7 +88,7 @@ class LeaseBook:
         num_complete: int,
         digests: Sequence[BlockDigest],
         num_computed: int,
-        first_token: SampledToken | None,
+        first_tokens: tuple[SampledToken, ...],
     ) -> Announcement | None:
         """Blocks `[num_announced, num_complete)` may be read; None when there is nothing new to say.
 
@@ -96,12 +96,12 @@ class LeaseBook:
         """
         lease = self._leases[key.handoff]
         first = lease.num_announced
-        if num_complete == first and first_token is None:
+        if num_complete == first and not first_tokens:
             return None
         blocks = tuple(digests) or tuple(BlockDigest(b, ()) for b in lease.blocks[first:num_complete])
         assert tuple(d.block for d in blocks) == lease.blocks[first:num_complete], f"{lease!r}: digests of other blocks"
         lease.num_announced = num_complete
-        announcement = Announcement(key, first, blocks, num_computed, first_token)
+        announcement = Announcement(key, first, blocks, num_computed, first_tokens)
         lease.announcements.append(announcement)
         return announcement
 

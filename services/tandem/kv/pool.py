@@ -20,10 +20,11 @@ from tandem.kv.free_list import FreeList
 
 
 class Holder(Enum):
-    """Who else than a table may hold blocks."""
+    """Who else than a table may hold blocks. COPY: a plan that was not committed yet copies them."""
 
     LEASE = "lease"
     READ = "read"
+    COPY = "copy"
 
 
 class BlockTable:
@@ -69,6 +70,7 @@ class BlockPool:
         self._tables: dict[BlockId, int] = {}
         self._leases: dict[BlockId, int] = {}
         self._reads: dict[BlockId, int] = {}
+        self._copies: dict[BlockId, int] = {}
         # By block, of those used at least once: its name from the moment its content is computed until it is reused,
         # and the name of the block before it.
         self._names: list[BlockHash | None] = []
@@ -109,9 +111,14 @@ class BlockPool:
         """All that is findable."""
         return self._newest.keys()
 
-    def holders(self, block: BlockId) -> tuple[int, int, int]:
-        """How many tables, leases and reads hold it."""
-        return self._tables.get(block, 0), self._leases.get(block, 0), self._reads.get(block, 0)
+    def holders(self, block: BlockId) -> tuple[int, int, int, int]:
+        """How many tables, leases, reads and copies hold it."""
+        tables, leases, reads, copies = self._tables, self._leases, self._reads, self._copies
+        return tables.get(block, 0), leases.get(block, 0), reads.get(block, 0), copies.get(block, 0)
+
+    def is_shared(self, table: BlockTable, index: int) -> bool:
+        """Another table holds the block too, so that none may write it."""
+        return self._tables[table._blocks[index]] > 1
 
     def count_hits(self, hashes: Sequence[BlockHash]) -> int:
         """How many leading hashes are present."""
@@ -147,16 +154,39 @@ class BlockPool:
             return True
         if missing > len(self._free):
             return False
-        taken = self._free.take(missing)
-        unused = self._free.num_used - len(self._names)
-        self._names += [None] * unused
-        self._parents += [None] * unused
-        for block in taken:
-            if self._names[block] is not None:
-                self._forget(block)
+        taken = self._take(missing)
         self._tables.update(dict.fromkeys(taken, 1))
         table._blocks += taken
         return True
+
+    def fork(self, table: BlockTable, source: BlockTable) -> None:
+        """Fill an empty table with all blocks of another."""
+        if len(table):
+            raise ValueError("only an empty table can be a fork")
+        for block in source._blocks:
+            self._tables[block] += 1
+        table._blocks += source._blocks
+        table._num_published = source._num_published
+
+    def own(self, table: BlockTable, index: int) -> tuple[BlockId, BlockId] | None:
+        """Put a fresh block in the place of a shared one, whose content is to be copied: (from, to), and `from` is
+        held as COPY. None, and nothing changed, when there is no room."""
+        assert self.is_shared(table, index) and index >= table.num_published, f"{table!r} owns block {index} already"
+        if not len(self._free):
+            return None
+        shared = table._blocks[index]
+        fresh = self._take(1)[0]
+        self._tables[shared] -= 1
+        self._tables[fresh] = 1
+        self._copies[shared] = self._copies.get(shared, 0) + 1
+        table._blocks[index] = fresh
+        return shared, fresh
+
+    def trim(self, table: BlockTable, num_blocks: int) -> None:
+        """Give back what a table has beyond its first blocks."""
+        assert num_blocks >= table.num_published, f"{table!r} cannot lose what is published"
+        self._let_go(table._blocks[num_blocks:], self._tables)
+        del table._blocks[num_blocks:]
 
     def publish(self, table: BlockTable, hashes: Sequence[BlockHash]) -> None:
         """Make the leading blocks findable under `hashes`; call it only when their content is complete and checked."""
@@ -202,16 +232,23 @@ class BlockPool:
         facts, self._facts = self._facts, []
         return facts
 
-    def check(self, tables: Iterable[BlockTable], leased: Iterable[BlockId], read: Iterable[BlockId]) -> None:
+    def check(
+        self,
+        tables: Iterable[BlockTable],
+        leased: Iterable[BlockId],
+        read: Iterable[BlockId],
+        copied: Iterable[BlockId] = (),
+    ) -> None:
         """Re-add the books from all holders, given by their owners. Raises AssertionError naming what is off."""
         claimed = {"tables": Counter(b for table in tables for b in table._blocks)}
-        claimed |= {"leases": Counter(leased), "reads": Counter(read)}
-        for kind, counted in (("tables", self._tables), ("leases", self._leases), ("reads", self._reads)):
+        claimed |= {"leases": Counter(leased), "reads": Counter(read), "copies": Counter(copied)}
+        books = {"tables": self._tables, "leases": self._leases, "reads": self._reads, "copies": self._copies}
+        for kind, counted in books.items():
             for block in counted.keys() | claimed[kind].keys():
                 now, due = counted.get(block, 0), claimed[kind][block]
                 assert now == due, f"block {block}: {kind} are {now}, should be {due}"
         free = list(self._free)
-        held = self._tables.keys() | self._leases.keys() | self._reads.keys()
+        held = set().union(*books.values())
         assert len(free) == len(self._free) == len(set(free)), "a block is free twice"
         assert held.isdisjoint(free) and len(free) + len(held) == self.num_blocks, "free list and holders disagree"
         self._check_names()
@@ -233,21 +270,35 @@ class BlockPool:
         assert all(self._older.values()) and self._older.keys() <= self._newest.keys(), "copies of nothing"
 
     def _counts(self, holder: Holder) -> dict[BlockId, int]:
-        return self._leases if holder is Holder.LEASE else self._reads
+        if holder is Holder.LEASE:
+            return self._leases
+        return self._reads if holder is Holder.READ else self._copies
 
     def _is_free(self, block: BlockId) -> bool:
-        return block not in self._tables and block not in self._leases and block not in self._reads
+        tables, leases, reads, copies = self._tables, self._leases, self._reads, self._copies
+        return block not in tables and block not in leases and block not in reads and block not in copies
+
+    def _take(self, count: int) -> list[BlockId]:
+        """The free blocks that are reused first, without their names; there are as many."""
+        taken = self._free.take(count)
+        unused = self._free.num_used - len(self._names)
+        self._names += [None] * unused
+        self._parents += [None] * unused
+        for block in taken:
+            if self._names[block] is not None:
+                self._forget(block)
+        return taken
 
     def _let_go(self, blocks: Sequence[BlockId], counts: dict[BlockId, int]) -> None:
         """Last block first."""
-        tables, leases, reads = self._tables, self._leases, self._reads
+        tables, leases, reads, copies = self._tables, self._leases, self._reads, self._copies
         for block in reversed(blocks):
             count = counts[block]
             if count > 1:
                 counts[block] = count - 1
                 continue
             del counts[block]
-            if block not in tables and block not in leases and block not in reads:
+            if block not in tables and block not in leases and block not in reads and block not in copies:
                 self._free.free(block, self._names[block] is not None)
 
     def _forget(self, block: BlockId) -> None:

@@ -47,7 +47,7 @@ class Arrived:
     key: HandoffKey
     job: JobKey
     source: WorkerRef
-    first_token: SampledToken
+    first_tokens: tuple[SampledToken, ...]
     stats: PullStats
 
 
@@ -88,7 +88,7 @@ class Pull:
         self.source = source
         self.state = PullState.WAITING
         self.offered: list[BlockDigest] = []
-        self.first_token: SampledToken | None = None
+        self.first_tokens: tuple[SampledToken, ...] = ()
         self.blocks: tuple[BlockId, ...] = ()
         self.num_known = 0
         self.num_hits = 0
@@ -167,8 +167,8 @@ class PullBook:
         if not pull.offered:
             pull.first_at = pull.moved_at = now
         pull.offered.extend(message.blocks[len(pull.offered) - message.first_index :])
-        if message.first_token is not None and pull.first_token is None:
-            pull.first_token = message.first_token
+        if message.first_tokens and not pull.first_tokens:
+            pull.first_tokens = message.first_tokens
             pull.last_at = now
             pull.num_exposed = self._num_unread(pull)
         return self._read_on(pull, now)
@@ -334,21 +334,21 @@ class PullBook:
         """Conclude a pull that has all it needs, the source's word included that the lease outlived the last read."""
         if self._is_short(pull):
             return self.abandon(pull.job, ErrorKind.KV_LOST, "the source offered too few blocks", now)
-        if pull.first_token is None or not self._is_complete(pull):
+        if not self._is_complete(pull):
             return []
         pull.state = next_pull(pull.state, PullEvent.ARRIVED)
         self._forget(pull)
         num_read = pull.num_known - pull.num_hits
         stats = PullStats(num_read, pull.num_exposed, now - pull.first_at, now - pull.last_at, pull.busy_s)
-        return [Arrived(pull.key, pull.job, pull.source, pull.first_token, stats)]
+        return [Arrived(pull.key, pull.job, pull.source, pull.first_tokens, stats)]
 
     def _is_short(self, pull: Pull) -> bool:
         """The source has said its last word, and offered less than there is to read."""
-        is_over = pull.state is PullState.READING and pull.first_token is not None
-        return is_over and len(pull.offered) < pull.num_known
+        is_over = pull.state is PullState.READING and pull.first_tokens
+        return bool(is_over) and len(pull.offered) < pull.num_known
 
     def _is_complete(self, pull: Pull) -> bool:
-        if pull.state is not PullState.READING or pull.first_token is None:
+        if pull.state is not PullState.READING or not pull.first_tokens:
             return False
         if pull.next_index < pull.num_known or pull.open_reads:
             return False

@@ -59,7 +59,7 @@ class Adjuster:
             has_min = has_min and int(allowed.sum()) > int(allowed[stops].sum())
         if has_min and stops:
             logits[stops] = -torch.inf
-        if not torch.any(logits > -torch.inf):
+        if (has_min or params.grammar is not None) and not torch.any(logits > -torch.inf):
             raise ValueError("no token may follow")
 
     def _penalize(self, seq: SeqId, sampling: Sampling, logits: torch.Tensor, output: tuple[int, ...]) -> None:

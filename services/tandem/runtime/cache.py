@@ -56,6 +56,12 @@ class KVCache:
         for block in blocks:
             self.pool[block].zero_()
 
+    def copy(self, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
+        """Copy whole blocks, (from, to); no block is both."""
+        if copies:
+            sources, targets = zip(*copies, strict=True)
+            self.pool[list(targets)] = self.pool[list(sources)]
+
     def digest(self, blocks: Sequence[BlockId], indices: Sequence[int]) -> list[tuple[int, ...]]:
         """Unsigned 64-bit digests per KV head of `blocks`, which are the `indices`-th of their prompt."""
         words = self._block_digest(self.pool, torch.tensor(blocks), torch.tensor(indices))

@@ -67,6 +67,7 @@ class TorchExecutor:
         """Run one plan. Results are in the order of its slices."""
         results: dict[SeqId, SliceResult] = {}
         works: list[_Work] = []
+        self.cache.copy(plan.copies)
         for piece in plan.slices:
             checked = self._check(piece)
             if isinstance(checked, str):
@@ -169,7 +170,8 @@ class TorchExecutor:
             tokens: tuple[SampledToken, ...] = ()
             if logits is not None and piece.sampling is not None:
                 guesses, adjust = work.tokens[piece.num_certain :], self._adjuster.adjust(piece.seq, piece.sampling)
-                tokens = logits.sample_while_guessed(row, piece.sampling, guesses, adjust)
+                for draw in piece.sampling.each():
+                    tokens += logits.sample_while_guessed(row, draw, guesses, adjust)
             return SliceResult(piece.seq, tokens, self._digests(piece), scores=scores)
         except _FAILURES as error:
             return SliceResult(piece.seq, error=f"{type(error).__name__}: {error}")

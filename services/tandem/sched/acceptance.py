@@ -4,6 +4,8 @@ Two workers that hand over to each other must never wait in a circle. What a wor
 for what moves by itself: running sequences, and leases, whose takers were promised room that no lease ever takes.
 A prefill waiting for a promise to be redeemed would close the circle, because that promise may be waiting for a
 prefill that waits in the same way; so a prefill and a promise that do not fit beside each other are not both accepted.
+Once a pull has arrived nobody waits for it: of its choices, those that find neither seat nor blocks then wait for
+running sequences and leases, as what was preempted does.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from tandem.sched.policy import SchedulerLimits
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commitments:
     """Numbers of blocks. `promises` holds one for each pull that was promised and has no blocks yet, `prefills` one
-    for each prefill that waits to start. `num_seqs` counts sequences that run or are pulled."""
+    for each prefill that waits to start. `num_seqs` counts the seats (`num_seats`) of all that runs, is pulled or was
+    promised room."""
 
     num_blocks: int
     num_leased: int
@@ -36,10 +39,19 @@ def prefill_need(job: Job, block_size: int) -> int:
     return blocks_for(job.num_known_tokens, block_size)
 
 
-def pull_need(job: Job, block_size: int) -> int:
-    """Blocks that a pull takes: the known tokens' and one more, so that decoding can begin."""
-    limit = len(job.request.prompt_tokens) + job.request.sampling.max_tokens
-    return min(blocks_for(job.num_known_tokens, block_size) + 1, blocks_for(limit, block_size))
+def num_seats(job: Job, limits: SchedulerLimits) -> int:
+    """Sequences that a job becomes, as far as it must find room for them at once: of its choices those beyond half of
+    a worker's seats may wait, or it would wait for a worker that does nothing else."""
+    return min(job.num_choices, max(1, limits.max_num_seqs // 2))
+
+
+def pull_need(job: Job, limits: SchedulerLimits, num_blocks: int, block_size: int) -> int:
+    """Blocks that a pull takes: the known tokens', and one more for each choice that is to have a seat, so that
+    decoding can begin; never more than there are."""
+    num_choices, known = num_seats(job, limits), job.num_known_tokens
+    limit = blocks_for(len(job.request.prompt_tokens) + job.request.sampling.max_tokens, block_size)
+    shared = known // block_size
+    return min(blocks_for(known, block_size) + num_choices, shared + num_choices * (limit - shared), num_blocks)
 
 
 def check_job(job: Job, held: Commitments, limits: SchedulerLimits, block_size: int) -> None:
@@ -48,7 +60,8 @@ def check_job(job: Job, held: Commitments, limits: SchedulerLimits, block_size: 
     if isinstance(job, Prefill):
         check_prefill(prefill_need(job, block_size), held)
     elif isinstance(job, Resume):
-        check_promise(pull_need(job, block_size), held, limits)
+        need = pull_need(job, limits, held.num_blocks, block_size)
+        check_promise(need, num_seats(job, limits), held, limits)
 
 
 def check_fits(job: Job, limits: SchedulerLimits, num_blocks: int, block_size: int) -> None:
@@ -81,15 +94,14 @@ def check_prefill(need: int, held: Commitments) -> None:
         raise _overloaded(f"{need} blocks to hand over do not fit beside a promise of {largest} of {held.num_blocks}")
 
 
-def check_promise(need: int, held: Commitments, limits: SchedulerLimits) -> None:
+def check_promise(need: int, num_seqs: int, held: Commitments, limits: SchedulerLimits) -> None:
     """Raises TandemError unless a promise fits beside all leases and promises: then it gets room without the end of a
     lease. It must also leave each waiting prefill its room."""
     taken = held.num_leased + sum(held.promises)
-    num_seqs = held.num_seqs + len(held.promises)
-    if taken + need > held.num_blocks or num_seqs >= limits.max_num_seqs:
+    if taken + need > held.num_blocks or held.num_seqs + num_seqs > limits.max_num_seqs:
         raise _overloaded(
             f"no room to promise {need} blocks: {taken} of {held.num_blocks} are leased or promised, "
-            f"{num_seqs} of {limits.max_num_seqs} sequences taken"
+            f"{held.num_seqs} of {limits.max_num_seqs} sequences taken"
         )
     largest = max(held.prefills, default=0)
     if need + largest > held.num_blocks:

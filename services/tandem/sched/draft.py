@@ -13,6 +13,7 @@ from tandem.core.request import Prefill
 from tandem.kv.pool import BlockPool
 from tandem.sched.acceptance import blocks_for
 from tandem.sched.budget import Allowance
+from tandem.sched.fork import shares_tail
 from tandem.sched.outcome import Offer, PullGrant
 from tandem.sched.plan import Slice
 from tandem.sched.policy import SchedulerLimits, chunk_size
@@ -29,6 +30,7 @@ class Draft:
         self.slices: dict[SeqId, Slice] = {}
         self.pulls: list[PullGrant] = []
         self.offers: list[Offer] = []
+        self.copies: list[tuple[BlockId, BlockId]] = []
         self.num_preempted = 0
         self.has_prefill = False
         self._prompts: dict[SeqId, Prompt] = {}
@@ -104,8 +106,9 @@ class Draft:
         return fresh
 
     def _make_room(self, seq: Sequence, num_blocks: int) -> bool:
-        """Grow a table, preempting from the youngest on; never a sequence older than `seq`, possibly `seq` itself."""
-        while not self.pool.grow(seq.table, num_blocks):
+        """Grow a table, and let none share the block that it ends in; preempt for it from the youngest on, never a
+        sequence older than `seq`, possibly `seq` itself."""
+        while not (self.pool.grow(seq.table, num_blocks) and self._own_tail(seq)):
             victim = self._victim(seq)
             if victim is None:
                 return False
@@ -114,6 +117,15 @@ class Draft:
             if victim is seq:
                 return False
         return True
+
+    def _own_tail(self, seq: Sequence) -> bool:
+        """The last that shares a block keeps it: what the others copy, this plan copies before it writes."""
+        if not shares_tail(seq, self.pool):
+            return True
+        copy = self.pool.own(seq.table, seq.num_planned // self.pool.block_size)
+        if copy is not None:
+            self.copies.append(copy)
+        return copy is not None
 
     def _victim(self, seq: Sequence) -> Sequence | None:
         for candidate in reversed(self._running):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tandem.core.events import SampledToken
 from tandem.core.ids import BlockId, SeqId
@@ -27,6 +27,12 @@ class Sampling:
     prompt: tuple[int, ...] = ()
     output: tuple[int, ...] = ()
     num_choices: int = 1
+
+    def each(self) -> tuple[Sampling, ...]:
+        """The draw of each choice."""
+        if self.num_choices == 1:
+            return (self,)
+        return tuple(replace(self, choice=self.choice + i, num_choices=1) for i in range(self.num_choices))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +111,3 @@ class StepResult:
 
     number: int
     slices: tuple[SliceResult, ...] = field(default=())
-
-    @property
-    def num_accepted(self) -> int:
-        """Guesses that were right; `StepPlan.num_drafted` says out of how many."""
-        return sum(max(0, len(s.tokens) - 1) for s in self.slices)

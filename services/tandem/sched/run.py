@@ -16,6 +16,7 @@ from tandem.core.ids import SeqId
 from tandem.core.request import Prefill
 from tandem.core.step_cost import StepFeatures
 from tandem.kv.pool import BlockPool
+from tandem.sched.fork import shares_tail
 from tandem.sched.plan import Sampling
 from tandem.sched.policy import SchedulerLimits
 from tandem.sched.sequence import Sequence as Seq
@@ -44,7 +45,7 @@ def forecast(
 ) -> DecodeRun | None:
     """The plans from `number` on, at most `limit`, while no other sequence may start: as many as there are blocks for.
     None where the next one is not only decodes, draws somebody's last token, or one that might be."""
-    num_steps = min(limit, _num_alike(seqs, limits))
+    num_steps = min(limit, _num_alike(seqs, pool, limits))
     if num_steps < 1:
         return None
     grown = sorted(step for step, _ in _growths(seqs, num_steps, pool.block_size))
@@ -85,14 +86,15 @@ def advance(run: DecodeRun, seqs: Sequence[Seq], drawn: Sequence[Sequence[int]],
     return told
 
 
-def _num_alike(seqs: Iterable[Seq], limits: SchedulerLimits) -> int:
-    """How many of the next plans would be alike if there were blocks enough; 0 when the next one is not."""
+def _num_alike(seqs: Iterable[Seq], pool: BlockPool, limits: SchedulerLimits) -> int:
+    """How many of the next plans would be alike if there were blocks enough; 0 when the next one is not, as where it
+    copies blocks."""
     num_steps = num_seqs = 0
     for seq in seqs:
         sampling = seq.job.request.sampling
         if isinstance(seq.job, Prefill) or seq.num_remaining != 1 or sampling.stop_token_ids:
             return 0
-        if seq.num_open_plans or limits.targets.itl(seq.order[0]) > 0:
+        if seq.num_open_plans or limits.targets.itl(seq.order[0]) > 0 or seq.is_undivided or shares_tail(seq, pool):
             return 0
         left = sampling.max_tokens - seq.num_output - 1
         num_steps = left if num_seqs == 0 else min(num_steps, left)

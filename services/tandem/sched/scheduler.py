@@ -8,14 +8,14 @@ that the plan has not reached. Several plans may be open; they are committed in 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import SampledToken, Tokens
-from tandem.core.ids import BlockHash, JobKey, SeqId
+from tandem.core.ids import BlockId, JobKey, SeqId
 from tandem.core.request import Job, Prefill
 from tandem.kv.handoff import BlockDigest
 from tandem.kv.hashing import root_hash
@@ -24,15 +24,18 @@ from tandem.sched.acceptance import (
     Commitments,
     blocks_for,
     check_job,
+    num_seats,
     pull_need,
 )
 from tandem.sched.draft import Draft
-from tandem.sched.outcome import Occupancy, Offer, Planned, Progress, PullGrant
+from tandem.sched.entrance import Entrance
+from tandem.sched.fork import divide, failure, first_draws
+from tandem.sched.outcome import Occupancy, Planned, Progress
 from tandem.sched.pacer import Pacer
 from tandem.sched.plan import Slice, SliceResult, StepPlan, StepResult
-from tandem.sched.policy import SchedulerLimits, may_offer
+from tandem.sched.policy import SchedulerLimits
 from tandem.sched.queue import OrderedQueue
-from tandem.sched.ration import ration, startable
+from tandem.sched.ration import ration
 from tandem.sched.run import DecodeRun, advance, forecast
 from tandem.sched.sequence import Sequence, Status
 from tandem.sched.speculate import Speculation, num_spare
@@ -53,6 +56,7 @@ class Scheduler:
         self._running = OrderedQueue()
         self._pulling: dict[JobKey, Sequence] = {}
         self._promised_blocks: dict[SeqId, int] = {}
+        self._entrance = Entrance(pool, limits, self._waiting, self._running, self._pulling, self._promised_blocks)
         self._closing: dict[SeqId, Sequence] = {}
         self._by_key: dict[JobKey, Sequence] = {}
         self._by_id: dict[SeqId, Sequence] = {}
@@ -64,38 +68,46 @@ class Scheduler:
 
     def add(self, job: Job, now: float = 0.0) -> None:
         """Accept a job. Raises TandemError, and keeps nothing of it, when it can never run or has no room."""
-        if job.key in self._by_key:
+        if any(key in self._by_key for key in job.keys):
             raise TandemError(ErrorKind.INVALID_REQUEST, f"job {job.key} is here already")
         check_job(job, self._commitments(), self.limits, self.pool.block_size)
         root = root_hash(self._fingerprint, self.pool.block_size, job.request.cache_salt)
         seq = Sequence(SeqId(self._num_arrived), job, root, self._num_arrived, now)
-        self._num_arrived += 1
+        self._num_arrived += job.num_choices
         # Now, rather than between two steps or between an announcement and our first read of what it names.
         seq.reusable(self.pool.block_size)
-        self._by_key[job.key] = self._by_id[seq.id] = seq
+        self._by_id[seq.id] = seq
+        self._by_key.update(dict.fromkeys(seq.keys, seq))
         if seq.is_pull:
-            self._promised_blocks[seq.id] = pull_need(job, self.pool.block_size)
+            self._promised_blocks[seq.id] = self._pull_need(job)
         self._waiting.add(seq)
 
     def cancel(self, key: JobKey) -> bool:
-        """End a job; its blocks are free at once, or when the last open plan that names it is committed."""
+        """End a choice of a job; the last one's blocks are free at once, or when the last open plan that names it is
+        committed."""
         seq = self._by_key.get(key)
         if seq is None:
             return False
-        self._end(seq)
+        if len(seq.choices) > 1:
+            seq.choices.remove(key.choice)
+            del self._by_key[key]
+        else:
+            self._end(seq)
         return True
 
     def may_pull(self, key: JobKey) -> None:
-        """The source of a Resume has begun to offer blocks: from now on it competes for room."""
+        """The source of a Resume, any of whose choices `key` names, has begun to offer blocks: from now on it competes
+        for room."""
         self._by_key[key].may_start = True
 
-    def kv_arrived(self, key: JobKey, first_token: SampledToken) -> Progress:
-        """All known tokens of a pulling sequence have complete, checked KV, and the source drew the next token."""
+    def kv_arrived(self, key: JobKey, first_tokens: tuple[SampledToken, ...]) -> Progress:
+        """All known tokens of the job that `key` is the first of have complete, checked KV, and the source drew the
+        next token of each of its choices."""
         seq = self._pulling.pop(key)
         seq.num_computed = len(seq.tokens)
         seq.status = Status.RUNNING
         self._running.add(seq)
-        return self._draw(seq, (first_token,), ())
+        return self._draw(seq, first_tokens, ())
 
     # ---- one step
 
@@ -108,15 +120,15 @@ class Scheduler:
                 draft.add(seq)
         started = [s for s in ready if s.num_remaining > 1 and s.status is Status.RUNNING]
         may_start = draft.num_preempted == 0 or not (draft.slices or started)
-        ration(draft, self.pacer, self._running, started, self._startable() if may_start else (), now)
+        ration(draft, self.pacer, self._running, started, self._entrance.startable() if may_start else (), now)
         if may_start:
-            self._admit(draft)
+            self._entrance.admit(draft)
         draft.add_started(started)
         if self.speculation is not None:
             self.speculation.extend(draft, self.pool, self._running, num_spare(self.pool, self._running, self._waiting))
         step = None
         if draft.slices:
-            step = StepPlan(self._num_plans, tuple(draft.slices.values()))
+            step = StepPlan(self._num_plans, tuple(draft.slices.values()), tuple(draft.copies))
             self._open[step.number] = step
             self._num_plans += 1
             self.pacer.planned(step, draft.num_preempted)
@@ -127,6 +139,7 @@ class Scheduler:
         if result.number != (number := next(iter(self._open), None)):
             raise ValueError(f"result of plan {result.number}, but the oldest open plan is {number}")
         plan = self._open.pop(result.number)
+        self.pool.drop([source for source, _ in plan.copies], Holder.COPY)
         progress: list[Progress] = []
         for piece, outcome in zip(plan.slices, result.slices, strict=True):
             seq = self._by_id[piece.seq]
@@ -177,10 +190,16 @@ class Scheduler:
     def tables(self) -> Iterator[BlockTable]:
         return (seq.table for seq in self._by_id.values())
 
+    def copied_blocks(self) -> Iterator[BlockId]:
+        """Every block once per open plan that copies from it."""
+        return (source for plan in self._open.values() for source, _ in plan.copies)
+
     def check(self) -> None:
         """Re-add what sequences, queues and open plans say of each other. Raises AssertionError naming what is off."""
         queued = [*self._waiting, *self._running, *self._pulling.values(), *self._closing.values()]
-        _check_queues(queued, self._by_id, self._by_key, self._promised_blocks, self.pool.block_size)
+        _check_queues(queued, self._by_id, self._by_key)
+        needed = {s.id: self._pull_need(s.job) for s in queued if s.is_pull and s.status is Status.WAITING}
+        assert self._promised_blocks == needed, f"promised {self._promised_blocks}, waiting {needed}"
         for seq in queued:
             _check_sequence(seq, [s for p in self._open.values() for s in p.slices if s.seq == seq.id], self.pool)
             assert (seq.status is Status.WAITING) == (seq in self._waiting), f"{seq!r}: status"
@@ -192,83 +211,6 @@ class Scheduler:
             f"{len(self._closing)} closing, {len(self._open)} plans open>"
         )
 
-    # ---- admission to the running set
-
-    def _admit(self, draft: Draft) -> None:
-        """Start waiting sequences in order, those with a share. The first that finds no room ends it, so that none is
-        overtaken for ever.
-
-        Leases end only when their takers get room, so what waits for them must not hold back a pull: a prefill that
-        may not be offered yet holds back other prefills, anything else that is too large all but pulls.
-        """
-        may_compute = may_prefill = True
-        for seq in list(self._waiting):
-            if len(self._running) + len(self._pulling) >= self.limits.max_num_seqs:
-                return
-            if seq.is_pull:
-                if seq.may_start and not self._grant_pull(seq, draft):
-                    return
-            elif not (may_compute and draft.has_share(seq)) or (isinstance(seq.job, Prefill) and not may_prefill):
-                continue
-            elif isinstance(seq.job, Prefill) and not self._may_offer(seq):
-                may_prefill = False
-            elif not self._start(seq, draft):
-                if self._num_blocks(len(seq.tokens)) <= self.pool.num_blocks - self.pool.num_leased:
-                    return
-                may_compute = False
-
-    def _start(self, seq: Sequence, draft: Draft) -> bool:
-        hashes = seq.reusable(self.pool.block_size)
-        cached = self.pool.count_hits(hashes) * self.pool.block_size
-        if draft.chunk_of(seq, len(seq.tokens) - cached) == 0:
-            return False
-        if not self._take_blocks(seq, hashes, self._num_blocks(len(seq.tokens)), spare=len(self._running)):
-            return False
-        if not seq.was_started:
-            seq.num_cached = cached
-        seq.num_computed = cached
-        seq.was_started = True
-        seq.status = Status.RUNNING
-        self._running.add(seq)
-        if isinstance(seq.job, Prefill):
-            self.pool.retain(seq.table.ids(), Holder.LEASE)
-            draft.offers.append(Offer(seq.key, seq.table.ids()))
-        draft.add(seq)
-        return True
-
-    def _grant_pull(self, seq: Sequence, draft: Draft) -> bool:
-        hashes = seq.reusable(self.pool.block_size)
-        num_hits = self.pool.count_hits(hashes)
-        if not self._take_blocks(seq, hashes, self._promised_blocks[seq.id], spare=0):
-            return False
-        del self._promised_blocks[seq.id]
-        seq.num_cached = num_hits * self.pool.block_size
-        seq.was_started = True
-        seq.status = Status.PULLING
-        self._pulling[seq.key] = seq
-        draft.pulls.append(PullGrant(seq.key, seq.table.ids(), num_hits, self._num_blocks(len(seq.tokens))))
-        return True
-
-    def _take_blocks(self, seq: Sequence, hashes: list[BlockHash], num_blocks: int, spare: int) -> bool:
-        """Fill an empty table, leaving `spare` blocks for running sequences to grow into."""
-        if self.pool.num_free_needed(hashes, num_blocks) + spare > self.pool.num_free:
-            return False
-        self._waiting.remove(seq)
-        self.pool.share(seq.table, hashes)
-        grown = self.pool.grow(seq.table, num_blocks)
-        assert grown, "room was counted"
-        return True
-
-    def _may_offer(self, seq: Sequence) -> bool:
-        need, largest = self._num_blocks(len(seq.tokens)), max(self._promised_blocks.values(), default=0)
-        return may_offer(need, self.pool.num_leased, self.pool.num_blocks, largest)
-
-    def _startable(self) -> Iterator[Sequence]:
-        num_seats = self.limits.max_num_seqs - len(self._running) - len(self._pulling)
-        return islice(
-            startable(self._waiting, self.pool, max(self._promised_blocks.values(), default=0)), max(0, num_seats)
-        )
-
     # ---- commit
 
     def _advance(self, seq: Sequence, piece: Slice, outcome: SliceResult) -> Progress:
@@ -277,7 +219,7 @@ class Scheduler:
         seq.num_pending -= piece.sampling is not None
         if outcome.error is not None:
             self._end(seq)
-            return Progress(seq.job, seq.num_computed, seq.num_cached, seq.num_output, error=outcome.error)
+            return failure(seq, outcome.error)
         seq.num_computed += piece.num_certain
         seq.num_scored = max(seq.num_scored, piece.start + len(piece.scored))
         if self.speculation is not None:
@@ -286,9 +228,11 @@ class Scheduler:
         return replace(progress, first_scored=piece.start + 1, scores=outcome.scores) if outcome.scores else progress
 
     def _draw(self, seq: Sequence, tokens: tuple[SampledToken, ...], digests: tuple[BlockDigest, ...]) -> Progress:
-        first_index = seq.num_output
         # Nothing is drawn after a prompt that is wanted alone.
         is_last = seq.job.request.sampling.max_tokens == 0 and seq.num_computed == len(seq.tokens)
+        if seq.is_undivided and (tokens or is_last):
+            return self._divide(seq, tokens, digests)
+        first_index = seq.num_output
         finish = seq.finish_reason() if is_last else None
         kept: list[SampledToken] = []
         for token in tokens:
@@ -303,8 +247,27 @@ class Scheduler:
         handed_over = bool(kept) and isinstance(seq.job, Prefill) and finish is None
         if finish is not None or handed_over:
             self._end(seq)
-        drawn = tuple(kept)
-        return Progress(seq.job, seq.num_computed, seq.num_cached, first_index, drawn, digests, finish, handed_over)
+        drawn, first = tuple(kept), tuple(kept) if handed_over else ()
+        return Progress(
+            seq.job, seq.num_computed, seq.num_cached, first_index, drawn, digests, finish, handed_over,
+            first_tokens=first,
+        )  # fmt: skip
+
+    def _divide(self, seq: Sequence, tokens: tuple[SampledToken, ...], digests: tuple[BlockDigest, ...]) -> Progress:
+        """The first tokens of a job of several choices: those that go on are sequences of their own from now on."""
+        self._publish(seq)
+        progress, going_on = first_draws(seq, tokens, digests)
+        if not going_on:
+            self._end(seq)
+            return progress
+        for part in progress.branches:
+            del self._by_key[part.key]
+        divide(seq, going_on, self.pool, self._entrance.num_seats)
+        for one in (seq, *going_on[1:]):
+            self._by_id[one.id] = self._by_key[one.key] = one
+        for other in going_on[1:]:
+            (self._running if other.status is Status.RUNNING else self._waiting).add(other)
+        return progress
 
     def _publish(self, seq: Sequence) -> None:
         num_full = seq.num_computed // self.pool.block_size
@@ -312,7 +275,8 @@ class Scheduler:
             self.pool.publish(seq.table, seq.hashes(num_full, self.pool.block_size))
 
     def _end(self, seq: Sequence) -> None:
-        del self._by_key[seq.key]
+        for key in seq.keys:
+            del self._by_key[key]
         self._promised_blocks.pop(seq.id, None)
         if seq.status is Status.WAITING:
             self._waiting.remove(seq)
@@ -333,13 +297,18 @@ class Scheduler:
     # ---- sizes
 
     def _commitments(self) -> Commitments:
+        pulls = (seq for seq in self._waiting if seq.is_pull)
+        seated = chain(self._running, self._pulling.values(), pulls)
         return Commitments(
             num_blocks=self.pool.num_blocks,
             num_leased=self.pool.num_leased,
-            num_seqs=len(self._running) + len(self._pulling),
+            num_seqs=sum(num_seats(seq.job, self.limits) for seq in seated),
             promises=tuple(self._promised_blocks.values()),
             prefills=tuple(self._num_blocks(len(s.tokens)) for s in self._waiting if isinstance(s.job, Prefill)),
         )
+
+    def _pull_need(self, job: Job) -> int:
+        return pull_need(job, self.limits, self.pool.num_blocks, self.pool.block_size)
 
     def _num_blocks(self, num_tokens: int) -> int:
         return blocks_for(num_tokens, self.pool.block_size)
@@ -350,17 +319,10 @@ def _num_queued(seq: Sequence) -> int:
     return seq.num_remaining if seq.may_start and seq.num_remaining > 1 else 0
 
 
-def _check_queues(
-    queued: Many[Sequence],
-    by_id: Collection[SeqId],
-    by_key: Collection[JobKey],
-    promised: Mapping[SeqId, int],
-    block_size: int,
-) -> None:
+def _check_queues(queued: Many[Sequence], by_id: Collection[SeqId], by_key: Collection[JobKey]) -> None:
     assert sorted(s.id for s in queued) == sorted(by_id), "a sequence is in no queue or in two"
-    assert {s.key for s in queued if s.status is not Status.CLOSING} == set(by_key), "keys and queues differ"
-    needed = {s.id: pull_need(s.job, block_size) for s in queued if s.is_pull and s.status is Status.WAITING}
-    assert promised == needed, f"promised {promised}, waiting {needed}"
+    keys = {key for s in queued if s.status is not Status.CLOSING for key in s.keys}
+    assert keys == set(by_key), "keys and queues differ"
 
 
 def _check_sequence(seq: Sequence, named: list[Slice], pool: BlockPool) -> None:

@@ -1,11 +1,13 @@
-"""One choice of one request inside the engine; only the Scheduler writes it."""
+"""One choice of one request inside the engine, or several until their first tokens are drawn; only the Scheduler writes
+it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 
 from tandem.core.events import FinishReason
-from tandem.core.ids import BlockHash, SeqId
+from tandem.core.ids import BlockHash, JobKey, SeqId
 from tandem.core.request import Generate, Job, Prefill, Resume
 from tandem.kv.hashing import chain_hashes, prompt_hashes
 from tandem.kv.pool import BlockTable
@@ -26,12 +28,14 @@ class Status(Enum):
 class Sequence:
     """Prompt and output as one list of tokens; KV is complete for `[0, num_computed)` and planned for
     `[num_computed, num_computed + num_in_flight)`. `num_pending` tokens are to be drawn by open plans, for certain;
-    `num_drafted` more, whose KV is planned too, only if an open plan's guesses are right."""
+    `num_drafted` more, whose KV is planned too, only if an open plan's guesses are right. `choices` are those of its
+    job that nobody has ended; with the first draw each becomes a sequence of its own."""
 
     def __init__(self, seq_id: SeqId, job: Job, root: BlockHash, arrival: int, arrived_at: float = 0.0) -> None:
         self.id = seq_id
         self.job = job
         self.key = job.key
+        self.choices = list(range(job.choice, job.choice + job.num_choices))
         self.order = (job.request.priority, arrival)
         self.arrived_at = arrived_at
         self.tokens: list[int] = [*job.request.prompt_tokens, *job.output_tokens]
@@ -63,6 +67,16 @@ class Sequence:
         return isinstance(self.job, Resume) and not self.was_started
 
     @property
+    def keys(self) -> tuple[JobKey, ...]:
+        """Of the choices that it stands for."""
+        return (self.key,) if len(self.job.keys) == 1 else tuple(self.job.of(choice).key for choice in self.choices)
+
+    @property
+    def is_undivided(self) -> bool:
+        """It stands for a job of several choices, none of which has a token yet."""
+        return self.job.num_choices > 1
+
+    @property
     def num_planned(self) -> int:
         return self.num_computed + self.num_in_flight
 
@@ -86,7 +100,7 @@ class Sequence:
         if sampling.max_tokens == 0:
             return self.num_remaining > 0
         limit = sampling.max_tokens
-        if isinstance(self.job, Prefill):
+        if isinstance(self.job, Prefill) or self.is_undivided:
             limit = min(limit, len(self.job.output_tokens) + 1)
         return self.num_output + self.num_pending < limit
 
@@ -95,10 +109,11 @@ class Sequence:
         sampling = self.job.request.sampling
         if stop < len(self.tokens) + self.num_pending or sampling.max_tokens == 0:
             return None
+        job = self.job
         if not sampling.needs_history:
-            return Sampling(sampling, self.job.choice, stop - self.num_prompt)
+            return Sampling(sampling, job.choice, stop - self.num_prompt, num_choices=job.num_choices)
         output = tuple(self.tokens[self.num_prompt :])
-        return Sampling(sampling, self.job.choice, len(output), self.job.request.prompt_tokens, output)
+        return Sampling(sampling, job.choice, len(output), job.request.prompt_tokens, output, job.num_choices)
 
     def finish_reason(self) -> FinishReason | None:
         """Whether the last drawn token ends the choice, or the prompt where none is wanted."""
@@ -119,6 +134,23 @@ class Sequence:
         if self.num_scored >= self.num_to_score:
             return ()
         return self.job.request.prompt_tokens[start + 1 : stop + 1]
+
+    def become(self, branch: Sequence) -> None:
+        """Stand for this one of its branches alone from now on, with all that it holds."""
+        self.job, self.key = branch.job, branch.key
+        self.choices, self.tokens = branch.choices, branch.tokens
+
+    def branch(self, choice: int, drawn: Iterable[int]) -> Sequence:
+        """A sequence for one choice of an undivided one, of which these tokens were drawn. It waits, holds nothing, and
+        comes right after the choices before it."""
+        offset = choice - self.job.choice
+        arrival = self.order[-1] + offset
+        seq = Sequence(SeqId(self.id + offset), self.job.of(choice), self._root, arrival, self.arrived_at)
+        seq.tokens = [*self.tokens, *drawn]
+        seq.num_cached, seq.num_scored = self.num_cached, self.num_scored
+        seq.was_started = seq.may_start = True
+        seq._hashes += self._hashes
+        return seq
 
     def hashes(self, num_blocks: int, block_size: int) -> list[BlockHash]:
         """Names of the first `num_blocks` full blocks of the known tokens."""

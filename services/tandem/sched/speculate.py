@@ -75,10 +75,11 @@ def num_spare(pool: BlockPool, running: Collection[Sequence], waiting: Iterable[
 
 
 def _may_draft(seq: Sequence, draft: Draft) -> bool:
-    """A decode whose tokens are all known. A Prefill draws one token and no more."""
+    """A decode whose tokens are all known. A Prefill draws one token and no more; what draws several of one row
+    guesses none."""
     piece = draft.slices.get(seq.id)
     is_decode = piece is not None and piece.num_tokens == 1 and piece.sampling is not None and not piece.chained
-    return is_decode and not isinstance(seq.job, Prefill) and _num_left(seq) > 0
+    return is_decode and not isinstance(seq.job, Prefill) and not seq.is_undivided and _num_left(seq) > 0
 
 
 def _num_left(seq: Sequence) -> int:

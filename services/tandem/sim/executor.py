@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 
 from tandem.core.events import SampledToken
@@ -79,9 +80,11 @@ def _result(piece: Slice) -> SliceResult:
 
 
 def _drawn(piece: Slice) -> tuple[SampledToken, ...]:
-    """One token, and one more for each guess that was right."""
+    """One token of each choice, and one more for each guess that was right."""
     if piece.sampling is None:
         return ()
+    if piece.sampling.num_choices > 1:
+        return tuple(token for draw in piece.sampling.each() for token in _drawn(replace(piece, sampling=draw)))
     params, guesses = piece.sampling.params, piece.tokens[piece.num_certain :]
     out: list[SampledToken] = []
     for guess in (*guesses, None):

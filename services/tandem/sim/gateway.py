@@ -18,7 +18,9 @@ from tandem.core.events import Cancelled, Failed, Finished, JobEvent, SampledTok
 from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerRef
 from tandem.core.load import Load
 from tandem.core.request import Job
-from tandem.flow.commands import CancelJob, Command, Deliver, End, Place, ReleaseLease, Score, Submit
+from tandem.engine.effects import Effect
+from tandem.engine.engine import Engine
+from tandem.flow.commands import CancelJob, Command, Deliver, End, EndChoice, Place, ReleaseLease, Score, Submit
 from tandem.flow.lifecycle import Phase, RequestLife
 from tandem.kv.handoff import HandoffKey
 from tandem.routing.placement import Placement
@@ -239,15 +241,15 @@ class SimGateway:
                     active.excluded_until.update(dict.fromkeys(excluded, now + REFUSAL_BACKOFF_S))
                 case Submit(worker, job):
                     self._submit(active, self._links[worker], job)
-                case CancelJob(worker, key):
-                    self._cancel(worker, key)
+                case CancelJob(worker, keys):
+                    self._cancel(worker, keys)
                 case ReleaseLease(worker, lease):
                     self._release(worker, lease)
                 case Deliver(token):
                     delay = self._delivery.seconds(active.life.request.id, token.index)
                     active.trace.deliver(token.token.id, (now if at is None else at) + delay)
-                case Score():
-                    pass  # nobody reads them
+                case Score() | EndChoice():
+                    pass  # nobody reads scores, and a simulated request has one choice
                 case End(outcome):
                     self._end(active, outcome)
         if active.life.phase is Phase.QUEUED:
@@ -264,8 +266,11 @@ class SimGateway:
         self.party.log.note_bytes(trace.token_times.tobytes())
         active.ended(trace)
 
-    def _cancel(self, worker: WorkerRef, key: JobKey) -> None:
-        self._network.post(worker, f"cancel {key}", lambda engine, now: engine.cancel(key, now), self.party)
+    def _cancel(self, worker: WorkerRef, keys: Sequence[JobKey]) -> None:
+        def run(engine: Engine, now: float) -> list[Effect]:
+            return [effect for key in keys for effect in engine.cancel(key, now)]
+
+        self._network.post(worker, f"cancel {', '.join(map(str, keys))}", run, self.party)
 
     def _release(self, worker: WorkerRef, key: HandoffKey) -> None:
         self._network.post(worker, f"release {key}", lambda engine, now: engine.release(key, now), self.party)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import assert_never, get_args
+from typing import TypedDict, assert_never, get_args
 
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.errors import ErrorKind, TandemError
@@ -48,6 +48,16 @@ class Submission:
     gateway: GatewayId
     incarnation: Incarnation
     job: Job
+
+
+class _JobFacts(TypedDict):
+    """What all kinds of jobs have."""
+
+    request: Request
+    attempt: int
+    choice: int
+    num_choices: int
+    output_tokens: tuple[int, ...]
 
 
 # ---- jobs
@@ -126,7 +136,7 @@ def encode_submission(submission: Submission) -> pb.SubmitRequest:
             incarnation=submission.incarnation,
             lane=request.lane,
             tenant=request.tenant,
-            num_choices=request.num_choices,
+            num_choices=job.num_choices,
             prompt_logprobs=request.prompt_logprobs,
         )
     except (ValueError, TypeError) as error:
@@ -161,26 +171,23 @@ def _decode_job(message: pb.SubmitRequest) -> Job:
         cache_salt=message.cache_salt,
         lane=_decode_lane(message.lane),
         tenant=TenantId(message.tenant or OPEN_TENANT),
-        num_choices=message.num_choices or 1,
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
     )
-    output = tuple(message.output_tokens)
-    attempt, choice = key.attempt, key.choice
+    facts = _JobFacts(
+        request=request,
+        attempt=key.attempt,
+        choice=key.choice,
+        num_choices=message.num_choices or 1,
+        output_tokens=tuple(message.output_tokens),
+    )
     match message.WhichOneof("job"):
         case "generate":
-            return Generate(request=request, attempt=attempt, choice=choice, output_tokens=output)
+            return Generate(**facts)
         case "prefill":
-            handoff = _decode_handoff(message.prefill.handoff)
-            return Prefill(request=request, attempt=attempt, choice=choice, output_tokens=output, handoff=handoff)
+            return Prefill(**facts, handoff=_decode_handoff(message.prefill.handoff))
         case "resume":
-            return Resume(
-                request=request,
-                attempt=attempt,
-                choice=choice,
-                output_tokens=output,
-                handoff=_decode_handoff(message.resume.handoff),
-                source=decode_worker(message.resume.source),
-            )
+            handoff, source = _decode_handoff(message.resume.handoff), decode_worker(message.resume.source)
+            return Resume(**facts, handoff=handoff, source=source)
         case _:
             raise malformed("a submission has no job")
 

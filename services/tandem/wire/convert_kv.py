@@ -139,13 +139,12 @@ def decode_sampled(message: pb.SampledToken) -> SampledToken:
 
 
 def encode_announcement(announcement: Announcement) -> pb.Announcement:
-    first = announcement.first_token
     return pb.Announcement(
         key=encode_handoff_key(announcement.key),
         first_index=announcement.first_index,
         blocks=[pb.OfferedBlock(block=offered.block, digests=offered.heads) for offered in announcement.blocks],
         num_computed=announcement.num_computed,
-        first_tokens=[] if first is None else [encode_sampled(first)],
+        first_tokens=[encode_sampled(token) for token in announcement.first_tokens],
     )
 
 
@@ -153,6 +152,6 @@ def decode_announcement(message: pb.Announcement) -> Announcement:
     blocks = tuple(BlockDigest(BlockId(offered.block), tuple(offered.digests)) for offered in message.blocks)
     has_digests = {len(offered.heads) for offered in blocks}
     require(len(has_digests) <= 1, "blocks of one announcement have different numbers of digests")
-    first = decode_sampled(message.first_tokens[0]) if message.first_tokens else None
+    first = tuple(decode_sampled(token) for token in message.first_tokens)
     key = decode_handoff_key(message.key)
     return Announcement(key, message.first_index, blocks, message.num_computed, first)

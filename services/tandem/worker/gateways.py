@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from tandem.core.events import JobEvent
 from tandem.core.ids import GatewayId, JobKey
@@ -44,18 +44,21 @@ class Gateways:
     def __len__(self) -> int:
         return len(self._boxes)
 
-    def expect(self, gateway: GatewayId, key: JobKey, first_index: int, now: float) -> bool:
-        """A job is about to be submitted. False, and nothing changed, when it is expected already."""
-        if self._box_of(key) is not None:
+    def expect(self, gateway: GatewayId, keys: Sequence[JobKey], first_index: int, now: float) -> bool:
+        """A job of these choices is about to be submitted. False, and nothing changed, when it is expected already."""
+        if any(self._box_of(key) is not None for key in keys):
             return False
-        self._open(gateway, now).expect(key, first_index)
+        box = self._open(gateway, now)
+        for key in keys:
+            box.expect(key, first_index)
         return True
 
-    def discard(self, key: JobKey) -> None:
+    def discard(self, keys: Iterable[JobKey]) -> None:
         """An expected job was refused."""
-        box = self._box_of(key)
-        if box is not None:
-            box.discard(key)
+        for key in keys:
+            box = self._box_of(key)
+            if box is not None:
+                box.discard(key)
 
     def deliver(self, events: Iterable[JobEvent]) -> None:
         """Take events in and wake the streams that are to carry them; those of jobs nobody expects are dropped."""

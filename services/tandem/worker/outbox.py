@@ -1,4 +1,4 @@
-"""What one gateway is still to be told of its jobs, kept until it was; never cancels a job and never does I/O.
+"""What one gateway is still to be told of each choice of its jobs, kept until it was; never cancels one or does I/O.
 
 Tokens are kept from a job's acceptance until some time after its end, so that a gateway whose stream broke can ask
 again from any index. Times are seconds of the caller's clock.
@@ -19,7 +19,8 @@ MAX_SCORES = 4096
 
 @dataclass(slots=True)
 class _Log:
-    """One job. `tokens[i]` has output index `first_index + i`; indices below `next_index` are not to be sent."""
+    """One choice of a job. `tokens[i]` has output index `first_index + i`; indices below `next_index` are not to be
+    sent."""
 
     first_index: int
     next_index: int

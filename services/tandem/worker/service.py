@@ -196,20 +196,20 @@ class WorkerService(WorkerServicer):
     async def _accept(self, submission: Submission) -> None:
         """The outbox expects the job before the engine has it: the first token may come before the reply."""
         job = submission.job
-        expected = self._gateways.expect(submission.gateway, job.key, len(job.output_tokens), self._clock.now())
+        expected = self._gateways.expect(submission.gateway, job.keys, len(job.output_tokens), self._clock.now())
         try:
             is_live = await asyncio.wrap_future(self._driver.call(_submit(job)))
             if expected and not is_live:
                 raise TandemError(ErrorKind.WORKER_LOST, f"job {job.key} has ended, and what it told is forgotten")
         except asyncio.CancelledError:
             # Whoever asked is gone and will never know that the job is here.
-            self.cancel([job.key])
+            self.cancel(job.keys)
             if expected:
-                self._gateways.discard(job.key)
+                self._gateways.discard(job.keys)
             raise
         except TandemError:
             if expected:
-                self._gateways.discard(job.key)
+                self._gateways.discard(job.keys)
             raise
 
     async def _run(
@@ -260,7 +260,7 @@ def _submit(job: Job) -> Callable[[Engine, float], tuple[bool, list[Effect]]]:
 
     def submit(engine: Engine, now: float) -> tuple[bool, list[Effect]]:
         effects = engine.submit(job, now)
-        return job.key in engine.live_jobs(), effects
+        return not set(job.keys).isdisjoint(engine.live_jobs()), effects
 
     return submit
 

@@ -57,6 +57,47 @@ def test_an_echo_begins_with_the_prompt(client: openai.OpenAI, stream: bool) -> 
     assert (streamed_texts(answer) if stream else [answer.choices[0].text]) == [PROMPT + text]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_choices_differ_and_repeat(calm: Pair, client: openai.OpenAI, stream: bool) -> None:
+    """The first choice of several is the one that a request for one gets; each has its own end."""
+    asked: dict[str, Any] = {"temperature": 1.0, "seed": 5, "max_tokens": 12}
+    alone = complete(client, **asked).choices[0].text
+    whole = complete(client, n=3, **asked)
+    assert [choice.index for choice in whole.choices] == [0, 1, 2]
+    texts = [choice.text for choice in whole.choices]
+    assert texts[0] == alone and len(set(texts)) == 3
+    assert whole.usage.completion_tokens == 36
+    again = complete(client, n=3, stream=stream, **asked)
+    assert (streamed_texts(again) if stream else [choice.text for choice in again.choices]) == texts
+    calm.wait_idle()
+
+
+def test_a_stop_string_ends_one_choice_and_not_the_others(calm: Pair, client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"temperature": 1.0, "seed": 5, "max_tokens": 40, "n": 3}
+    texts = [choice.text for choice in complete(client, **asked).choices]
+    stop = texts[1][9:14]
+    assert stop not in texts[0] + texts[2]
+    stopped = complete(client, stop=[stop], **asked).choices
+    assert [choice.finish_reason for choice in stopped] == ["length", "stop", "length"]
+    assert [choice.text for choice in stopped] == [texts[0], texts[1][: texts[1].index(stop)], texts[2]]
+    calm.wait_idle()
+
+
+def test_choices_of_several_prompts_with_echo_and_scores(calm: Pair, client: openai.OpenAI) -> None:
+    prompts = [PROMPT, "x y z"]
+    asked: dict[str, Any] = {"temperature": 1.0, "seed": 5, "n": 2, "logprobs": 1}
+    plain, echoed = [complete(client, prompt=prompts, echo=echo, **asked).choices for echo in (False, True)]
+    assert [choice.text for choice in echoed] == [
+        prompts[choice.index // 2] + other.text for choice, other in zip(echoed, plain, strict=True)
+    ]
+    scores = [choice.logprobs.token_logprobs for choice in echoed]
+    assert scores[0][:-8] == scores[1][:-8] and scores[2][:-8] == scores[3][:-8]
+    assert [score[-8:] for score in scores] == [
+        pytest.approx(choice.logprobs.token_logprobs, abs=1e-3) for choice in plain
+    ]
+    calm.wait_idle()
+
+
 def test_a_prompt_is_scored_as_the_same_tokens_are_when_they_are_drawn(client: openai.OpenAI) -> None:
     """Teacher forcing: what was drawn greedily is scored as part of a prompt with the same log probabilities."""
     drawn = complete(client, logprobs=2, extra_body={"return_token_ids": True}).choices[0]

@@ -10,15 +10,20 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from tandem.core.errors import ErrorKind
-from tandem.core.events import Cancelled, Failed, Finished
+from tandem.core.events import Cancelled, Failed, Finished, FinishReason
+from tandem.core.ids import RequestId
 from tandem.core.request import Request
 from tests.e2e.client import Client, hand_over, new_request
 from tests.e2e.cluster import WorkerProcess
 from tests.e2e.worker.conftest import LEASE_S, MODEL_NAME, Start
+from tests.golden.penalties import processors
 
 pytestmark = pytest.mark.slow
 _salts = itertools.count(1)
@@ -92,6 +97,48 @@ async def test_split_in_two_the_tokens_are_the_same(pair: Pair, num_prompt: int)
         assert pulled is not None and pulled.num_blocks == -(-num_prompt // 16)
         assert tokens == await in_one_place(giver, request)
         assert tokens == await in_one_place(taker, request)
+        await giver.settled()
+        await taker.settled()
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_directory: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(tiny_directory, dtype=torch.float64).eval()
+
+
+@pytest.mark.parametrize("max_tokens", [0, 12])
+async def test_a_scored_prompt_is_scored_where_it_is_computed(pair: Pair, reference: Any, max_tokens: int) -> None:
+    """Although both workers have it cached; penalties look back over the hand-off."""
+    async with pair.clients() as (giver, taker):
+        request = fresh_request(100, 12)
+        for client in (giver, taker):
+            await client.end_of(
+                await client.generate(replace(request, id=RequestId(f"{request.id}-{client.worker.id}")))
+            )
+        sampling = replace(
+            request.sampling, max_tokens=max_tokens, repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=0.5
+        )
+        request = replace(request, sampling=sampling, prompt_logprobs=2)
+        key, _ = await hand_over(giver, taker, request)
+        ends = [await client.end_of(key) for client in (giver, taker)]
+        reason = next(end.reason for end in ends if isinstance(end, Finished) and end.reason is not None)
+        assert reason is FinishReason.LENGTH and taker.scores(key) == []
+        tokens = taker.tokens(key)
+        assert len(tokens) == max_tokens
+        with torch.inference_mode():
+            rows = reference(torch.tensor([[*request.prompt_tokens, *tokens]])).logits[0]
+        logprobs = torch.log_softmax(rows, -1)
+        scores = giver.scores(key)
+        assert [score.id for score in scores] == list(request.prompt_tokens[1:])
+        assert [s.logprob for s in scores] == pytest.approx(
+            [float(r[s.id]) for r, s in zip(logprobs, scores, strict=False)], abs=1e-9
+        )
+        for index, token in enumerate(tokens):
+            known = torch.tensor([[*request.prompt_tokens, *tokens[:index]]])
+            row = rows[len(request.prompt_tokens) + index - 1][None]
+            for processor in processors(sampling, len(request.prompt_tokens)):
+                row = processor(known, row)
+            assert token == int(row.argmax())
         await giver.settled()
         await taker.settled()
 

@@ -77,7 +77,7 @@ def refusal(e: Engine, job: Generate | Prefill | Resume) -> ErrorKind | None:
 
 def offer(first: int, stop: int, token: int | None = None) -> Announcement:
     blocks = tuple(BlockDigest(BlockId(i), ()) for i in range(first, stop))
-    return Announcement(KEY, first, blocks, stop * 2, SampledToken(token) if token is not None else None)
+    return Announcement(KEY, first, blocks, stop * 2, () if token is None else (SampledToken(token),))
 
 
 # ---- jobs
@@ -155,7 +155,7 @@ def test_a_prefill_announces_each_chunk_and_keeps_its_lease() -> None:
     assert first.taker == OTHER and [b.block for b in first.message.blocks] == [0, 1]
     effects = step(e)
     (last,) = [x for x in effects if isinstance(x, Announce)]
-    assert last.message.first_index == 2 and last.message.first_token == SampledToken(50)
+    assert last.message.first_index == 2 and last.message.first_tokens == (SampledToken(50),)
     assert events(effects) == [Token(prefill().key, 0, SampledToken(50)), Finished(prefill().key, None, 1, 0)]
     assert e.books().num_leased_blocks == 4 and not e.is_idle
     assert e.follow(KEY, OTHER, 1.0) == [first, last]

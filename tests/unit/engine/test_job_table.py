@@ -10,9 +10,9 @@ from tandem.core.request import Generate, Request, SamplingParams
 from tandem.engine.job_table import JobTable
 
 
-def job(attempt: int, choice: int = 0) -> Generate:
+def job(attempt: int, choice: int = 0, num_choices: int = 1) -> Generate:
     request = Request(id=RequestId("r"), model="m", prompt_tokens=(1,), sampling=SamplingParams(max_tokens=1))
-    return Generate(request=request, attempt=attempt, choice=choice)
+    return Generate(request=request, attempt=attempt, choice=choice, num_choices=num_choices)
 
 
 def is_refused(table: JobTable, key: JobKey) -> bool:
@@ -72,3 +72,41 @@ def test_memory_ends(now: float, remembers: bool) -> None:
     assert table.is_known(job(1).key) is remembers
     assert is_refused(table, job(1).key) is remembers
     assert is_refused(table, JobKey(RequestId("other"), 1)) is remembers
+
+
+def test_each_choice_of_a_job_ends_by_itself_and_the_job_with_the_last() -> None:
+    table, of_three = JobTable(), job(1, num_choices=3)
+    table.add(of_three)
+    assert len(table) == 3 and list(table) == [of_three] and table.keys() == list(of_three.keys)
+    table.end(of_three.keys[0], 0.0)
+    assert table.find(of_three.keys[0]) is None and table.find(of_three.keys[2]) is of_three
+    assert table.named(of_three.key) is of_three and table.live_keys(of_three.key) == list(of_three.keys[1:])
+    assert table.examine(of_three) is None, "it is known by the choices that have ended too"
+    for key in of_three.keys[1:]:
+        table.end(key, 0.0)
+    assert table.named(of_three.key) is None and not len(table) and not list(table)
+
+
+def test_a_newer_attempt_ends_each_choice_of_the_older_one() -> None:
+    table = JobTable()
+    table.add(job(1, num_choices=3))
+    older, forbidden = table.examine(job(2, choice=1, num_choices=2)) or ([], [])
+    assert older == list(job(1, num_choices=3).keys[1:]) and not forbidden
+
+
+def test_choices_that_were_cancelled_before_their_job_came_are_named_unless_all_were() -> None:
+    table, of_two = JobTable(), job(2, num_choices=2)
+    table.add(job(1, choice=1))
+    table.forbid(of_two.keys[1], 0.0)
+    assert table.examine(of_two) == ([job(1, choice=1).key], [of_two.keys[1]]), "what it fences ends all the same"
+    table.forbid(of_two.keys[0], 0.0)
+    with pytest.raises(TandemError, match="cancelled"):
+        table.examine(of_two)
+
+
+def test_a_newer_attempt_at_any_choice_refuses_the_job() -> None:
+    table, of_two = JobTable(), job(2, num_choices=2)
+    table.add(job(3, choice=1))
+    table.forbid(of_two.keys[1], 0.0)
+    with pytest.raises(TandemError, match="fenced"):
+        table.examine(of_two)

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Failed, Finished, FinishReason, Pulled, SampledToken, Token, Tokens
+from tandem.core.events import (
+    Cancelled,
+    Failed,
+    Finished,
+    FinishReason,
+    PromptScored,
+    Pulled,
+    SampledToken,
+    Token,
+    Tokens,
+)
 from tandem.core.ids import HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Generate, Prefill, Request, Resume, SamplingParams
-from tandem.flow.commands import CancelJob, Command, Deliver, End, Place, ReleaseLease, Submit
+from tandem.flow.commands import CancelJob, Command, Deliver, End, Place, ReleaseLease, Score, Submit
 from tandem.flow.lifecycle import PHASE_TABLE, Phase, RequestLife, Step
 from tandem.routing.placement import Placement
 
@@ -231,3 +243,62 @@ def test_what_an_early_attempt_told_is_void_in_the_next() -> None:
     life.placed(Placement(D, D))
     assert life.reported(D, token(0, 2)) == [], "the client has it"
     assert shape(life.reported(D, token(1, 2))) == ["token 1"] and life.phase is Phase.BOOKING
+
+
+SCORED = replace(REQUEST, prompt_tokens=(1, 2, 3, 4), prompt_logprobs=0)
+
+
+def scores(first: int, count: int) -> PromptScored:
+    return PromptScored(key(), first, tuple(SampledToken(i, -float(i)) for i in range(first, first + count)))
+
+
+def scored() -> RequestLife:
+    """A life of a prompt with three scores, on both workers."""
+    life = RequestLife(SCORED, HandoffId("h"))
+    life.placed(Placement(P, D))
+    life.accepted(D, key())
+    life.accepted(P, key())
+    return life
+
+
+def test_scores_come_once_and_before_all_tokens() -> None:
+    """The decode worker's stream may be ahead of the prefill worker's, which alone has the scores."""
+    life = scored()
+    assert life.reported(P, scores(1, 2)) == [Score(scores(1, 2))]
+    assert life.reported(P, scores(1, 1)) == [], "a stream that was opened again tells from the start"
+    assert life.reported(D, token(0)) == life.reported(D, token(1)) == []
+    assert not life.streamed(D, Tokens(key(), 2, [5]))
+    assert life.reported(D, token(2)) == life.reported(D, Finished(key(), FinishReason.LENGTH, 3, 0)) == []
+    told = life.reported(P, scores(2, 2))
+    assert told[0] == Score(scores(3, 1)) and shape(told[1:]) == [
+        "token 0",
+        "token 1",
+        "token 2",
+        "cancel p",
+        "release p",
+        "end FinishReason.LENGTH",
+    ]
+
+
+def test_a_prefill_worker_that_is_lost_with_scores_is_missed() -> None:
+    life = scored()
+    life.reported(P, scores(1, 2))
+    life.reported(D, Pulled(key(), 1, 1, 0, 1, 0.1, 0.1, 0.1))
+    assert shape(life.worker_lost(P, "killed")) == ["cancel d", "end worker_lost"]
+    life = scored()
+    life.reported(P, scores(1, 3))
+    life.reported(D, Pulled(key(), 1, 1, 0, 1, 0.1, 0.1, 0.1))
+    assert life.worker_lost(P, "killed") == []
+
+
+def test_a_gap_in_the_scores_ends_the_request() -> None:
+    life = scored()
+    assert shape(life.reported(P, scores(2, 1))) == ["cancel d", "cancel p", "release p", "end internal"]
+
+
+def test_a_prompt_alone_ends_with_the_prefill() -> None:
+    life = scored()
+    life.reported(P, scores(1, 3))
+    assert life.reported(D, Finished(key(), None, 0, 0)) == []
+    (end, *rest) = reversed(life.reported(P, Finished(key(), FinishReason.LENGTH, 0, 16)))
+    assert end == End(Finished(key(), FinishReason.LENGTH, 0, 16)) and shape(rest) == ["release p"]

@@ -107,6 +107,8 @@ def complete(served: ServedModel, **fields: Any) -> Request:
         ("logit_bias", {"9" * 5000: 1}, INVALID, "logit_bias." + "9" * 5000),
         ("logit_bias", {"5": "much"}, INVALID, "logit_bias[...]"),
         ("logit_bias", [1], INVALID, "logit_bias"),
+        ("logit_bias", {str(token): 1 for token in range(5000)}, INVALID, "logit_bias"),
+        ("stop_token_ids", [5] * 5000, INVALID, "stop_token_ids"),
         ("presence_penalty", 2.1, INVALID, "presence_penalty"),
         ("frequency_penalty", -3, INVALID, "frequency_penalty"),
         ("repetition_penalty", 0, INVALID, "repetition_penalty"),

@@ -143,6 +143,18 @@ def test_usage_counts_a_prompt_once_and_every_choice(front: Front, client: opena
     assert usage.prompt_tokens_details.cached_tokens == instant.NUM_CACHED
 
 
+def test_usage_up_to_each_chunk_where_it_is_asked_for(front: Front, client: openai.OpenAI) -> None:
+    front.instant(TEXT)
+    options: Any = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    for chunks in (
+        list(client.chat.completions.create(model="tiny", messages=MESSAGES, **options)),
+        list(client.completions.create(model="tiny", prompt="x", **options)),
+    ):
+        counts = [chunk.usage.completion_tokens for chunk in chunks]
+        assert counts == sorted(counts) and counts[-1] == len(front.ids(TEXT)) + 1
+        assert len(set(counts)) > 3
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_logprobs_of_several_choices(front: Front, client: openai.OpenAI, stream: bool) -> None:
     front.instant(TEXT)

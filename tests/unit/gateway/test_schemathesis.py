@@ -25,6 +25,7 @@ PROBABLE: dict[str, Any] = {
     "model": {"enum": ["tiny", "many", "none"]},
     "prompt": {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": TOKEN, "minItems": 1}]},
     "content": {"type": "string"},
+    "role": {"enum": ["system", "developer", "user", "assistant"]},
     "tokens": {"type": "array", "items": TOKEN},
     **{name: {"type": "integer", "minimum": 1, "maximum": 100} for name in ("max_tokens", "max_completion_tokens")},
     **{name: {"type": "null"} for name in ("min_tokens", "stop_token_ids", "logit_bias", "top_logprobs")},
@@ -80,16 +81,19 @@ def session() -> Iterator[requests.Session]:
         yield session
 
 
-def operations(front: Front, session: requests.Session) -> dict[str, APIOperation]:
-    """Of the document, with probable values in the bodies of right requests."""
+def operations(front: Front, session: requests.Session, mode: GenerationMode = POSITIVE) -> dict[str, APIOperation]:
+    """Of the document. What is to be right gets probable values; what is to be wrong must be so by the document itself,
+    but for the model's name, without which little else would be looked at."""
     document = session.get(f"{front.url}/openapi.json", timeout=20).json()
     schemas = document["components"]["schemas"]
     for name in ("ChatBody", "CompletionBody", "TokenizeBody", "DetokenizeBody", "ChatMessage"):
         fields = schemas[name]["properties"]
-        fields.update({field: PROBABLE[field] for field in PROBABLE.keys() & fields.keys()})
-        schemas[name]["required"] += [field for field in ("model", "content") if field in fields]
-    schemas["TokenizeBody"]["properties"] |= {"messages": {"type": "null"}, "prompt": {"type": "string"}}
-    schemas["TokenizeBody"]["required"] += ["prompt"]
+        probable = (PROBABLE.keys() if mode is POSITIVE else {"model"}) & fields.keys()
+        fields.update({field: PROBABLE[field] for field in probable})
+        schemas[name]["required"] += probable & {"model", "content"}
+    if mode is POSITIVE:
+        schemas["TokenizeBody"]["properties"] |= {"messages": {"type": "null"}, "prompt": {"type": "string"}}
+        schemas["TokenizeBody"]["required"] += ["prompt"]
     loaded = schemathesis.openapi.from_dict(document)
     found = [result.ok() for result in loaded.get_all_operations()]
     return {operation.label: operation for operation in found}
@@ -112,7 +116,7 @@ def test_every_operation_is_tried(front: Front) -> None:
 def test_what_the_document_says_holds(
     instant_front: Front, session: requests.Session, label: str, mode: GenerationMode
 ) -> None:
-    operation = operations(instant_front, session)[label]
+    operation = operations(instant_front, session, mode)[label]
 
     statuses: set[int] = set()
     wanted = CHECKS if mode is POSITIVE else [*CHECKS, checks.negative_data_rejection]

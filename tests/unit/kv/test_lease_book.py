@@ -40,12 +40,12 @@ def test_announcements_are_repeated_to_whoever_follows() -> None:
     book = opened()
     book.start(key(), BLOCKS)
     digests = [BlockDigest(b, (b,)) for b in BLOCKS]
-    first = book.announce(key(), 2, digests[:2], 9, None)
-    assert book.announce(key(), 2, [], 9, None) is None
-    last = book.announce(key(), 3, digests[2:], 11, SampledToken(5))
+    first = book.announce(key(), 2, digests[:2], 9, ())
+    assert book.announce(key(), 2, [], 9, ()) is None
+    last = book.announce(key(), 3, digests[2:], 11, (SampledToken(5),))
     assert first is not None and last is not None
     assert (first.first_index, first.blocks) == (0, tuple(digests[:2]))
-    assert (last.first_index, last.blocks, last.first_token) == (2, (digests[2],), SampledToken(5))
+    assert (last.first_index, last.blocks, last.first_tokens) == (2, (digests[2],), (SampledToken(5),))
     assert book.follow(key(), TAKER, 1.0) == [first, last]
     assert book.follow(key(), TAKER, 2.0) == [first, last]
 
@@ -54,13 +54,13 @@ def test_digests_of_other_blocks_are_a_defect() -> None:
     book = opened()
     book.start(key(), BLOCKS)
     with pytest.raises(AssertionError, match="digests of other blocks"):
-        book.announce(key(), 1, [BlockDigest(BLOCKS[1], (1,))], 4, None)
+        book.announce(key(), 1, [BlockDigest(BLOCKS[1], (1,))], 4, ())
 
 
 def test_without_digests_blocks_are_announced_bare() -> None:
     book = opened()
     book.start(key(), BLOCKS)
-    message = book.announce(key(), 3, [], 11, SampledToken(5))
+    message = book.announce(key(), 3, [], 11, (SampledToken(5),))
     assert message is not None and message.blocks == tuple(BlockDigest(b, ()) for b in BLOCKS)
 
 

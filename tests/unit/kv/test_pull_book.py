@@ -18,7 +18,13 @@ TOKEN = SampledToken(5)
 
 
 def announcement(first: int, stop: int, token: SampledToken | None = None) -> Announcement:
-    return Announcement(KEY, first, tuple(BlockDigest(BlockId(i), (i,)) for i in range(first, stop)), stop, token)
+    return Announcement(
+        KEY,
+        first,
+        tuple(BlockDigest(BlockId(i), (i,)) for i in range(first, stop)),
+        stop,
+        () if token is None else (token,),
+    )
 
 
 def opened(lease_until: float | None = 10.0) -> PullBook:
@@ -52,7 +58,7 @@ def test_a_pull_reads_what_it_lacks_and_arrives() -> None:
     assert read.first_index == 1 and read.local == LOCAL[1:3] and [o.block for o in read.offered] == [1, 2]
     ended, arrived = book.read_done(read.read, 4.0)
     assert ended == ReadEnded(LOCAL[1:3]) and isinstance(arrived, Arrived)
-    assert arrived.first_token == TOKEN and arrived.stats.num_blocks == 2
+    assert arrived.first_tokens == (TOKEN,) and arrived.stats.num_blocks == 2
     assert (arrived.stats.total_s, arrived.stats.exposed_s, arrived.stats.busy_s) == (3.0, 3.0, 3.0)
     assert len(book) == 0 and book.find(KEY) is None and book.of_job(JOB) is None
 

@@ -10,6 +10,7 @@ import torch
 
 from tandem.core.config import Bytes, EngineConfig, ModelConfig
 from tandem.core.errors import TandemError
+from tandem.core.events import SampledToken
 from tandem.core.grammar import Grammar
 from tandem.core.ids import BlockId, SeqId
 from tandem.core.request import SamplingParams
@@ -165,6 +166,9 @@ _SPOILED = {
     "fewer than no guesses": lambda s: replace(s, num_drafted=-1),
     "guesses without a draw": lambda s: replace(s, num_drafted=2, sampling=None),
     "guess outside": lambda s: replace(s, tokens=(*_PROMPT[:-1], 50), num_drafted=1),
+    "scored token outside": lambda s: replace(s, scored=(1, 50)),
+    "more scored than computed": lambda s: replace(s, scored=(1,) * 8),
+    "guesses scored": lambda s: replace(s, scored=(1,) * 7, num_drafted=1),
     "never sampled": lambda s: replace(s, tokens=(), num_tokens=1, chained=True),
 }
 
@@ -174,7 +178,7 @@ def test_bad_slice_fails_alone(executor: TorchExecutor, spoil: object) -> None:
     good = _slice(2, base=8)
     alone = _token(_run(executor, 1, good)[0])
     bad, fine = _run(executor, 2, spoil(_slice(1)), good)  # type: ignore[operator]
-    assert bad.error and not bad.tokens and not bad.digests
+    assert bad.error and not (bad.tokens or bad.digests or bad.scores)
     assert _token(fine) == alone
 
 
@@ -254,3 +258,24 @@ def test_a_grammar_without_masks_fails_its_slice_only(executor: TorchExecutor) -
     bad, fine = _run(executor, 1, replace(_slice(1), sampling=Sampling(params, 0, 0, _PROMPT)), _slice(2, base=8))
     assert bad.error is not None and "grammars" in bad.error
     assert fine.error is None
+
+
+@pytest.mark.parametrize("cut", range(1, len(_PROMPT) + 1))
+def test_scores_do_not_depend_on_chunks_or_company(executor: TorchExecutor, cut: int) -> None:
+    """Each row by the last hidden row's own logits; drawing goes on as without."""
+    logprobs = torch.log_softmax(executor.logits(_slice(9, base=24)).double(), -1)
+    pieces = [(0, cut), (cut, len(_PROMPT))][: 1 + (cut < len(_PROMPT))]
+    found: list[SampledToken] = []
+    for number, (start, stop) in enumerate(pieces):
+        scored = _PROMPT[start + 1 : stop + 1]
+        piece = replace(_slice(1, _PROMPT[start:stop], start), scored=scored, num_top=2)
+        if stop < len(_PROMPT):
+            piece = replace(piece, sampling=None)
+        result, other = _run(executor, number, piece, _slice(2, base=8))
+        assert other.scores == () and _token(other) == int(logprobs[-1].argmax())
+        found += result.scores
+    assert result.tokens[0].id == int(logprobs[-1].argmax())
+    assert [score.id for score in found] == list(_PROMPT[1:])
+    for row, score in zip(logprobs, found, strict=False):
+        assert score.logprob == pytest.approx(float(row[score.id]), abs=1e-5)
+        assert [token for token, _ in score.top] == row.topk(2).indices.tolist()

@@ -9,7 +9,15 @@ import pytest
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import HandoffId, Incarnation, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Generate, Prefill, Request, Resume, SamplingParams
-from tandem.sched.acceptance import Commitments, check_fits, check_prefill, check_promise, prefill_need, pull_need
+from tandem.sched.acceptance import (
+    Commitments,
+    check_fits,
+    check_prefill,
+    check_promise,
+    num_seats,
+    prefill_need,
+    pull_need,
+)
 from tandem.sched.policy import SchedulerLimits
 
 LIMITS = SchedulerLimits(max_num_batched_tokens=8, max_num_seqs=4, max_model_len=40)
@@ -38,7 +46,7 @@ def test_a_pull_takes_one_block_more_unless_it_will_never_need_it(
     prompt: int, max_tokens: int, pull: int, prefill: int
 ) -> None:
     job = Resume(request=request(prompt, max_tokens), attempt=1, handoff=HandoffId("h"), source=SOURCE)
-    assert (pull_need(job, 4), prefill_need(job, 4)) == (pull, prefill)
+    assert (pull_need(job, LIMITS, 10, 4), prefill_need(job, 4)) == (pull, prefill)
 
 
 def test_what_can_never_run_is_refused_for_good() -> None:
@@ -52,22 +60,55 @@ def test_what_can_never_run_is_refused_for_good() -> None:
     assert refusal(check_fits, drawn, LIMITS, 9, 4) is ErrorKind.INVALID_REQUEST
 
 
+def test_a_prompt_alone_fits_and_goes_on_from_nothing() -> None:
+    job = Generate(request=request(40, 0), attempt=1)
+    assert refusal(check_fits, job, LIMITS, 10, 4) is None
+    assert refusal(check_fits, replace(job, output_tokens=(1,)), LIMITS, 99, 4) is ErrorKind.INVALID_REQUEST
+    pull = Resume(request=request(8, 0), attempt=1, handoff=HandoffId("h"), source=SOURCE)
+    assert pull_need(pull, 4) == 2
+
+
+@pytest.mark.parametrize("token", [-1, 50, 10**9])
+def test_a_bias_for_a_token_that_is_none_is_refused_by_name(token: int) -> None:
+    limits = replace(LIMITS, vocab_size=50)
+    biased = replace(request(3, 2), sampling=SamplingParams(max_tokens=2, logit_bias=((49, 1.0), (token, 1.0))))
+    with pytest.raises(TandemError, match=f"token {token}, outside of .0, 50.") as caught:
+        check_fits(Generate(request=biased, attempt=1), limits, 9, 4)
+    assert (caught.value.kind, caught.value.param) == (ErrorKind.INVALID_REQUEST, "logit_bias")
+    fine = replace(biased, sampling=SamplingParams(max_tokens=2, logit_bias=((0, 1.0), (49, 1.0))))
+    check_fits(Generate(request=fine, attempt=1), limits, 9, 4)
+
+
 def test_a_promise_fits_beside_leases_and_promises() -> None:
     held = replace(EMPTY, num_leased=4, promises=(3,))
-    assert refusal(check_promise, 3, held, LIMITS) is None
-    assert refusal(check_promise, 4, held, LIMITS) is ErrorKind.OVERLOADED
+    assert refusal(check_promise, 3, 1, held, LIMITS) is None
+    assert refusal(check_promise, 4, 1, held, LIMITS) is ErrorKind.OVERLOADED
 
 
 def test_a_promise_needs_a_seat() -> None:
-    assert refusal(check_promise, 1, replace(EMPTY, num_seqs=2, promises=(1,)), LIMITS) is None
-    assert refusal(check_promise, 1, replace(EMPTY, num_seqs=2, promises=(1, 1)), LIMITS) is ErrorKind.OVERLOADED
+    assert refusal(check_promise, 1, 1, replace(EMPTY, num_seqs=3), LIMITS) is None
+    assert refusal(check_promise, 1, 1, replace(EMPTY, num_seqs=4), LIMITS) is ErrorKind.OVERLOADED
+
+
+def test_a_pull_of_several_choices_takes_seats_and_a_block_for_each_but_never_more_than_half_of_the_seats() -> None:
+    def resume(num_choices: int, max_tokens: int = 9) -> Resume:
+        of = request(7, max_tokens)
+        return Resume(request=of, attempt=1, num_choices=num_choices, handoff=HandoffId("h"), source=SOURCE)
+
+    assert [num_seats(resume(n), LIMITS) for n in (1, 2, 3, 128)] == [1, 2, 2, 2]
+    # Seven tokens are one full block and a part of one, which each choice goes on in for itself.
+    assert [pull_need(resume(n), LIMITS, 10, 4) for n in (1, 2, 128)] == [3, 4, 4]
+    assert pull_need(resume(2, max_tokens=1), LIMITS, 10, 4) == 3, "one block that each fills for itself"
+    assert pull_need(resume(2), LIMITS, 3, 4) == 3, "there are no more"
+    assert refusal(check_promise, 4, 2, replace(EMPTY, num_seqs=2), LIMITS) is None
+    assert refusal(check_promise, 4, 2, replace(EMPTY, num_seqs=3), LIMITS) is ErrorKind.OVERLOADED
 
 
 def test_a_prefill_and_a_promise_that_exclude_each_other_are_not_both_taken() -> None:
     assert refusal(check_prefill, 6, replace(EMPTY, promises=(4, 2))) is None
     assert refusal(check_prefill, 6, replace(EMPTY, promises=(5,))) is ErrorKind.OVERLOADED
-    assert refusal(check_promise, 4, replace(EMPTY, prefills=(6,)), LIMITS) is None
-    assert refusal(check_promise, 5, replace(EMPTY, prefills=(6,)), LIMITS) is ErrorKind.OVERLOADED
+    assert refusal(check_promise, 4, 1, replace(EMPTY, prefills=(6,)), LIMITS) is None
+    assert refusal(check_promise, 5, 1, replace(EMPTY, prefills=(6,)), LIMITS) is ErrorKind.OVERLOADED
 
 
 def test_a_prefill_may_wait_for_leases() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
@@ -217,3 +219,87 @@ def test_a_prefill_and_a_promise_that_exclude_each_other() -> None:
     with pytest.raises(TandemError) as refusal:
         s.add(resume("r", 9, 3))
     assert refusal.value.kind is ErrorKind.OVERLOADED and s.num_sequences == 1
+
+
+def scored(job: Job, num_top: int = 1, **sampling: object) -> Job:
+    params = replace(job.request.sampling, **sampling)  # type: ignore[arg-type]
+    return replace(job, request=replace(job.request, sampling=params, prompt_logprobs=num_top))
+
+
+def score(s: Scheduler) -> tuple[StepPlan, list[Progress]]:
+    """One whole step of an executor that scores."""
+    planned = s.plan().step
+    assert planned is not None
+    results = [SliceResult(p.seq, (SampledToken(50),) if p.sampling else (),
+                           scores=tuple(SampledToken(t, -1.0) for t in p.scored)) for p in planned.slices]  # fmt: skip
+    progress = s.commit(StepResult(planned.number, tuple(results)))
+    s.check()
+    return planned, progress
+
+
+def test_a_scored_prompt_takes_no_hits_but_leaves_its_blocks_to_others() -> None:
+    s = scheduler(num_blocks=20, budget=4)
+    add(s, generate("a", 7, 1))
+    while s.num_sequences:
+        step(s)
+    add(s, scored(generate("b", 7, 1, text="a"), num_top=3))
+    first, progress = score(s)
+    (piece,) = first.slices
+    prompt = generate("a", 7, 1).request.prompt_tokens
+    assert (piece.start, piece.num_tokens, piece.scored, piece.num_top) == (0, 4, prompt[1:5], 3)
+    assert [(p.first_scored, len(p.scores)) for p in progress] == [(1, 4)]
+    second, progress = score(s)
+    (piece,) = second.slices
+    assert (piece.start, piece.scored, piece.sampling is not None) == (4, prompt[5:], True)
+    assert [(p.first_scored, len(p.scores), len(p.tokens), p.num_cached) for p in progress] == [(5, 2, 1, 0)]
+    add(s, generate("c", 7, 1, text="a"))
+    assert score(s)[0].slices[0].start == 6
+
+
+def test_a_prompt_that_gave_way_is_not_scored_again() -> None:
+    s = scheduler(num_blocks=5)
+    add(s, generate("old", 3, 7), scored(generate("a", 3, 4)))
+    starts: list[int] = []
+    seen: list[tuple[int, int]] = []
+    while s.num_sequences:
+        planned, progress = score(s)
+        starts += [piece.start for piece in planned.slices if piece.seq == 1]
+        seen += [(p.first_scored, len(p.scores)) for p in progress if p.scores]
+    assert starts.count(0) == 2, "it was computed again from the start"
+    assert seen == [(1, 2)]
+
+
+def test_a_draw_that_looks_back_waits_and_is_told_what_came_before() -> None:
+    s = scheduler()
+    add(s, generate("a", 3, 5))
+    job = generate("b", 3, 5)
+    sampling = replace(job.request.sampling, presence_penalty=1.0)
+    add(s, replace(job, request=replace(job.request, sampling=sampling), output_tokens=(7, 8)))
+    first, second = s.plan().step, s.plan().step
+    assert first is not None and names(s, first) == ["a", "b"] and names(s, second) == ["a"]
+    drawn = [piece.sampling for piece in first.slices]
+    assert drawn[0] is not None and (drawn[0].prompt, drawn[0].output) == ((), ())
+    assert drawn[1] is not None and (drawn[1].prompt, drawn[1].output) == (job.request.prompt_tokens, (7, 8))
+    finish(s, first)
+    third = s.plan().step
+    assert third is not None and names(s, third) == ["a", "b"]
+    (looks_back,) = [piece for piece in third.slices if piece.tokens]
+    assert looks_back.sampling is not None and looks_back.sampling.output == (7, 8, 50) and not looks_back.chained
+    s.check()
+
+
+@pytest.mark.parametrize("num_prompt", [1, 2, 9])
+def test_a_prompt_alone_ends_when_it_is_computed(num_prompt: int) -> None:
+    s = scheduler(budget=4)
+    add(s, generate("a", num_prompt, 0), generate("b", num_prompt, 0))
+    ended: list[Progress] = []
+    while s.num_sequences:
+        assert s.run(5) is None
+        first, second = s.plan().step, s.plan().step
+        for open_plan in (first, second):
+            if open_plan is not None:
+                assert all(piece.sampling is None for piece in open_plan.slices)
+                ended += [p for p in finish(s, open_plan) if p.has_ended]
+    assert [(p.finish, p.num_output, p.num_computed) for p in ended] == [(FinishReason.LENGTH, 0, num_prompt)] * 2
+    s.check()
+    assert s.pool.num_free == 10

@@ -28,6 +28,7 @@ NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
 TOKENS = st.lists(U32, max_size=8).map(tuple)
 SECONDS = st.floats(0, 1e6)
 
+GREEDY = SamplingParams(max_tokens=2, temperature=0.0)
 workers = st.builds(
     WorkerRef, NAMES.map(WorkerId), st.integers(1, 2**64 - 1).map(Incarnation), NAMES.map(lambda n: f"{n}:1")
 )
@@ -51,11 +52,16 @@ requests = st.builds(
     priority=st.integers(-(2**31), 2**31 - 1),
     cache_salt=st.text(max_size=4),
 )
-common: dict[str, Any] = {"request": requests, "attempt": U32, "choice": U32, "output_tokens": TOKENS}
-jobs = (
-    st.builds(Generate, **common)
-    | st.builds(Prefill, **common, handoff=NAMES.map(HandoffId))
-    | st.builds(Resume, **common, handoff=NAMES.map(HandoffId), source=workers)
+one: dict[str, Any] = {"request": requests, "attempt": U32, "choice": st.integers(0, 127), "output_tokens": TOKENS}
+several = one | {"choice": st.integers(0, 64), "num_choices": st.integers(2, 64), "output_tokens": st.just(())}
+jobs = st.one_of(
+    job
+    for common in (one, several)
+    for job in (
+        st.builds(Generate, **common),
+        st.builds(Prefill, **common, handoff=NAMES.map(HandoffId)),
+        st.builds(Resume, **common, handoff=NAMES.map(HandoffId), source=workers),
+    )
 )
 submissions = st.builds(convert.Submission, NAMES.map(GatewayId), st.integers(1, 2**64 - 1).map(Incarnation), jobs)
 keys = st.builds(JobKey, NAMES.map(RequestId), U32, U32)
@@ -80,7 +86,7 @@ def announcements(draw: st.DrawFn) -> Announcement:
     num_heads = draw(st.integers(0, 3))
     offered = st.builds(BlockDigest, U64.map(BlockId), st.lists(U64, min_size=num_heads, max_size=num_heads).map(tuple))
     blocks = tuple(draw(st.lists(offered, max_size=4)))
-    return Announcement(draw(handoff_keys), draw(U32), blocks, draw(U32), draw(st.none() | sampled))
+    return Announcement(draw(handoff_keys), draw(U32), blocks, draw(U32), tuple(draw(st.lists(sampled, max_size=3))))
 
 
 @st.composite
@@ -108,6 +114,19 @@ def sent(message: Any) -> Any:
 @given(submissions)
 def test_submissions_round_trip(submission: convert.Submission) -> None:
     assert convert.decode_submission(sent(convert.encode_submission(submission))) == submission
+
+
+@pytest.mark.parametrize(
+    ("choice", "num_choices", "output"), [(0, 129, []), (127, 2, []), (2**32 - 1, 0, []), (0, 2, [5])]
+)
+def test_choices_that_no_request_has_are_refused(choice: int, num_choices: int, output: list[int]) -> None:
+    job = Generate(request=Request(id=RequestId("r"), model="m", prompt_tokens=(1,), sampling=GREEDY), attempt=1)
+    message = convert.encode_submission(convert.Submission(GatewayId("g"), Incarnation(1), job))
+    message.key.choice, message.num_choices = choice, num_choices
+    message.output_tokens.extend(output)
+    with pytest.raises(TandemError, match="num_choices") as refusal:
+        convert.decode_submission(sent(message))
+    assert refusal.value.kind is ErrorKind.INVALID_REQUEST
 
 
 @given(st.lists(tokens | finished | failed | pulled | keys.map(Cancelled), max_size=8), loads)

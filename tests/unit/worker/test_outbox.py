@@ -6,9 +6,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.core.errors import ErrorKind
-from tandem.core.events import Cancelled, Failed, Finished, FinishReason, JobEvent, Pulled, SampledToken, Token
+from tandem.core.events import (
+    Cancelled,
+    Failed,
+    Finished,
+    FinishReason,
+    JobEvent,
+    PromptScored,
+    Pulled,
+    SampledToken,
+    Token,
+)
 from tandem.core.ids import GatewayId, JobKey, RequestId
-from tandem.worker.outbox import Outbox
+from tandem.worker.outbox import MAX_SCORES, Outbox
 
 KEYS = [JobKey(RequestId(name), 1) for name in "abc"]
 NUM_TOKENS = 6
@@ -107,3 +117,28 @@ def test_ended_jobs_are_forgotten_some_time_after_their_end_was_told() -> None:
     assert KEYS[0] in box
     box.forget(10.0)
     assert KEYS[0] not in box
+
+
+def test_scores_go_out_in_messages_of_a_bounded_size_before_all_else() -> None:
+    """Whatever is lost on the way, all scores are told before the first token."""
+    box, key, other = Outbox(GatewayId("g"), keep_s=10.0), KEYS[0], KEYS[1]
+    size = MAX_SCORES - 1
+    chunks = [PromptScored(key, 1 + size * i, (SampledToken(0, -1.0),) * size) for i in range(4)]
+    box.expect(key, 0)
+    box.expect(other, 0)
+    for event in (*chunks, Token(key, 0, SampledToken(1)), Finished(key, FinishReason.LENGTH, 1, 0)):
+        box.push(event)
+    box.push(Token(other, 0, SampledToken(2)))
+
+    def told() -> list[list[JobEvent]]:
+        messages = [box.take(1.0)]
+        while box.has_more:
+            messages.append(box.take(1.0))
+        return messages
+
+    first, second = told()
+    assert first == [*chunks[:2], Token(other, 0, SampledToken(2))]
+    assert second == [*chunks[2:], Token(key, 0, SampledToken(1)), Finished(key, FinishReason.LENGTH, 1, 0)]
+    assert box.take(1.0) == []
+    box.resume({key: 0, other: 1})
+    assert [event for message in told() for event in message] == [*chunks[:2], *second]

@@ -1,0 +1,57 @@
+"""What an engine says of itself: how full it is, what its books hold, what was moved; never changes anything."""
+
+from __future__ import annotations
+
+from tandem.core.events import Pulled
+from tandem.core.ids import JobKey
+from tandem.core.load import Books, Load
+from tandem.engine.giver import Giver
+from tandem.kv.pool import BlockPool
+from tandem.kv.pull_book import Arrived, PullBook
+from tandem.sched.scheduler import Scheduler
+
+
+def load(scheduler: Scheduler, pool: BlockPool, draining: bool) -> Load:
+    occupancy, guessed = scheduler.occupancy(), scheduler.speculation
+    return Load(
+        num_running=occupancy.num_running,
+        num_waiting=occupancy.num_waiting,
+        num_queued_tokens=occupancy.num_queued_tokens,
+        num_blocks=pool.num_blocks,
+        num_free_blocks=pool.num_free,
+        num_leased_blocks=pool.num_leased,
+        num_promised_blocks=occupancy.num_promised_blocks,
+        draining=draining,
+        num_drafted_tokens=0 if guessed is None else guessed.num_drafted,
+        num_accepted_tokens=0 if guessed is None else guessed.num_accepted,
+        num_steps_over_target=scheduler.pacer.num_steps_over_target,
+    )
+
+
+def books(pool: BlockPool, scheduler: Scheduler, giver: Giver, pulls: PullBook) -> Books:
+    return Books(
+        num_blocks=pool.num_blocks,
+        num_free_blocks=pool.num_free,
+        num_cached_blocks=pool.num_cached,
+        num_table_blocks=sum(len(table) for table in scheduler.tables()),
+        num_leased_blocks=pool.num_leased,
+        num_reading_blocks=pool.num_reading,
+        num_quarantined_blocks=pulls.num_quarantined,
+        num_sequences=scheduler.num_sequences,
+        num_leases=len(giver),
+        num_pulls=len(pulls),
+    )
+
+
+def pulled_event(key: JobKey, arrived: Arrived, num_cached: int, block_bytes: int) -> Pulled:
+    stats = arrived.stats
+    return Pulled(
+        key=key,
+        num_blocks=stats.num_blocks,
+        num_bytes=stats.num_blocks * block_bytes,
+        num_cached_tokens=num_cached,
+        num_exposed_bytes=stats.num_exposed_blocks * block_bytes,
+        total_s=stats.total_s,
+        exposed_s=stats.exposed_s,
+        busy_s=stats.busy_s,
+    )

@@ -1,0 +1,44 @@
+"""The parameters of a draw as transformers' own processors, in our order; the two that it lacks in plain torch."""
+
+from __future__ import annotations
+
+import torch
+from transformers import (
+    LogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+)
+
+from tandem.core.request import SamplingParams
+
+
+class OutputPenalties(LogitsProcessor):
+    """Presence and frequency as OpenAI's documentation has them: of the output alone."""
+
+    def __init__(self, prompt_length: int, presence: float, frequency: float) -> None:
+        self.prompt_length = prompt_length
+        self.presence = presence
+        self.frequency = frequency
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        out = scores.clone()
+        for row, ids in zip(out, input_ids[:, self.prompt_length :].tolist(), strict=True):
+            for token in set(ids):
+                row[token] -= self.presence + self.frequency * ids.count(token)
+        return out
+
+
+def processors(sampling: SamplingParams, prompt_length: int) -> list[LogitsProcessor]:
+    """Those that `sampling` asks for."""
+    out: list[LogitsProcessor] = []
+    if sampling.repetition_penalty != 1:
+        out.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
+    if sampling.presence_penalty or sampling.frequency_penalty:
+        out.append(OutputPenalties(prompt_length, sampling.presence_penalty, sampling.frequency_penalty))
+    if sampling.logit_bias:
+        out.append(SequenceBiasLogitsProcessor([[[token], bias] for token, bias in sampling.logit_bias]))
+    if sampling.min_tokens:
+        stops = sorted(sampling.stop_token_ids)
+        out.append(MinNewTokensLengthLogitsProcessor(prompt_length, sampling.min_tokens, stops))
+    return out

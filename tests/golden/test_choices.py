@@ -1,0 +1,180 @@
+"""Choice i of n is what a request of its own draws with the same seed and choice, however the n are computed.
+
+Tiny models in float64: token-identical over the product of the knobs, where choices share a prompt, its hand-off and
+its last block.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from tandem.core.events import Cancelled, Finished, JobEvent
+from tandem.core.ids import HandoffId, JobKey, RequestId
+from tandem.core.request import Generate, Prefill, Request, Resume, SamplingParams
+from tests.golden.cluster import Cluster, Knobs, Node, Outcome, can_guess
+from tests.golden.conftest import TinyModels
+from tests.golden.guesses import Method
+from tests.golden.models import TINY_VOCAB, Reference
+
+_OUTPUTS = 20
+_NUM_CHOICES = 4
+# So warm that no two choices are alike, so cold that guesses are right now and then.
+_SAMPLED = SamplingParams(max_tokens=_OUTPUTS, temperature=0.8, seed=11)
+_SPECULATION: tuple[Method, ...] = ("off", "mixed")
+_PRODUCT = [
+    Knobs(chunk=chunk, block_size=block, plan_depth=depth, remote=remote, prefix_hit=hit, preempt=preempt,
+          speculation=speculation)
+    for speculation, chunk, block, depth, remote, hit, preempt in itertools.product(
+        _SPECULATION, (16, None), (8, 16), (1, 2), (False, True), (False, True), (False, True)
+    )
+    if speculation == "off" or can_guess(depth, remote)
+]  # fmt: skip
+
+
+class Choices(Cluster):
+    """A cluster whose requests ask for several choices; the outcome of each goes by `name/choice`."""
+
+    def ask_choices(self, prompt: Sequence[int], sampling: SamplingParams, choices: range) -> list[Outcome]:
+        """One request for neighbouring choices, without waiting for its end."""
+        name = RequestId(f"r{next(self._ids)}")
+        request = Request(id=name, model="m", prompt_tokens=tuple(prompt), sampling=sampling)
+        for choice in choices:
+            self.outcomes[_of(name, choice)] = Outcome()
+        several = {"request": request, "attempt": 1, "choice": choices[0], "num_choices": len(choices)}
+        now, handoff = self.clock.now(), HandoffId(f"h-{name}")
+        if self.knobs.remote:
+            resume = Resume(**several, handoff=handoff, source=self.giver.ref)  # type: ignore[arg-type]
+            self._carry_out(self.taker, self.taker.engine.submit(resume, now))
+            prefill = Prefill(**several, handoff=handoff)  # type: ignore[arg-type]
+            self._carry_out(self.giver, self.giver.engine.submit(prefill, now))
+        else:
+            generate = Generate(**several)  # type: ignore[arg-type]
+            self._carry_out(self.taker, self.taker.engine.submit(generate, now))
+        return [self.outcomes[_of(name, choice)] for choice in choices]
+
+    def end(self, name: RequestId, choice: int) -> None:
+        """The client has enough of one choice."""
+        for node in self.nodes:
+            self._carry_out(node, node.engine.cancel(JobKey(name, 1, choice), self.clock.now()))
+
+    def cancel(self, name: RequestId) -> None:
+        request, _, choice = name.partition("/")
+        self.end(RequestId(request), int(choice or 0))
+
+    def _take(self, node: Node, event: JobEvent) -> None:
+        if event.key.request in self.outcomes:
+            super()._take(node, event)
+            return
+        super()._take(node, replace(event, key=JobKey(_of(event.key.request, event.key.choice), event.key.attempt)))
+
+
+def _of(name: RequestId, choice: int) -> RequestId:
+    return RequestId(f"{name}/{choice}")
+
+
+def _prompt(length: int) -> list[int]:
+    rng = random.Random(length)
+    return [rng.randrange(TINY_VOCAB) for _ in range(length)]
+
+
+# One that fills its last block under either block size, and one that does not.
+_PROMPTS = (_prompt(32), _prompt(45))
+
+
+def _cluster(reference: Reference, knobs: Knobs, prompt: Sequence[int], right: Sequence[Sequence[int]]) -> Choices:
+    """With `preempt` only one choice finds room for its whole output, so that the others give way."""
+    one, shared = -(-(len(prompt) + _OUTPUTS) // knobs.block_size), len(prompt) // knobs.block_size
+    needed = _NUM_CHOICES * (one - shared) + shared
+    tight = max(one + 1, needed - 2)
+    answers = [[*prompt, *output] for output in right]
+    executors = [
+        reference.executor(
+            block_size=knobs.block_size, num_blocks=tight if knobs.preempt and i == knobs.remote else 3 * needed
+        )
+        for i in range(1 + knobs.remote)
+    ]
+    return Choices(executors, knobs, answers)
+
+
+def _alone(reference: Reference, prompt: Sequence[int], sampling: SamplingParams) -> list[list[int]]:
+    knobs = Knobs()
+    out = []
+    for choice in range(_NUM_CHOICES):
+        with _cluster(reference, knobs, prompt, ()) as cluster:
+            (outcome,) = cluster.ask_choices(prompt, sampling, range(choice, choice + 1))
+            cluster.run()
+            out.append(outcome.ids)
+    return out
+
+
+def _check(reference: Reference, product: Sequence[Knobs]) -> None:
+    wrong, num_preempted = [], 0
+    for prompt in _PROMPTS:
+        right = _alone(reference, prompt, _SAMPLED)
+        assert len(set(map(tuple, right))) == _NUM_CHOICES, "choices differ"
+        for knobs in product:
+            with _cluster(reference, knobs, prompt, right) as cluster:
+                if knobs.prefix_hit:
+                    cluster.submit(prompt, SamplingParams(max_tokens=1, temperature=0.0))
+                    cluster.run()
+                outcomes = cluster.ask_choices(prompt, _SAMPLED, range(_NUM_CHOICES))
+                cluster.run()
+                assert all(isinstance(outcome.end, Finished) for outcome in outcomes), knobs
+                num_preempted += cluster.taker.engine.num_preempted
+                if [outcome.ids for outcome in outcomes] != right:
+                    wrong.append(str(knobs))
+    assert not wrong, wrong
+    assert num_preempted > 0 or not any(knobs.preempt for knobs in product), "nobody gave way"
+
+
+@pytest.mark.golden
+@pytest.mark.timeout(600)
+def test_each_choice_is_that_of_a_request_of_its_own_over_the_product(tiny: TinyModels) -> None:
+    _check(tiny("llama", "float64"), _PRODUCT)
+
+
+def test_each_choice_is_that_of_a_request_of_its_own(tiny: TinyModels) -> None:
+    """The stride shares no factor with the product's length, so that every value of every knob occurs."""
+    _check(tiny("llama", "float64"), _PRODUCT[::7])
+
+
+@pytest.mark.parametrize("remote", [False, True])
+@pytest.mark.parametrize("ended", [0, 1, 3])
+def test_the_end_of_one_choice_changes_no_other(tiny: TinyModels, remote: bool, ended: int) -> None:
+    reference, prompt = tiny("llama", "float64"), _PROMPTS[1]
+    right = _alone(reference, prompt, _SAMPLED)
+    for num_steps in (0, 2, 4, 9):
+        with _cluster(reference, Knobs(remote=remote, chunk=16), prompt, ()) as cluster:
+            outcomes = cluster.ask_choices(prompt, _SAMPLED, range(_NUM_CHOICES))
+            for _ in range(num_steps):
+                cluster.step()
+            cluster.end(RequestId("r0"), ended)
+            cluster.run()
+            assert isinstance(outcomes[ended].end, Cancelled)
+            assert outcomes[ended].ids == right[ended][: len(outcomes[ended].ids)]
+            others = [i for i in range(_NUM_CHOICES) if i != ended]
+            assert [outcomes[i].ids for i in others] == [right[i] for i in others]
+
+
+def test_the_prompt_is_computed_and_moved_once(tiny: TinyModels) -> None:
+    reference, prompt = tiny("llama", "float64"), _PROMPTS[1]
+    with _cluster(reference, Knobs(remote=True), prompt, ()) as cluster:
+        outcomes = cluster.ask_choices(prompt, _SAMPLED, range(_NUM_CHOICES))
+        cluster.run()
+        pulls = [outcome.pulled for outcome in outcomes if outcome.pulled is not None]
+        assert [pull.num_blocks for pull in pulls] == [-(-len(prompt) // 16)]
+        assert [outcome.first_from for outcome in outcomes] == ["p"] * _NUM_CHOICES
+
+
+def test_choices_of_one_temperature_zero_are_all_alike(tiny: TinyModels) -> None:
+    reference, prompt = tiny("llama", "float64"), _PROMPTS[0]
+    greedy = SamplingParams(max_tokens=_OUTPUTS, temperature=0.0)
+    with _cluster(reference, Knobs(remote=True), prompt, ()) as cluster:
+        outcomes = cluster.ask_choices(prompt, greedy, range(_NUM_CHOICES))
+        cluster.run()
+        assert [outcome.ids for outcome in outcomes] == [reference.greedy(prompt, _OUTPUTS)] * _NUM_CHOICES

@@ -1,0 +1,184 @@
+"""An answer of several prompts in the face of cancellation, and what it adds up; without a protocol."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import pytest
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import Finished, FinishReason, PromptScored, SampledToken, Token
+from tandem.core.ids import JobKey, RequestId
+from tandem.core.request import Request
+from tandem.gateway.answers import Answers
+from tandem.gateway.caller import Caller
+from tandem.gateway.completion import Delta, Ending
+from tandem.gateway.counters import Counters
+from tandem.gateway.echo import PromptScores
+from tandem.gateway.merge import merged
+from tandem.gateway.openai_schema import CompletionBody
+from tandem.gateway.ports import ServedModel, Standing
+from tandem.gateway.text import TextModel
+from tandem.gateway.usage import Tally
+from tests.unit.gateway.instant import instant_events
+
+CALLER = Caller(request_id="r")
+
+
+class SlowToClose:
+    """Says a token and then nothing; its close takes a while, and tells whether it came to its end."""
+
+    path = "remote"
+    standing = Standing()
+
+    def __init__(self, request: Request) -> None:
+        self.is_closed = False
+        self._events = instant_events(request, [5])
+
+    async def __aiter__(self) -> AsyncIterator[Token | PromptScored | Finished]:
+        yield self._events[0]
+        await asyncio.Event().wait()
+
+    def finish(self, choice: int) -> None:
+        raise AssertionError(choice)
+
+    async def aclose(self) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        self.is_closed = True
+
+
+class SlowDispatch:
+    """Takes a while to open the `slow_at`-th request."""
+
+    def __init__(self, served: ServedModel, slow_at: int = -1) -> None:
+        self.opened: list[SlowToClose] = []
+        self.waiting = asyncio.Event()
+        self._served = served
+        self._slow_at = slow_at
+
+    def models(self) -> list[ServedModel]:
+        return [self._served]
+
+    def ready(self) -> str | None:
+        return None
+
+    def num_queued(self) -> int:
+        return 0
+
+    async def open(self, request: Request, caller: Caller) -> SlowToClose:
+        if len(self.opened) == self._slow_at:
+            self.waiting.set()
+            await asyncio.Event().wait()
+        self.opened.append(SlowToClose(request))
+        return self.opened[-1]
+
+
+@pytest.fixture
+def served(make_text: Callable[..., TextModel]) -> ServedModel:
+    return ServedModel(name="tiny", max_model_len=100, text=make_text(), created=0)
+
+
+def several() -> CompletionBody:
+    return msgspec.convert({"model": "tiny", "prompt": ["a", "b", "c"]}, CompletionBody)
+
+
+@pytest.mark.parametrize("num_cancels", [1, 2])
+async def test_all_prompts_are_closed_to_the_end_though_the_closing_is_cancelled(
+    served: ServedModel, num_cancels: int
+) -> None:
+    dispatch, counters = SlowDispatch(served), Counters()
+    with ThreadPoolExecutor(1) as executor:
+        answers = Answers(dispatch, executor, counters)
+        seen = asyncio.Event()
+
+        async def read() -> None:
+            async with await answers.complete(several(), CALLER) as answer:
+                async for _ in answer.parts():
+                    seen.set()
+
+        task = asyncio.create_task(read())
+        await seen.wait()
+        for _ in range(num_cancels):
+            task.cancel()
+            await asyncio.sleep(0)
+        await asyncio.wait({task})
+    assert task.cancelled()
+    assert [stream.is_closed for stream in dispatch.opened] == [True] * 3
+    assert counters.num_open == 0 and dict(counters.requests) == {("completion", "cancelled"): 1}
+
+
+async def test_prompts_that_were_admitted_are_closed_when_the_client_leaves_while_others_wait(
+    served: ServedModel,
+) -> None:
+    dispatch, counters = SlowDispatch(served, slow_at=2), Counters()
+    with ThreadPoolExecutor(1) as executor:
+        task = asyncio.create_task(Answers(dispatch, executor, counters).complete(several(), CALLER))
+        await dispatch.waiting.wait()
+        task.cancel()
+        await asyncio.wait({task})
+    assert [stream.is_closed for stream in dispatch.opened] == [True] * 2
+    assert counters.num_open == 0
+
+
+async def test_a_merger_left_early_closes_its_sources() -> None:
+    closed: list[int] = []
+
+    async def source(number: int) -> AsyncGenerator[int, None]:
+        try:
+            while True:
+                yield number
+                await asyncio.sleep(0)
+        finally:
+            closed.append(number)
+
+    stream = merged([source(number) for number in range(3)])
+    seen = {await anext(stream) for _ in range(30)}
+    await stream.aclose()
+    assert seen == {0, 1, 2} and sorted(closed) == [0, 1, 2]
+
+
+async def test_a_merger_that_nobody_reads_does_not_run_ahead_for_ever() -> None:
+    produced = 0
+
+    async def source() -> AsyncGenerator[int, None]:
+        nonlocal produced
+        while True:
+            produced += 1
+            yield produced
+
+    stream = merged([source(), source()])
+    await anext(stream)
+    for _ in range(1000):
+        await asyncio.sleep(0)
+    assert produced < 100
+    await stream.aclose()
+
+
+def test_scores_may_come_again_but_not_from_elsewhere() -> None:
+    scores = PromptScores([1, 2, 3])
+    key = JobKey(RequestId("r"), 1)
+    scored = [SampledToken(2, -1.0), SampledToken(3, -2.0)]
+    for first, tokens in ((1, scored), (2, scored[1:]), (1, scored[:1])):
+        scores.take(PromptScored(key, first, tuple(tokens)))
+    assert [token.logprob for token in scores.complete()] == [None, -1.0, -2.0]
+    for first in (0, 2):
+        with pytest.raises(TandemError) as caught:
+            scores.take(PromptScored(key, first, tuple(scored)))
+        assert caught.value.kind is ErrorKind.INTERNAL
+    with pytest.raises(TandemError):
+        PromptScores([1, 2]).complete()
+
+
+def test_a_tally_counts_a_prompts_cache_once_for_all_of_its_choices() -> None:
+    tally = Tally(2)
+    for num_tokens in (10, 20):
+        tally.admitted(num_tokens)
+    tally.take(Delta("x", 0, SampledToken(5), 3))
+    assert (tally.usage().num_prompt, tally.usage().num_output, tally.usage().num_cached) == (30, 1, None)
+    for choice, cached in ((0, 8), (1, 8), (2, None), (3, 16)):
+        tally.take(Ending(FinishReason.STOP, 4, cached, choice))
+    assert (tally.usage().num_output, tally.usage().num_cached, tally.num_ended) == (16, 24, 4)
