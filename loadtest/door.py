@@ -31,7 +31,7 @@ from tandem.core.clock import SystemClock
 CONNECTIONS = (1, 64)
 STREAMS = (1, 32, 64, 256)
 OFFERED_RATE = 300.0
-"""Requests/s over all connections where latency is measured: a sixth of what a core can do."""
+"""Requests/s over all connections where latency is measured: a tenth of what a core can do."""
 NUM_CHURNS = 5
 LONG_PROMPT = 1_000_000
 
