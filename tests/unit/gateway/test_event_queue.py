@@ -7,7 +7,10 @@ import asyncio
 import pytest
 
 from tandem.core.events import SampledToken, Token
-from tandem.core.ids import JobKey, RequestId
+from tandem.core.ids import HandoffId, JobKey, RequestId
+from tandem.core.request import Request, SamplingParams
+from tandem.flow.lifecycle import RequestLife
+from tandem.gateway.active import ActiveRequest
 from tandem.gateway.event_queue import EventQueue
 
 KEY = JobKey(RequestId("r"), 1)
@@ -41,3 +44,19 @@ async def test_a_reader_that_was_cancelled_loses_nothing() -> None:
         await reading
     queue.push(token(1))
     assert [await queue.next(), await queue.next()] == [token(0), token(1)]
+
+
+async def test_what_a_client_has_enough_of_is_not_more() -> None:
+    """What was held back for it would wait with nothing to come."""
+    sampling = SamplingParams(max_tokens=4)
+    request = Request(id=KEY.request, model="m", prompt_tokens=(1,), sampling=sampling, num_choices=2)
+    life = RequestLife(request, HandoffId("h"))
+    active = ActiveRequest(life, 0.0, lambda active: None, lambda active, choice: None)
+    assert not active.has_more
+    active.push(Token(KEY._replace(choice=1), 0, SampledToken(5)))
+    assert active.has_more
+    active.finish(1)
+    assert not active.has_more
+    active.push(token(0))
+    assert active.has_more
+    assert await anext(aiter(active)) == token(0)
