@@ -82,6 +82,21 @@ def test_stop_strings_do_not_depend_on_how_the_text_is_cut(text: str, stops: lis
     assert out + matcher.release() == cut(text, stops)
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.text("abc", max_size=40), st.lists(st.text("abc", min_size=1, max_size=5), max_size=4), st.data())
+def test_a_stop_string_may_be_passed_through_as_the_last_of_the_text(
+    text: str, stops: list[str], data: st.DataObject
+) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    matcher, out = StopMatcher(stops, include=True), ""
+    for start, end in pairwise([0, *cuts, len(text)]):
+        out += matcher.feed(text[start:end])
+    out += matcher.release()
+    ends = [text.index(stop) + len(stop) for stop in stops if stop in text]
+    assert out == text[: min(ends, default=len(text))]
+    assert matcher.stopped == bool(ends)
+
+
 def test_text_comes_as_early_as_it_can(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("The capital 你 of France", add_special_tokens=False).ids
     pieces, _ = run(tokenizer, ids, [])

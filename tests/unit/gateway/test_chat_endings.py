@@ -1,0 +1,88 @@
+"""Chats that end without a header or in the middle of their last message, against transformers; and where tokens lie in
+a text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from tandem.core.errors import TandemError
+from tandem.gateway.chat_template import ChatEnding
+from tandem.gateway.echo import echo_deltas
+from tandem.gateway.prompt import Prompt, encode
+from tandem.gateway.text import TextModel
+from tests.unit.gateway.test_gateway_text import LLAMA3, QWEN, SMOLLM2, reference
+
+Make = Callable[..., TextModel]
+USER = {"role": "user", "content": "What is the capital of France?"}
+STARTS = ["It is Par", "It is ", "  It\n is", "", "😀 Grüße\n\n"]
+
+
+@pytest.mark.parametrize("template", [LLAMA3, SMOLLM2, QWEN], ids=["llama3", "smollm2", "qwen"])
+@pytest.mark.parametrize("start", STARTS)
+def test_a_continued_message_is_what_transformers_makes_of_it(
+    make_text: Make, tokenizer: Tokenizer, template: str, start: str
+) -> None:
+    """Also where the template trims messages, and so the blanks at the end of this one are gone."""
+    chat = [USER, {"role": "assistant", "content": start}]
+    mine = make_text(template).encode_chat(chat, ending=ChatEnding.OPEN)
+    theirs = reference(tokenizer, template).apply_chat_template(
+        chat, continue_final_message=True, tokenize=True, return_dict=False
+    )
+    assert list(mine) == theirs
+
+
+@pytest.mark.parametrize("template", [LLAMA3, SMOLLM2, QWEN], ids=["llama3", "smollm2", "qwen"])
+def test_a_closed_chat_is_what_transformers_makes_of_it(make_text: Make, tokenizer: Tokenizer, template: str) -> None:
+    mine = make_text(template).encode_chat([USER], ending=ChatEnding.CLOSED)
+    theirs = reference(tokenizer, template).apply_chat_template(
+        [USER], add_generation_prompt=False, tokenize=True, return_dict=False
+    )
+    assert list(mine) == theirs
+
+
+def test_a_template_that_hides_the_last_message_cannot_continue_it(make_text: Make) -> None:
+    with pytest.raises(TandemError) as caught:
+        make_text("{{ messages[0].content }}").encode_chat(
+            [USER, {"role": "assistant", "content": "x"}], ending=ChatEnding.OPEN
+        )
+    assert caught.value.param == "continue_final_message"
+
+
+@pytest.mark.parametrize(
+    "special",
+    [{}, {"add_bos_token": True}, {"add_eos_token": True}, {"add_bos_token": True, "add_eos_token": True}],
+    ids=str,
+)
+def test_an_echo_is_the_text_that_was_written(make_text: Make, special: dict[str, Any]) -> None:
+    """Whatever the tokenizer adds; and each token begins where the text before it ends."""
+    model = make_text(special=special)
+
+    @given(text=st.text(min_size=1, max_size=30))
+    def run(text: str) -> None:
+        prompt = encode(text, model, add_special_tokens=True)
+        deltas = echo_deltas(prompt, model, (), 0, skip_special_tokens=True)
+        assert "".join(delta.text for delta in deltas) == text
+        assert [delta.token.id for delta in deltas if delta.token] == list(prompt.ids) == list(model.encode_text(text))
+        offsets = [delta.offset for delta in deltas]
+        assert offsets == sorted(offsets) and offsets[0] == 0
+        assert all(text[delta.offset :].startswith(delta.text) for delta in deltas)
+
+    run()
+
+
+def test_an_echo_of_token_ids_is_their_text(make_text: Make) -> None:
+    model = make_text()
+
+    @given(ids=st.lists(st.integers(0, 419), min_size=1, max_size=30))
+    def run(ids: list[int]) -> None:
+        deltas = echo_deltas(Prompt(tuple(ids)), model, (), 0, skip_special_tokens=False)
+        assert "".join(delta.text for delta in deltas) == model.decode(ids)
+        assert len(deltas) == len(ids)
+
+    run()

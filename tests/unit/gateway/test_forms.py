@@ -1,0 +1,67 @@
+"""Tool calls and thoughts in chunks and whole bodies, as the openai client's own types read them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec import UNSET
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from tandem.core.events import FinishReason
+from tandem.gateway.completion import Delta, Ending, ToolCallDelta
+from tandem.gateway.openai_response import ChatForm, Heading
+from tandem.gateway.text import TextModel
+from tandem.gateway.usage import Usage
+
+USAGE = Usage(3, 4, None)
+CALLS = [
+    Delta("", 0, reasoning="I should "),
+    Delta("", 0, reasoning="look."),
+    Delta("", 0, tool_calls=(ToolCallDelta(0, id="call_0", name="weather"),)),
+    Delta("", 0, tool_calls=(ToolCallDelta(0, '{"city":'),)),
+    Delta("", 0, tool_calls=(ToolCallDelta(0, '"Köln"}'), ToolCallDelta(1, "{}", "call_1", "time"))),
+]
+
+
+@pytest.fixture
+def form(make_text: Callable[..., TextModel]) -> ChatForm:
+    heading: dict[str, Any] = dict.fromkeys(
+        ("include_usage", "continuous_usage", "with_logprobs", "with_token_ids"), False
+    )
+    return ChatForm(Heading(id="x", created=1, model="m", service_tier=UNSET, text=make_text(), **heading))
+
+
+def test_a_whole_message_with_calls_has_no_content(form: ChatForm) -> None:
+    body = form.body([*CALLS, Ending(FinishReason.STOP, 4, None)], USAGE, "local")
+    (choice,) = ChatCompletion.model_validate_json(body).choices
+    assert choice.message.content is None
+    assert (choice.message.model_extra or {})["reasoning_content"] == "I should look."
+    calls: Any = choice.message.tool_calls
+    assert [(call.id, call.type, call.function.name, json.loads(call.function.arguments)) for call in calls] == [
+        ("call_0", "function", "weather", {"city": "Köln"}),
+        ("call_1", "function", "time", {}),
+    ]
+
+
+def test_text_before_calls_stays_content(form: ChatForm) -> None:
+    body = form.body([Delta("Let me see.", 0), *CALLS, Ending(FinishReason.STOP, 4, None)], USAGE, "local")
+    message = ChatCompletion.model_validate_json(body).choices[0].message
+    assert message.content == "Let me see." and message.tool_calls
+
+
+def test_pieces_of_calls_and_thoughts_stream_one_by_one(form: ChatForm) -> None:
+    chunks = [ChatCompletionChunk.model_validate_json(chunk) for delta in CALLS for chunk in form.chunk(delta, USAGE)]
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    assert [delta.content for delta in deltas] == [None] * 5
+    assert [(delta.model_extra or {}).get("reasoning_content") for delta in deltas[:2]] == ["I should ", "look."]
+    pieces = [piece for delta in deltas for piece in delta.tool_calls or []]
+    assert [(piece.index, piece.id) for piece in pieces] == [(0, "call_0"), (0, None), (0, None), (1, "call_1")]
+    assert [piece.function.name for piece in pieces if piece.function] == ["weather", None, None, "time"]
+    assert "".join(p.function.arguments or "" for p in pieces if p.function and not p.index) == '{"city":"Köln"}'
+
+
+def test_what_nobody_would_see_is_no_chunk(form: ChatForm) -> None:
+    assert form.chunk(Delta("", 0), USAGE) == []
