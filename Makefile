@@ -36,5 +36,6 @@ soak: setup ## tests that run for long to find what is rare
 proto: setup ## generate services/tandem/wire/gen from proto/
 	$(BIN)/python .ci/generate_proto.py
 
-bench: setup ## compare workloads over HTTP, on the bare engine and on the peers that are installed
+bench: setup ## what the gateway's door costs; then compare workloads with the bare engine and installed peers
+	@$(BIN)/python -m loadtest door --quick
 	@$(BIN)/python -m loadtest bench $(ARGS)

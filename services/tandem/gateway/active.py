@@ -48,7 +48,7 @@ class ActiveRequest:
 
     @property
     def has_more(self) -> bool:
-        return bool(self._events)
+        return any(map(self._is_wanted, self._events))
 
     def push(self, event: Token | PromptScored | Finished | TandemError) -> None:
         if isinstance(event, Token):
@@ -75,11 +75,15 @@ class ActiveRequest:
             if isinstance(event, TandemError):
                 self._open.clear()
                 raise event
-            if not isinstance(event, PromptScored) and event.key.choice not in self._open:
+            if not self._is_wanted(event):
                 continue
             if isinstance(event, Finished):
                 self._open.discard(event.key.choice)
             yield event
+
+    def _is_wanted(self, event: Token | PromptScored | Finished | TandemError) -> bool:
+        """Not of a choice that has ended, or that the client has enough of."""
+        return not isinstance(event, Token | Finished) or event.key.choice in self._open
 
     def finish(self, choice: int) -> None:
         self._open.discard(choice)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterator
 
 from tandem.core.errors import TandemError
 from tandem.core.events import Finished, PromptScored, Token
@@ -14,7 +15,7 @@ StreamEvent = Token | PromptScored | Finished
 class EventQueue:
     """For one reader. Bounded by what a request may yield, its `max_tokens`.
 
-    A third cheaper than `asyncio.Queue`, through which every token would pass: nobody ever waits to push.
+    Every token passes here, and nobody waits to push, which is what `asyncio.Queue` would cost more for.
     """
 
     __slots__ = ("_events", "_reader")
@@ -22,6 +23,9 @@ class EventQueue:
     def __init__(self) -> None:
         self._events: deque[StreamEvent | TandemError] = deque()
         self._reader: asyncio.Future[None] | None = None
+
+    def __iter__(self) -> Iterator[StreamEvent | TandemError]:
+        return iter(self._events)
 
     def __len__(self) -> int:
         return len(self._events)

@@ -1,0 +1,62 @@
+"""The queue of one request's events."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tandem.core.events import SampledToken, Token
+from tandem.core.ids import HandoffId, JobKey, RequestId
+from tandem.core.request import Request, SamplingParams
+from tandem.flow.lifecycle import RequestLife
+from tandem.gateway.active import ActiveRequest
+from tandem.gateway.event_queue import EventQueue
+
+KEY = JobKey(RequestId("r"), 1)
+
+
+def token(index: int) -> Token:
+    return Token(KEY, index, SampledToken(index))
+
+
+async def test_events_come_in_order_whoever_is_first() -> None:
+    queue = EventQueue()
+    queue.push(token(0))
+    queue.push(token(1))
+    assert len(queue) == 2 and list(queue) == [token(0), token(1)]
+    assert [await queue.next(), await queue.next()] == [token(0), token(1)]
+    reading = asyncio.create_task(queue.next())
+    await asyncio.sleep(0)
+    queue.push(token(2))
+    queue.push(token(3))
+    assert [await reading, await queue.next()] == [token(2), token(3)]
+    assert len(queue) == 0
+
+
+async def test_a_reader_that_was_cancelled_loses_nothing() -> None:
+    queue = EventQueue()
+    reading = asyncio.create_task(queue.next())
+    await asyncio.sleep(0)
+    queue.push(token(0))
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    queue.push(token(1))
+    assert [await queue.next(), await queue.next()] == [token(0), token(1)]
+
+
+async def test_what_a_client_has_enough_of_is_not_more() -> None:
+    """What was held back for it would wait with nothing to come."""
+    sampling = SamplingParams(max_tokens=4)
+    request = Request(id=KEY.request, model="m", prompt_tokens=(1,), sampling=sampling, num_choices=2)
+    life = RequestLife(request, HandoffId("h"))
+    active = ActiveRequest(life, 0.0, lambda active: None, lambda active, choice: None)
+    assert not active.has_more
+    active.push(Token(KEY._replace(choice=1), 0, SampledToken(5)))
+    assert active.has_more
+    active.finish(1)
+    assert not active.has_more
+    active.push(token(0))
+    assert active.has_more
+    assert await anext(aiter(active)) == token(0)
