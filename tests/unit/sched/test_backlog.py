@@ -12,7 +12,7 @@ from tandem.core.load import Load
 from tandem.core.step_cost import StepCost
 from tandem.sched.backlog import horizon_tokens
 from tandem.sched.policy import SchedulerLimits
-from tests.unit.sched.simulated_worker import SimulatedWorker
+from tests.unit.sched.simulated_worker import TRUTH, SimulatedWorker
 
 LIMITS = SchedulerLimits(max_num_batched_tokens=512, max_num_seqs=64, max_model_len=100_000, queue_horizon_s=0)
 
@@ -86,9 +86,8 @@ def test_a_load_says_what_a_worker_would() -> None:
 @pytest.mark.parametrize(
     ("horizon_s", "cost", "expected"),
     [
-        (None, None, 0),
-        (0.0, None, 1024),
-        (1.0, None, 1024),
+        (None, TRUTH, 0),
+        (1.0, StepCost(0.0, 0.0, 0.0, 0.0, 0.0), 1024),
         (0.0, StepCost(0.0, 1e-3, 0.0, 0.0, 0.0), 1024),
         (1.024, StepCost(0.0, 1e-3, 0.0, 0.0, 0.0), 1024),
         (1e-6, StepCost(0.0, 1e-3, 0.0, 0.0, 0.0), 1),
@@ -96,6 +95,6 @@ def test_a_load_says_what_a_worker_would() -> None:
     ],
 )
 def test_a_horizon_of_time_is_so_many_tokens_in_full_steps(
-    horizon_s: float | None, cost: StepCost | None, expected: int
+    horizon_s: float | None, cost: StepCost, expected: int
 ) -> None:
     assert horizon_tokens(replace(LIMITS, queue_horizon_s=horizon_s), cost) == expected
