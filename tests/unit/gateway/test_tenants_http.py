@@ -20,7 +20,7 @@ from tandem.core.events import Finished, FinishReason
 from tandem.core.ids import HandoffId, JobKey, RequestId
 from tandem.core.lane import Lane
 from tandem.core.request import Generate, Request, SamplingParams
-from tandem.flow.lifecycle import RequestLife
+from tandem.flow.lifecycle import Phase, RequestLife
 from tandem.gateway.active import ActiveRequest
 from tandem.gateway.app import create_app
 from tandem.gateway.caller import Caller
@@ -252,7 +252,7 @@ async def test_who_never_ran_pays_nothing(rig: Rig, quotas: ScriptedQuotas) -> N
     for worker in rig.workers:
         worker.on_submit = lambda job: (ErrorKind.OVERLOADED, "full")
     request = await rig.open()
-    await until(lambda: request.waiting_for != "a place")
+    await until(lambda: request.life.key.attempt > 0 and request.life.phase is Phase.QUEUED)
     await request.aclose()
     assert quotas.entries[0].closes == [None]
 
