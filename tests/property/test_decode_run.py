@@ -98,7 +98,8 @@ def result_of(plan: StepPlan) -> StepResult:
 def job_of(number: int, wish: Wish) -> Generate:
     prompt = (1,) * min(wish.shared, wish.num_prompt) + (2 + number,) * max(0, wish.num_prompt - wish.shared)
     stop = frozenset({3} if wish.may_stop else ())
-    sampling = SamplingParams(max_tokens=wish.max_tokens, stop_token_ids=stop)
+    looks_back = float(number % 2)
+    sampling = SamplingParams(max_tokens=wish.max_tokens, stop_token_ids=stop, frequency_penalty=looks_back)
     request = Request(id=RequestId(f"r{number}"), model="m", prompt_tokens=prompt, sampling=sampling,
                       priority=wish.priority)  # fmt: skip
     return Generate(request=request, attempt=1, num_choices=wish.num_choices)
@@ -110,7 +111,7 @@ def wishes() -> st.SearchStrategy[list[Wish]]:
         at=st.integers(0, 40),
         num_prompt=st.integers(1, 14),
         shared=st.integers(0, 14),
-        max_tokens=st.integers(1, 30),
+        max_tokens=st.integers(0, 30),
         may_stop=st.sampled_from([False, False, False, True]),
         priority=st.sampled_from([0, 0, 1]),
         cancel_after=st.sampled_from([0, 0, 3, 11]),

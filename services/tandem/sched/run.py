@@ -25,8 +25,8 @@ from tandem.sched.sequence import Sequence as Seq
 @dataclass(frozen=True, slots=True)
 class DecodeRun:
     """Plans `[number, number + num_steps)` compute one token of each of `seqs`, in this order. `draws` are the first
-    plan's; each further one has the next index. `context` is the first plan's, in tokens. `grown_at` holds, rising,
-    the plan counted from 0 for which each block is taken."""
+    plan's; each further one has the next index, and has seen one token more where it looks back. `context` is the first
+    plan's, in tokens. `grown_at` holds, rising, the plan counted from 0 for which each block is taken."""
 
     number: int
     num_steps: int

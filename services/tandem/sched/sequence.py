@@ -171,8 +171,8 @@ class Sequence:
     def reusable(self, block_size: int) -> list[BlockHash]:
         """Hashes that a prefix hit may use: at least one token is left to compute, so that a draw has logits, and all
         from whose logits a score is still to come."""
-        is_scored = self.num_scored >= self.num_to_score
-        return self.hashes((len(self.tokens) - 1 if is_scored else self.num_scored) // block_size, block_size)
+        hashes = self.hashes((len(self.tokens) - 1) // block_size, block_size)
+        return hashes if self.num_scored >= self.num_to_score else hashes[: self.num_scored // block_size]
 
     def __repr__(self) -> str:
         kind = {Generate: "generate", Prefill: "prefill", Resume: "resume"}[type(self.job)]

@@ -11,14 +11,15 @@ import pytest
 
 from tandem.core.config import EngineConfig, WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Failed, Finished, FinishReason
+from tandem.core.events import Cancelled, Failed, Finished, FinishReason, PromptScored, Token
 from tandem.core.ids import Incarnation, JobKey, RequestId
-from tandem.core.request import Generate
+from tandem.core.request import Generate, SamplingParams
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.gen.worker_pb2_grpc import WorkerStub
+from tandem.worker import outbox
 from tests.e2e.client import Client, new_request
 from tests.unit.worker.conftest import Gate, Nodes, pace
-from tests.unit.worker.fake_model import MODEL, continuation
+from tests.unit.worker.fake_model import MODEL, VOCAB, continuation
 
 PROMPT = list(range(1, 20))
 
@@ -116,6 +117,10 @@ async def test_refusals_say_why_and_keep_nothing(nodes: Nodes) -> None:
     cases = [
         (new_request(MODEL, PROMPT, 2000), ErrorKind.CONTEXT_LENGTH),
         (new_request("other", PROMPT, 4), ErrorKind.MODEL_NOT_FOUND),
+        (
+            replace(new_request(MODEL, PROMPT, 4), sampling=SamplingParams(max_tokens=4, logit_bias=((VOCAB, 1.0),))),
+            ErrorKind.INVALID_REQUEST,
+        ),
     ]
     for request, kind in cases:
         with pytest.raises(TandemError) as refused:
@@ -156,6 +161,26 @@ async def test_watch_again_resends_without_a_gap_or_a_repeat(nodes: Nodes) -> No
     await client.watch({key: 150})
     await client.end_of(key)
     assert client.tokens(key) == continuation(PROMPT, 200)[150:]
+    await client.settled()
+
+
+@pytest.mark.parametrize("max_tokens", [0, 3])
+async def test_scores_come_before_tokens_in_bounded_messages_and_again(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, max_tokens: int
+) -> None:
+    """Chunks are of eight tokens; a stream that is opened again tells all scores again."""
+    monkeypatch.setattr(outbox, "MAX_SCORES", 3)
+    client = (await nodes.start()).client
+    key = await client.generate(replace(new_request(MODEL, PROMPT, max_tokens), prompt_logprobs=0))
+    for _ in range(2):
+        assert await client.end_of(key) == Finished(key, FinishReason.LENGTH, max_tokens, 0)
+        assert [score.id for score in client.scores(key)] == PROMPT[1:]
+        assert client.tokens(key) == continuation(PROMPT, max_tokens)
+        kinds = [type(event) for event in client.events[key]]
+        assert kinds == [PromptScored] * 3 + [Token] * max_tokens + [Finished]
+        assert all(len(update.scores) <= 1 for update in client.updates)
+        client.events.clear()
+        await client.watch({key: 0})
     await client.settled()
 
 
