@@ -24,9 +24,9 @@ from tests.simulation.clusters import gpu_spec, slow_spec, traces_of
 LINE = GatewayConfig(max_queued=100_000)
 SHORT = Group("b", 1.0, (32, 128), (16, 64), tenant="b")
 LONG = Group("a", 1.0, (2000, 4000), (16, 64), tenant="a")
-SHORT_RATE, FLOOD_RATE = 150.0, 48.0
-"""Requests per second. Two workers compute some 28,000 tokens of prompts per second: the flood is 144,000, ten times
-half of it, and its neighbour's are 12,000."""
+SHORT_RATE, FLOOD_RATE = 120.0, 48.0
+"""Requests per second. In steps of 192 tokens a worker computes some 24,000 of prompts per second: the flood is
+144,000, more than ten times the half of it, and its neighbour's are 9,600."""
 
 
 def pair(budget: int) -> tuple[tuple[WorkerSpec, int], ...]:
@@ -52,11 +52,11 @@ def jain(shares: list[float]) -> float:
 
 def test_a_flood_of_long_prompts_does_not_reach_a_neighbour_within_its_share() -> None:
     """Fairness alone; no quota keeps anything of the flood out."""
-    spec, rate = ClusterSpec(workers=pair(256), gateway=LINE), SHORT_RATE + FLOOD_RATE
-    alone = run([SHORT], SHORT_RATE, 400, spec)
+    spec, rate = ClusterSpec(workers=pair(192), gateway=LINE), SHORT_RATE + FLOOD_RATE
+    alone = run([SHORT], SHORT_RATE, 500, spec)
     both = run(
         [replace(SHORT, share=SHORT_RATE / rate), replace(LONG, share=FLOOD_RATE / rate)],
-        rate, round(400 * rate / SHORT_RATE), spec,
+        rate, round(500 * rate / SHORT_RATE), spec,
     )  # fmt: skip
     before = p99([trace.ttft_s for trace in alone])
     beside = p99([trace.ttft_s for trace in both if trace.tenant == "b"])

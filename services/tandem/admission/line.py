@@ -134,6 +134,11 @@ class Line:
         """Other gateways have served so many more."""
         self._queues.setdefault(service.model, FairQueue()).absorb(service.account, num_tokens)
 
+    def counter(self, service: Service) -> float:
+        """As `FairQueue.counter`; 0 where nothing was ever served."""
+        queue = self._queues.get(service.model)
+        return 0.0 if queue is None else queue.counter(service.account)
+
     def check(self) -> None:
         """Re-add the books. Raises AssertionError naming what is off."""
         for queue in self._queues.values():

@@ -11,6 +11,7 @@ import contextlib
 import secrets
 from collections.abc import Coroutine, Sequence
 
+from tandem.admission.line import Line
 from tandem.core.clock import Clock
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
@@ -66,6 +67,11 @@ class Dispatcher:
         if self._ticker is not None:
             self._ticker.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def line(self) -> Line:
+        """Who waits and what each was charged."""
+        return self._waiting.line
 
     # ---- the Dispatch port
 

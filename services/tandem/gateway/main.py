@@ -20,12 +20,14 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import GatewayId, WorkerRef
 from tandem.gateway.app import create_app
 from tandem.gateway.dispatch import Dispatcher
+from tandem.gateway.fair_share import FairShare
 from tandem.gateway.fleet import Fleet
 from tandem.gateway.ports import OpenDoor
 from tandem.gateway.server import HttpServer
 from tandem.gateway.text_models import TextModels
 from tandem.sched.targets import LatencyTargets
 from tandem.stores.registry import RegistryUnavailable, WorkerRegistry
+from tandem.stores.service_counters import ServiceCounters
 
 log = logging.getLogger(__name__)
 FLUSH_S = 2.0
@@ -42,6 +44,8 @@ class Gateway:
         self._registry = WorkerRegistry(config.redis.url, config.redis.namespace)
         self._fleet = Fleet(name, self._discover, TextModels(config.model.generation_config), clock, config.gateway)
         self._dispatcher = Dispatcher(self._fleet, config.gateway, clock, LatencyTargets.of(config.slo))
+        counters = ServiceCounters(config.redis.url, config.redis.namespace, name)
+        self._share = FairShare(self._dispatcher.line, counters)
         self._server = HttpServer(
             create_app(self._dispatcher, OpenDoor(), config.gateway),
             config.gateway.host,
@@ -56,6 +60,7 @@ class Gateway:
     async def start(self) -> None:
         await self._dispatcher.start()
         await self._fleet.start(self._dispatcher)
+        await self._share.start()
         await self._server.start()
 
     async def stop(self) -> None:
@@ -66,6 +71,7 @@ class Gateway:
         await self._server.stop()
         await self._fleet.stop()
         await self._dispatcher.stop()
+        await self._share.stop()
         await self._registry.close()
 
     async def _discover(self) -> Sequence[WorkerRef]:

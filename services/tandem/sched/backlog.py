@@ -59,12 +59,12 @@ def check_backlog(seq: Sequence, pool: BlockPool, held: Backlog) -> None:
         )
 
 
-def horizon_tokens(limits: SchedulerLimits, cost: StepCost | None) -> int:
-    """What is taken on beside the longest prompt. `cost` None: not known yet, then it is two full steps. 0: any."""
+def horizon_tokens(limits: SchedulerLimits, cost: StepCost) -> int:
+    """What is taken on beside the longest prompt; 0: any."""
     horizon_s, step_tokens = limits.queue_horizon_s, limits.max_num_batched_tokens
     if horizon_s is None:
         return 0
-    if horizon_s == 0 or cost is None:
+    if horizon_s == 0:
         return HORIZON_STEPS * step_tokens
     step_s = cost.predict(StepFeatures(step_tokens, num_prefill_pairs=step_tokens * (step_tokens + 1) // 2))
     return max(1, int(step_tokens * horizon_s / step_s)) if step_s > 0 else HORIZON_STEPS * step_tokens

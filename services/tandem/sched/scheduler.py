@@ -183,7 +183,7 @@ class Scheduler:
         return len(self._by_id)
 
     def occupancy(self) -> Occupancy:
-        horizon = horizon_tokens(self.limits, self.pacer.model.published)
+        horizon = horizon_tokens(self.limits, self.pacer.model.published or self.pacer.model.cost)
         queued = backlog(chain(self._running, self._waiting), self.pool.block_size, horizon)
         num_running, num_promised = len(self._running) + len(self._pulling), sum(self._promised_blocks.values())
         return Occupancy(num_running, len(self._waiting), num_promised, queued)

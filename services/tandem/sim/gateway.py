@@ -1,6 +1,6 @@
 """One simulated gateway: runs real lives of requests with the real router; never decides anything about one.
 
-It does what `gateway.dispatch` does on an event loop, with the same deadlines.
+It does what `gateway.dispatch` does on an event loop, with the same line and deadlines.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ SETTINGS = {
     "--pull-timeout-s": "2.0",
     "--drain-timeout-s": "2.0",
     "--worker-drain-s": "5.0",
+    "--worker-queue-horizon-ms": "1000000.0",  # no gateway in which jobs could wait
 }
 
 Start = Callable[[str, str, str], WorkerProcess]

@@ -64,7 +64,7 @@ class Rig:
         await until(lambda: not self.left_over())
         return prefill, decode
 
-    async def open(self, max_tokens: int = 3, num_choices: int = 1) -> ActiveRequest:
+    async def open(self, max_tokens: int = 3, timeout_s: float | None = None, num_choices: int = 1) -> ActiveRequest:
         sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
         identity = RequestId(f"r{next(_numbers)}.")
         return await self.dispatch.open(
@@ -75,7 +75,7 @@ class Rig:
                 sampling=sampling,
                 num_choices=num_choices,
             ),
-            Caller(request_id=identity),
+            Caller(request_id=identity, timeout_s=timeout_s),
         )
 
     async def running(self, num_choices: int = 1) -> ActiveRequest:

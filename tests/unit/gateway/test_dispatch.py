@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -79,7 +80,40 @@ async def test_the_line_is_bounded(make_rig: Callable[..., Rig]) -> None:
     with pytest.raises(TandemError) as refused:
         await rig.open()
     assert refused.value.kind is ErrorKind.OVERLOADED
+    assert refused.value.reason == "queue_full" and refused.value.retry_after_s
     await first.aclose()
+
+
+async def test_a_worker_that_has_enough_is_left_alone_until_it_says_otherwise(rig: Rig) -> None:
+    worker = await rig.add("m", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+    busy = replace(worker.load, lane_tokens=(100,) * 3, lane_longest=(50,) * 3, num_queued_tokens=100,
+                   num_horizon_tokens=60)  # fmt: skip
+    worker.load = busy
+    worker.tell()
+    await until(lambda: any(view.load == busy for view in rig.fleet.view().workers))
+    requests = [await rig.open() for _ in range(2)]
+    await asyncio.sleep(0.2)
+    assert not worker.jobs and [request.life.phase.name for request in requests] == ["QUEUED"] * 2
+    worker.load = replace(busy, num_queued_tokens=20, lane_tokens=(20,) * 3, lane_longest=(20,) * 3)
+    worker.tell()
+    await until(lambda: all(request.life.phase.name == "RUNNING" for request in requests))
+    assert [job.request.id for job in worker.jobs] == [request.life.request.id for request in requests]
+    for request in requests:
+        await request.aclose()
+
+
+async def test_the_client_s_deadline_ends_what_waits_and_what_runs(rig: Rig) -> None:
+    waiting = await rig.open(timeout_s=0.2)
+    with pytest.raises(TandemError) as late:
+        await collect(waiting)
+    assert late.value.kind is ErrorKind.DEADLINE and late.value.reason == "deadline"
+    _, decode = await rig.pair()
+    running = await rig.open(timeout_s=0.5)
+    with pytest.raises(TandemError) as late:
+        await collect(running)
+    assert late.value.kind is ErrorKind.DEADLINE
+    await until(lambda: "cancel" in decode.verbs(str(running.life.request.id)))
 
 
 async def test_who_makes_no_progress_fails_and_both_workers_are_told(make_rig: Callable[..., Rig]) -> None:

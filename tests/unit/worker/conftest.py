@@ -89,7 +89,8 @@ class Nodes:
         config = Config(
             engine=engine or EngineConfig(block_size=4, max_num_batched_tokens=8, max_num_seqs=8),
             handoff=replace(handoff or HandoffConfig(), transport="local"),
-            worker=replace(worker or WorkerConfig(), id=name),
+            # Jobs come here without a gateway in which they could wait.
+            worker=replace(worker or WorkerConfig(), id=name, queue_horizon_ms=1e6),
             redis=redis or RedisConfig(),
         )
         started = await start_worker(config, model, open_transport=open_transport)

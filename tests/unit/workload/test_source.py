@@ -54,7 +54,8 @@ def test_a_path_to_a_mix_is_read(tmp_path: Path, name: str) -> None:
 
 
 def test_what_cannot_be_opened_says_why(tmp_path: Path) -> None:
-    assert refusal("nothing") == "nothing: is neither a file nor one of the built-in mixes: agent, mix, rag, tenants"
+    names = "agent, mix, noisy, rag, tenants"
+    assert refusal("nothing") == f"nothing: is neither a file nor one of the built-in mixes: {names}"
     assert "cannot be read" in refusal(str(tmp_path / "missing.yaml"))
     assert refusal("mix", count=0) == "mix: count must be at least 1, got 0"
     assert refusal("mix", rate=-1.0) == "mix: a rate of requests per second is needed, got -1.0"

@@ -1,0 +1,44 @@
+"""Keeps a gateway's line fair together with those of other gateways; never decides whose turn it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from tandem.admission.line import Line
+from tandem.stores.service_counters import CountersUnavailable, ServiceCounters
+
+PERIOD_S = 0.1
+_log = logging.getLogger(__name__)
+
+
+class FairShare:
+    """Exchanges a line's counters until it is stopped. While Redis does not answer the line is fair over what this
+    gateway itself serves."""
+
+    def __init__(self, line: Line, counters: ServiceCounters) -> None:
+        self._line = line
+        self._counters = counters
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="fair-share")
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._counters.close()
+
+    async def _run(self) -> None:
+        is_reachable = True
+        while True:
+            try:
+                for service, num_tokens in await self._counters.exchange(self._line.served()):
+                    self._line.absorb(service, num_tokens)
+                is_reachable = True
+            except CountersUnavailable as error:
+                if is_reachable:
+                    _log.warning("what other gateways serve is not known: %s", error)
+                is_reachable = False
+            await asyncio.sleep(PERIOD_S)

@@ -1,0 +1,100 @@
+"""How much of prompts a worker takes on: two steps beside the longest, by lane, without what its cache holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.lane import Lane
+from tandem.core.load import Load
+from tandem.core.step_cost import StepCost
+from tandem.sched.backlog import horizon_tokens
+from tandem.sched.policy import SchedulerLimits
+from tests.unit.sched.simulated_worker import TRUTH, SimulatedWorker
+
+LIMITS = SchedulerLimits(max_num_batched_tokens=512, max_num_seqs=64, max_model_len=100_000, queue_horizon_s=0)
+
+
+def worker() -> SimulatedWorker:
+    one = SimulatedWorker()
+    one.scheduler.limits = replace(one.scheduler.limits, queue_horizon_s=0)
+    return one
+
+
+def refused(one: SimulatedWorker, num_prompt: int, lane: Lane = Lane.INTERACTIVE) -> bool:
+    before = one.scheduler.num_sequences
+    try:
+        one.ask(num_prompt, lane=lane)
+    except TandemError as error:
+        assert error.kind is ErrorKind.OVERLOADED and error.retry_after_s
+        assert one.scheduler.num_sequences == before
+        one.scheduler.check()
+        return True
+    return False
+
+
+def test_a_long_prompt_alone_is_taken_and_short_ones_beside_it() -> None:
+    one = worker()
+    assert not refused(one, 9000)
+    assert refused(one, 9000), "it would wait for eighteen steps"
+    assert [refused(one, 200) for _ in range(7)] == [False] * 5 + [True] * 2
+    one.step()
+    assert not refused(one, 200), "a step's worth is planned"
+    one.run()
+    assert not refused(one, 9000)
+
+
+def test_a_second_long_prompt_is_taken_when_the_first_has_two_steps_left() -> None:
+    one = worker()
+    assert not refused(one, 4096)
+    steps = 0
+    while refused(one, 5000):
+        one.step()
+        steps += 1
+    assert 4096 - 512 * steps == 2 * 512
+
+
+def test_what_lower_lanes_have_queued_keeps_no_higher_one_out() -> None:
+    one = worker()
+    for _ in range(5):
+        assert not refused(one, 250, Lane.BATCH)
+    assert refused(one, 250, Lane.BATCH)
+    assert not refused(one, 250, Lane.STANDARD) and not refused(one, 250)
+    load = one.scheduler.occupancy().backlog
+    assert load.tokens == (250, 500, 1750) and load.longest == (250, 250, 250)
+
+
+def test_what_the_cache_holds_need_not_be_computed() -> None:
+    one = worker()
+    one.ask(1600, text=7)
+    one.run()
+    for _ in range(20):
+        one.ask(1600, text=7)
+    assert one.scheduler.occupancy().backlog.tokens[0] == 20 * 16
+
+
+def test_a_load_says_what_a_worker_would() -> None:
+    load = Load(lane_tokens=(900, 900, 900), lane_longest=(800, 800, 800), num_horizon_tokens=1024)
+    assert load.takes(924, Lane.INTERACTIVE) and load.takes(900, Lane.INTERACTIVE)
+    assert not load.takes(300, Lane.INTERACTIVE, coming=(700,))
+    assert load.takes(300, Lane.INTERACTIVE, coming=(20,)) and load.takes(300, Lane.INTERACTIVE, coming=(600,))
+    assert Load().takes(10**6, Lane.BATCH), "a worker that says nothing takes any number"
+
+
+@pytest.mark.parametrize(
+    ("horizon_s", "cost", "expected"),
+    [
+        (None, TRUTH, 0),
+        (1.0, StepCost(0.0, 0.0, 0.0, 0.0, 0.0), 1024),
+        (0.0, StepCost(0.0, 1e-3, 0.0, 0.0, 0.0), 1024),
+        (1.024, StepCost(0.0, 1e-3, 0.0, 0.0, 0.0), 1024),
+        (1e-6, StepCost(0.0, 1e-3, 0.0, 0.0, 0.0), 1),
+        (1.0, StepCost(0.488, 1e-3, 0.0, 0.0, 0.0), 512),
+    ],
+)
+def test_a_horizon_of_time_is_so_many_tokens_in_full_steps(
+    horizon_s: float | None, cost: StepCost, expected: int
+) -> None:
+    assert horizon_tokens(replace(LIMITS, queue_horizon_s=horizon_s), cost) == expected
