@@ -160,6 +160,10 @@ class GuardedHttp(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self._cycles.popleft()
+        if self._request_timer is not None and self._has_begun and self._in_head:
+            # The next request was kept waiting; its time begins now.
+            self._request_timer.cancel()
+            self._await_request()
         super().on_response_complete()
 
     # ---- inside
