@@ -13,7 +13,7 @@ from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.load import Load
 from tandem.routing.placement import NoPlacement, Placement
 from tandem.routing.roster import Roster
-from tandem.routing.router import Disaggregation, Want, place
+from tandem.routing.router import BUSY, Disaggregation, Want, place
 from tandem.routing.view import ClusterView, Pool, WorkerView
 from tests.property.effort import effort
 
@@ -176,4 +176,16 @@ def test_a_heap_of_changes_does_not_grow() -> None:
         board.agree("off", frozenset())
     assert all(
         len(heap._entries) < 20 for heap in (board.roster._markets["m"].wholes, board.roster._markets["m"].givers)
+    )
+
+
+def test_a_worker_with_enough_prompts_is_passed_over_and_no_other_pool_takes_its_part() -> None:
+    full = Load(lane_tokens=(90, 90, 90), lane_longest=(50, 50, 50), num_horizon_tokens=60)
+    busy, free = replace(P1, load=full), WorkerView(ref("p2"), "prefill", "m", "f", Load(num_queued_tokens=99))
+    want = Want("m", 50)
+    assert chosen(place(view(busy, free, D1, linked="p1-d1 p2-d1"), want, "prefer")).startswith("p2-d1")
+    assert place(view(busy, D1, linked="p1-d1"), want, "prefer") is BUSY
+    assert chosen(place(view(busy, D1, linked="p1-d1"), Want("m", 10), "prefer")).startswith("p1-d1")
+    assert place(view(replace(M1, load=full), P1), want, "off") is BUSY, (
+        "a prefill worker decodes only where none other does"
     )
