@@ -291,8 +291,8 @@ class Engine:
         return effects
 
     def _take_in(self, arrived: Arrived, now: float) -> list[Effect]:
-        progress = self._scheduler.kv_arrived(arrived.job, arrived.first_tokens)
-        pulled = pulled_event(progress.parts[0].key, arrived, progress.num_cached, self._handoff.block_bytes)
+        progress = self._scheduler.kv_arrived(arrived.job, arrived.first_tokens, arrived.num_cached)
+        pulled = pulled_event(progress.parts[0].key, arrived, self._pool.block_size, self._handoff.block_bytes)
         return [Unfollow(arrived.source, arrived.key), Emit(pulled), *self._settle(progress, now)]
 
     def _lose(self, lost: Lost, now: float) -> list[Effect]:

@@ -87,7 +87,8 @@ class RequestLife:
         self._giver: WorkerRef | None = None
         # Prompt tokens from the second on whose scores the client has.
         self._num_scored = 0
-        self._num_cached = 0
+        # Prompt tokens that were in a cache before any attempt computed the rest.
+        self._num_cached = len(request.prompt_tokens)
 
     @property
     def key(self) -> JobKey:
@@ -166,15 +167,16 @@ class RequestLife:
     # ---- what workers report
 
     def reported(self, worker: WorkerRef, event: JobEvent) -> list[Command]:
-        """A worker's word on a choice of this request. One that has no open job of it here has nothing to say."""
+        """A worker's word on a choice of this request. One that has no open job of it here has nothing to say; the
+        prompt is that of the other choices too."""
+        if isinstance(event, PromptScored):
+            return self._take_scores(event) if self._is_current(worker, event.key) else []
         if not self._is_open(worker, event.key):
             return []
         match event:
             case Token():
                 self._choices[event.key.choice].take(event)
                 return self._deliver(event.key.choice)
-            case PromptScored():
-                return self._take_scores(event)
             case Pulled():
                 self.pulled = event
                 return []
@@ -237,8 +239,10 @@ class RequestLife:
         return JobKey(self.request.id, self._attempt, index)
 
     def _is_open(self, worker: WorkerRef, key: JobKey) -> bool:
-        work = self._open.get(worker)
-        return key.attempt == self._attempt and work is not None and key.choice in work.choices
+        return self._is_current(worker, key) and key.choice in self._open[worker].choices
+
+    def _is_current(self, worker: WorkerRef, key: JobKey) -> bool:
+        return key.attempt == self._attempt and worker in self._open
 
     def _take_scores(self, event: PromptScored) -> list[Command]:
         """They come in order; what comes again is not told again."""
@@ -278,7 +282,8 @@ class RequestLife:
     def _take_finish(self, worker: WorkerRef, event: Finished) -> list[Command]:
         work, index = self._open[worker], event.key.choice
         self._leave(worker, index)
-        self._num_cached = max(self._num_cached, 0 if isinstance(work.job, Resume) else event.num_cached_tokens)
+        if event.reason is not None or isinstance(work.job, Prefill):
+            self._num_cached = min(self._num_cached, event.num_cached_tokens)
         if event.reason is None:
             return []
         self._choices[index].finish(event)

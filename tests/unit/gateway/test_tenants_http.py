@@ -195,8 +195,8 @@ async def test_a_request_is_settled_once_with_what_was_computed(rig: Rig, quotas
     request = await rig.running()
     assert request.standing.limit_requests == 7
     key = request.life.key
-    prefill.tell(token(key, 0), Finished(key, None, 1, 8))
-    decode.tell(pulled(key), token(key, 0), token(key, 1), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 0))
+    prefill.tell(token(key, 0))
+    decode.tell(pulled(key), token(key, 0), token(key, 1), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 8))
     async for _ in request:
         pass
     await request.aclose()

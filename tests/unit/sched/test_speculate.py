@@ -152,7 +152,7 @@ def test_a_resume_guesses_once_its_kv_is_here() -> None:
     s.add(job)
     s.may_pull(job.key)
     assert s.plan().step is None
-    s.kv_arrived(job.key, (SampledToken(50),))
+    s.kv_arrived(job.key, (SampledToken(50),), 0)
     assert only(plan(s)).tokens == (50, 7, 7, 7, 7)
 
 

@@ -87,7 +87,8 @@ def announcements(draw: st.DrawFn) -> Announcement:
     num_heads = draw(st.integers(0, 3))
     offered = st.builds(BlockDigest, U64.map(BlockId), st.lists(U64, min_size=num_heads, max_size=num_heads).map(tuple))
     blocks = tuple(draw(st.lists(offered, max_size=4)))
-    return Announcement(draw(handoff_keys), draw(U32), blocks, draw(U32), tuple(draw(st.lists(sampled, max_size=3))))
+    first = tuple(draw(st.lists(sampled, max_size=3)))
+    return Announcement(draw(handoff_keys), draw(U32), blocks, draw(U32), first, draw(U32))
 
 
 @st.composite
