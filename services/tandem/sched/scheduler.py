@@ -225,7 +225,7 @@ class Scheduler:
         seq.num_computed += piece.num_certain
         seq.num_scored = max(seq.num_scored, piece.start + len(piece.scored))
         if self.speculation is not None:
-            self.speculation.learn(seq, piece.num_drafted, len(outcome.tokens))
+            self.speculation.learn(seq, piece.num_drafted, len(outcome.tokens) + outcome.is_complete)
         progress = self._draw(seq, outcome.tokens, outcome.digests, outcome.is_complete)
         return replace(progress, first_scored=piece.start + 1, scores=outcome.scores) if outcome.scores else progress
 
