@@ -12,7 +12,7 @@ client may have enough of one before the others; the request ends with the last.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from tandem.core.errors import ErrorKind, TandemError
@@ -87,8 +87,8 @@ class RequestLife:
         self._giver: WorkerRef | None = None
         # Prompt tokens from the second on whose scores the client has.
         self._num_scored = 0
-        # Prompt tokens that were in a cache before any attempt computed the rest.
-        self._num_cached = len(request.prompt_tokens)
+        # Prompt tokens that were in a cache, as the first attempt told that drew a token.
+        self._num_cached: int | None = None
 
     @property
     def key(self) -> JobKey:
@@ -262,11 +262,14 @@ class RequestLife:
         if not self._is_scored:
             return []
         choice = self._choices[index]
-        out: list[Command] = [Deliver(token) for token in choice.due()]
+        due = choice.due()
+        if self._num_cached is None and due:
+            self._num_cached = due[0].num_cached_tokens
+        out: list[Command] = [Deliver(token) for token in due]
         end = choice.end
         if end is None:
             return out
-        outcome = Finished(end.key, end.reason, end.num_output_tokens, self._num_cached)
+        outcome = end if self._num_cached is None else replace(end, num_cached_tokens=self._num_cached)
         if len(self._choices) == 1:
             return [*out, *self._end(outcome)]
         return [*out, *self._close(index), EndChoice(outcome)]
@@ -280,10 +283,8 @@ class RequestLife:
         return isinstance(work.job, Prefill) and self.pulled is not None and self._is_scored
 
     def _take_finish(self, worker: WorkerRef, event: Finished) -> list[Command]:
-        work, index = self._open[worker], event.key.choice
+        index = event.key.choice
         self._leave(worker, index)
-        if event.reason is not None or isinstance(work.job, Prefill):
-            self._num_cached = min(self._num_cached, event.num_cached_tokens)
         if event.reason is None:
             return []
         self._choices[index].finish(event)

@@ -107,11 +107,16 @@ def test_a_stop_string_ends_one_choice_and_not_the_others(calm: Pair, client: op
 
 @pytest.mark.parametrize("num_choices", [1, 2])
 def test_what_the_prefill_worker_had_cached_is_in_the_usage(client: openai.OpenAI, num_choices: int) -> None:
-    """The decode worker has it cached too, and ends the request."""
+    """The decode worker has it cached too, and ends the request; unless a stop string does."""
     for num_cached in (0, 96, 96):
         usage = complete(client, prompt=prompt(100, 900 + num_choices), n=num_choices).usage
         assert usage.prompt_tokens == 100 and usage.prompt_tokens_details.cached_tokens == num_cached
         assert usage.completion_tokens == 8 * num_choices
+    asked: dict[str, Any] = {"prompt": prompt(100, 900 + num_choices), "n": num_choices, "max_tokens": 40}
+    stop = complete(client, **asked).choices[0].text[5:8]
+    answer = complete(client, stop=[stop], **asked)
+    assert {choice.finish_reason for choice in answer.choices} == {"stop"}
+    assert answer.usage.prompt_tokens_details.cached_tokens == 96
 
 
 @pytest.mark.parametrize("stream", [False, True])

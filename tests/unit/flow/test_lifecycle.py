@@ -147,15 +147,16 @@ def test_a_pull_that_gets_no_room_is_placed_again_and_repeats_no_token() -> None
 
 
 def test_what_an_attempt_left_in_a_cache_is_no_hit_of_the_request() -> None:
-    """Nor does it matter whose end comes first."""
+    """The prefill worker has told, whatever becomes of its attempt."""
     life = remote()
-    life.reported(P, Finished(key(), None, 1, 1))
+    life.reported(P, replace(token(0), num_cached_tokens=1))
     life.reported(D, Failed(key(), ErrorKind.OVERLOADED, "no room for the KV"))
     life.placed(Placement(P, D))
     life.accepted(D, key(2))
     life.accepted(P, key(2))
     life.reported(D, Pulled(key(2), 1, 1, 0, 1, 0.1, 0.1, 0.1))
-    told = [command for i in range(3) for command in life.reported(D, token(i, 2))]
+    life.reported(D, replace(token(0, 2), num_cached_tokens=2))
+    told = [command for i in range(1, 3) for command in life.reported(D, token(i, 2))]
     told += life.reported(D, Finished(key(2), FinishReason.LENGTH, 3, 2))
     assert told[-1] == End(Finished(key(2), FinishReason.LENGTH, 3, 1))
     assert life.reported(P, Finished(key(2), None, 1, 2)) == []
