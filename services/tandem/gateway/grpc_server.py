@@ -30,9 +30,9 @@ class GrpcServer:
         max_calls: int = 4096,
         stalled_client_s: float = 60.0,
     ) -> None:
-        """`max_message`: bytes of a request; gRPC itself refuses a larger one, as RESOURCE_EXHAUSTED, and bytes that are
-        no message, as INTERNAL: neither has an ErrorDetail. `max_calls` at once, health and reflection aside; more of
-        one connection wait at their client."""
+        """`max_message`: bytes of a request; gRPC itself refuses a larger one, as RESOURCE_EXHAUSTED, and bytes that
+        are no message, as INTERNAL: neither has an ErrorDetail. `max_calls` at once, health and reflection aside; more
+        of one connection wait at their client."""
         self._health = HealthService(dispatch, (SERVICE,))
         self._server = grpc.aio.server(options=_options(max_message, max_calls))
         self.port = 0

@@ -29,9 +29,10 @@ _LINE_BYTES = 4
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
     """Of one server. Of more than `max_connections` only those that ask for one of `probes` at once are answered, and
-    only `probe_room` of them at a time: who restarts a process that is busy makes nothing better. A request has `request_timeout_s` from its first byte, or from the opening of its connection, to
-    its last byte. A response that a client takes nothing of is cut after `stalled_client_s`. After a refusal a
-    connection is read, and thrown away, for `linger_s`: closed at once, it would take the refusal with it."""
+    only `probe_room` of them at a time: who restarts a process because it is busy makes nothing better. A request has
+    `request_timeout_s` from its first byte, or from the opening of its connection, to its last byte. A response that a
+    client takes nothing of is cut after `stalled_client_s`. After a refusal a connection is read, and thrown away, for
+    `linger_s`: closed at once, it would take the refusal with it."""
 
     request_timeout_s: float = 60.0
     stalled_client_s: float = 60.0

@@ -150,7 +150,9 @@ def test_other_methods_are_told_what_there_is(front: Front, http: httpx.Client, 
     assert answer.status_code == 405 and answer.headers["allow"] == "POST"
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions/", "/v1/models/", "//v1/models", "/V1/models", "/v1/models/%0d%0ax"])
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions/", "/v1/models/", "//v1/models", "/V1/models", "/v1/models/%0d%0ax"]
+)
 def test_paths_are_taken_as_they_are(front: Front, http: httpx.Client, path: str) -> None:
     answer = http.get(path)
     assert answer.status_code == 404 and answer.json()["error"]["code"] in ("not_found", "model_not_found")

@@ -13,8 +13,6 @@ import grpc
 import pytest
 
 from tandem.core.errors import ERROR_TABLE, ErrorKind, TandemError
-from tandem.core.events import SampledToken, Token
-from tandem.core.ids import JobKey, RequestId
 from tandem.gateway.grpc_call import DETAIL_TYPE
 from tandem.gateway.grpc_service import MAX_HELD
 from tandem.wire.channels import channel_options

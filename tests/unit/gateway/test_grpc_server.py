@@ -185,7 +185,7 @@ async def test_a_client_that_takes_nothing_is_cut_off_and_its_request_cancelled(
 async def test_of_too_many_calls_those_before_go_on_and_probes_are_answered(
     make_text: Callable[..., TextModel], running_front: Front
 ) -> None:
-    async with serving(make_text, max_calls=2) as (server, dispatch, channel):
+    async with serving(make_text, max_calls=2) as (_, dispatch, channel):
         gate = asyncio.Event()
         streams = [running_front.stream("Par", gate, "is", running_front.finished()) for _ in range(2)]
         opening = iter(streams)
