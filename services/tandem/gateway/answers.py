@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import replace
 from types import TracebackType
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
+
+import msgspec
 
 from tandem.admission.tenant import Tenant
 from tandem.core.errors import ErrorKind, TandemError
@@ -46,9 +48,8 @@ _INLINE_CHARS = 2000
 """Text up to this length is tokenized at once: about a millisecond, less than what a thread costs under load."""
 _MAX_ENCODING = 16 << 20
 """Characters: some three seconds of two threads. Longer, and a client does better elsewhere."""
-
-_TOOL_CHARS = 500
-"""Of a usual tool, as the chat template writes it."""
+_MESSAGE_CHARS = 20
+"""Of what a chat template writes around each message."""
 
 
 class Answer:
@@ -180,6 +181,17 @@ class Answer:
         )
 
 
+def _num_chars(message: Mapping[str, Any]) -> int:
+    """About as many as a chat template makes of it."""
+    said = len(message["content"]) + len(message.get("reasoning_content", ""))
+    return _MESSAGE_CHARS + said + _written(message.get("tool_calls"))
+
+
+def _written(value: Any) -> int:
+    """Bytes as JSON."""
+    return len(msgspec.json.encode(value)) if value else 0
+
+
 def _moved(part: Delta | Ending, choices: int, num_chars: int) -> Delta | Ending:
     choice = part.choice + choices
     if isinstance(part, Ending):
@@ -227,7 +239,7 @@ class Answers:
         with self._counters.admission("completion") as count:
             served, ask = self.find(body.model, caller.tenant), completion_ask(body)
             manner = self._manners.of_completion(body, served.text)
-            given = given_prompts(body.prompt, served.text.vocab_size)
+            given = given_prompts(body.prompt, served.text.vocab_size, ask.num_choices)
             add_special_tokens = body.add_special_tokens is not False
 
             def encode_all() -> list[Prompt]:
@@ -276,7 +288,7 @@ class Answers:
                 add_special_tokens=bool(body.add_special_tokens),
             )
 
-        num_chars = sum(len(message["content"]) for message in messages) + _TOOL_CHARS * len(tools or ())
+        num_chars = sum(map(_num_chars, messages)) + _written(tools) + _written(body.chat_template_kwargs)
         return await self._encode(encode_chat, num_chars)
 
     async def token_strings(self, served: ServedModel, tokens: Sequence[int]) -> list[str]:

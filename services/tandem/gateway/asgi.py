@@ -55,10 +55,16 @@ class Exchange:
         return next((value for key, value in self.scope["headers"] if key == name), None)
 
     async def read_body(self, limit: int) -> bytes:
-        """The whole body, of at most `limit` bytes. Raises BODY_TOO_LARGE as soon as that is known, or ClientGone.
+        """The whole body, of at most `limit` bytes. Raises BODY_TOO_LARGE as soon as that is known, UNSUPPORTED where
+        it is compressed, because a small one could become any size, or ClientGone.
 
         What the client still sends then is dropped by the HTTP server, so the connection can be used again.
         """
+        encoding = self.header(b"content-encoding") or b"identity"
+        if encoding.strip().lower() != b"identity":
+            told = encoding.decode("latin-1")
+            reason = f"content-encoding {told!r} is not supported; send the body as it is"
+            raise TandemError(ErrorKind.UNSUPPORTED, reason, param="content-encoding")
         announced = self.header(b"content-length") or b"0"
         if announced.isdigit() and int(announced) > limit:
             raise _too_large(limit)

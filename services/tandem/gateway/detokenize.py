@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from tokenizers import Tokenizer
 
@@ -65,8 +66,10 @@ class StopMatcher:
         return matched
 
 
-def _failure_table(stop: str) -> list[int]:
-    """At i: the length of the longest proper prefix of `stop` that is a suffix of `stop[:i + 1]`."""
+@lru_cache(maxsize=64)
+def _failure_table(stop: str) -> Sequence[int]:
+    """At i: the length of the longest proper prefix of `stop` that is a suffix of `stop[:i + 1]`. Remembered, because
+    all choices of a body have the same stops, and there may be a thousand."""
     table = [0] * len(stop)
     length = 0
     for index in range(1, len(stop)):

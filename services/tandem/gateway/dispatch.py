@@ -97,7 +97,7 @@ class Dispatcher:
         try:
             self._refuse_when_draining()  # it may be by now
             active = self._enter(request, caller)
-        except TandemError:
+        except BaseException:
             quota.close()
             raise
         quota.watch(active.spent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from types import TracebackType
@@ -9,6 +10,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.answers import Answer
@@ -59,6 +61,16 @@ class Call:
             timeout_s=self._context.time_remaining(),
         )
 
+    async def write(self, reply: Message, stalled_client_s: float) -> None:
+        """Send one message of a stream. Raises CANCELLED when the client takes nothing for so long; the status then
+        waits behind what the client did not take, and holds nothing but itself."""
+        try:
+            async with asyncio.timeout(stalled_client_s):
+                await self._context.write(reply)
+        except TimeoutError:
+            message = f"the client took nothing of its answer for {stalled_client_s:g} s"
+            raise TandemError(ErrorKind.CANCELLED, message, reason="stalled_client") from None
+
     async def open(self, answer: Answer) -> None:
         """Send the initial metadata, once; the answer's path is final."""
         if self._opened:
@@ -76,7 +88,15 @@ class Call:
     async def _abort(self, error: TandemError) -> None:
         code = grpc.StatusCode[error.facts.grpc]
         message = error.message[:MAX_TEXT]
-        await self._context.abort(code, message, _trailers(error, code, message, self.request_id))
+        try:
+            await self._context.abort(code, message, _trailers(error, code, message, self.request_id))
+        except grpc.aio.AbortError:
+            raise
+        except Exception:
+            if not self._context.done():
+                raise
+            # The client left before it took the status.
+            raise asyncio.CancelledError from None
 
 
 def _trailers(

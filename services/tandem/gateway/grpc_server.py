@@ -20,12 +20,24 @@ class GrpcServer:
 
     __slots__ = ("_health", "_server", "port")
 
-    def __init__(self, dispatch: Dispatch, answers: Answers, doorkeeper: Doorkeeper, max_message: int) -> None:
-        """`max_message`: bytes of a request; gRPC itself refuses a larger one, as RESOURCE_EXHAUSTED."""
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        answers: Answers,
+        doorkeeper: Doorkeeper,
+        *,
+        max_message: int = 4 << 20,
+        max_calls: int = 4096,
+        stalled_client_s: float = 60.0,
+    ) -> None:
+        """`max_message`: bytes of a request; gRPC itself refuses a larger one, as RESOURCE_EXHAUSTED, and bytes that
+        are no message, as INTERNAL: neither has an ErrorDetail. `max_calls` at once, health and reflection aside; more
+        of one connection wait at their client."""
         self._health = HealthService(dispatch, (SERVICE,))
-        self._server = grpc.aio.server(options=_options(max_message))
+        self._server = grpc.aio.server(options=_options(max_message, max_calls))
         self.port = 0
-        add_InferenceServicer_to_server(InferenceService(answers, doorkeeper), self._server)
+        service = InferenceService(answers, doorkeeper, max_calls, stalled_client_s)
+        add_InferenceServicer_to_server(service, self._server)
         add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
 
@@ -44,9 +56,11 @@ class GrpcServer:
         await self._server.stop(graceful_s)
 
 
-def _options(max_message: int) -> list[tuple[str, int]]:
+def _options(max_message: int, max_calls: int) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", max_message),
+        # Room beside the calls for a probe of the health over the same connection.
+        ("grpc.max_concurrent_streams", max_calls + 16),
         # A client whose link is cut says nothing: pings find out within 30 s, and its requests end.
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),

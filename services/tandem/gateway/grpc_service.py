@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
-from typing import TypeVar
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, TypeVar
 
 import grpc.aio
 
@@ -22,47 +23,51 @@ SERVICE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 MAX_HELD = 256
 """Parts in one message."""
 
-_Asked = TypeVar("_Asked")
 _Reply = TypeVar("_Reply", bound=pb.ChatReply | pb.CompleteReply)
 
 
 class InferenceService(InferenceServicer):
-    """One handler per rpc. Streams are coroutines that write, so that a cancel ends them at once."""
+    """One handler per rpc. Streams are coroutines that write, so that a cancel ends them at once. Of more than
+    `max_calls` at once the others are refused; a stream that its client takes nothing of ends after
+    `stalled_client_s`."""
 
-    def __init__(self, answers: Answers, doorkeeper: Doorkeeper) -> None:
+    def __init__(self, answers: Answers, doorkeeper: Doorkeeper, max_calls: int, stalled_client_s: float) -> None:
         self._answers = answers
         self._doorkeeper = doorkeeper
+        self._max_calls = max_calls
+        self._num_calls = 0
+        self._stalled_client_s = stalled_client_s
 
     async def Chat(
         self, request: pb.ChatRequest, context: grpc.aio.ServicerContext[pb.ChatRequest, pb.ChatReply]
     ) -> pb.ChatReply:
-        async with Call(context) as call, await self._chat(call, request) as answer:
+        async with self._call(context) as call, await self._chat(call, request) as answer:
             return await _whole(call, answer, ChatForm(answer, _now_s()))
 
     async def StreamChat(  # type: ignore[override]
         self, request: pb.ChatRequest, context: grpc.aio.ServicerContext[pb.ChatRequest, pb.ChatReply]
     ) -> None:
-        async with Call(context) as call, await self._chat(call, request, stream=True) as answer:
-            await _stream(call, answer, ChatForm(answer, _now_s()), context)
+        async with self._call(context) as call, await self._chat(call, request, stream=True) as answer:
+            await _stream(call, answer, ChatForm(answer, _now_s()), self._stalled_client_s)
 
     async def Complete(
         self, request: pb.CompleteRequest, context: grpc.aio.ServicerContext[pb.CompleteRequest, pb.CompleteReply]
     ) -> pb.CompleteReply:
-        async with Call(context) as call, await self._complete(call, request) as answer:
+        async with self._call(context) as call, await self._complete(call, request) as answer:
             return await _whole(call, answer, TextForm(answer, _now_s()))
 
     async def StreamComplete(  # type: ignore[override]
         self, request: pb.CompleteRequest, context: grpc.aio.ServicerContext[pb.CompleteRequest, pb.CompleteReply]
     ) -> None:
-        async with Call(context) as call, await self._complete(call, request, stream=True) as answer:
-            await _stream(call, answer, TextForm(answer, _now_s()), context)
+        async with self._call(context) as call, await self._complete(call, request, stream=True) as answer:
+            await _stream(call, answer, TextForm(answer, _now_s()), self._stalled_client_s)
 
     async def ListModels(
         self,
         request: pb.ListModelsRequest,
         context: grpc.aio.ServicerContext[pb.ListModelsRequest, pb.ListModelsReply],
     ) -> pb.ListModelsReply:
-        async with Call(context) as call:
+        async with self._call(context) as call:
             caller = call.caller(self._doorkeeper)
             reply = pb.ListModelsReply()
             for model in self._answers.models(caller.tenant):
@@ -74,7 +79,7 @@ class InferenceService(InferenceServicer):
     async def Tokenize(
         self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext[pb.TokenizeRequest, pb.TokenizeReply]
     ) -> pb.TokenizeReply:
-        async with Call(context) as call:
+        async with self._call(context) as call:
             caller = call.caller(self._doorkeeper)
             body = tokenize_body(request)
             served, ids = await self._answers.tokenize(body, caller.tenant)
@@ -88,10 +93,22 @@ class InferenceService(InferenceServicer):
         request: pb.DetokenizeRequest,
         context: grpc.aio.ServicerContext[pb.DetokenizeRequest, pb.DetokenizeReply],
     ) -> pb.DetokenizeReply:
-        async with Call(context) as call:
+        async with self._call(context) as call:
             caller = call.caller(self._doorkeeper)
             text = await self._answers.detokenize(detokenize_body(request), caller.tenant)
             return pb.DetokenizeReply(prompt=text)
+
+    @asynccontextmanager
+    async def _call(self, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Call]:
+        async with Call(context) as call:
+            if self._num_calls >= self._max_calls:
+                message = f"{self._max_calls} calls are open already"
+                raise TandemError(ErrorKind.OVERLOADED, message, retry_after_s=1.0, reason="connections")
+            self._num_calls += 1
+            try:
+                yield call
+            finally:
+                self._num_calls -= 1
 
     async def _chat(self, call: Call, request: pb.ChatRequest, *, stream: bool = False) -> Answer:
         """Who asks comes first, so that a stranger costs nothing."""
@@ -113,9 +130,7 @@ async def _whole(call: Call, answer: Answer, form: Form[_Reply]) -> _Reply:
     return reply
 
 
-async def _stream(
-    call: Call, answer: Answer, form: Form[_Reply], context: grpc.aio.ServicerContext[_Asked, _Reply]
-) -> None:
+async def _stream(call: Call, answer: Answer, form: Form[_Reply], stalled_client_s: float) -> None:
     """Parts that are here at once leave in one message: most of what a token costs is its message. A client that does
     not read holds up the write, and so this stream alone."""
     held: list[Part] = []
@@ -125,7 +140,7 @@ async def _stream(
         held.clear()
         if reply is not None:
             await call.open(answer)
-            await context.write(reply)
+            await call.write(reply, stalled_client_s)
 
     async with aclosing(answer.parts()) as parts:
         try:

@@ -10,6 +10,8 @@ from tandem.gateway.counters import Counters
 from tandem.gateway.openai_reply import HealthReply
 from tandem.gateway.ports import Dispatch, Doorkeeper
 
+PROBES = frozenset({b"/health", b"/live", b"/ready"})
+"""Answered also where connections are too many for anything else."""
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 

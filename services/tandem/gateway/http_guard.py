@@ -28,15 +28,19 @@ _LINE_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
-    """Of one server. A request has `request_timeout_s` from its first byte, or from the opening of its connection, to
-    its last byte. A response that a client takes nothing of is cut after `stalled_client_s`. After a refusal a
-    connection is read, and thrown away, for `linger_s`: closed at once, it would take the refusal with it."""
+    """Of one server. Of more than `max_connections` only those that ask for one of `probes` at once are answered, and
+    only `probe_room` of them at a time: who restarts a process because it is busy makes nothing better. A request has
+    `request_timeout_s` from its first byte, or from the opening of its connection, to its last byte. A response that a
+    client takes nothing of is cut after `stalled_client_s`. After a refusal a connection is read, and thrown away, for
+    `linger_s`: closed at once, it would take the refusal with it."""
 
     request_timeout_s: float = 60.0
     stalled_client_s: float = 60.0
     keep_alive_s: float = 75.0
     linger_s: float = 2.0
     max_connections: int = 4096
+    probes: frozenset[bytes] = frozenset()
+    probe_room: int = 64
     max_head_bytes: int = 32 << 10
     max_headers: int = 100
     max_pipelined: int = 16
@@ -50,6 +54,7 @@ class GuardedHttp(HttpToolsProtocol):
         super().__init__(**server)
         self._limits = limits
         self._is_refused = False
+        self._is_extra = False  # one of too many, which may only probe
         self._refusal: TandemError | None = None
         self._request_timer: TimerHandle | None = None
         self._reader_timer: TimerHandle | None = None
@@ -63,10 +68,11 @@ class GuardedHttp(HttpToolsProtocol):
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        limits = self._limits
+        self._is_extra = len(self.connections) > limits.max_connections
         self._await_request()
-        if len(self.connections) > self._limits.max_connections:
-            reason = f"{self._limits.max_connections} connections are open already"
-            self._refuse(TandemError(ErrorKind.OVERLOADED, reason, retry_after_s=1.0, reason="connections"))
+        if len(self.connections) > limits.max_connections + limits.probe_room:
+            self._refuse(self._too_many())
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in (self._request_timer, self._reader_timer):
@@ -138,6 +144,8 @@ class GuardedHttp(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
             return
+        if self._is_extra and self.url not in self._limits.probes:
+            raise self._refused(self._too_many())
         if len(self._cycles) > self._limits.max_pipelined:
             raise self._refused(TandemError(ErrorKind.INVALID_REQUEST, "too many requests wait on this connection"))
         super().on_headers_complete()
@@ -181,12 +189,18 @@ class GuardedHttp(HttpToolsProtocol):
             f"the request's head has more than {limits.max_head_bytes} bytes or {limits.max_headers} headers",
         )
 
+    def _too_many(self) -> TandemError:
+        reason = f"{self._limits.max_connections} connections are open already"
+        return TandemError(ErrorKind.OVERLOADED, reason, retry_after_s=1.0, reason="connections")
+
     def _refused(self, error: TandemError) -> TandemError:
         self._refusal = error
         return error
 
     def _await_request(self) -> None:
-        self._request_timer = self.loop.call_later(self._limits.request_timeout_s, self._request_overdue)
+        limits = self._limits
+        timeout_s = min(limits.linger_s, limits.request_timeout_s) if self._is_extra else limits.request_timeout_s
+        self._request_timer = self.loop.call_later(timeout_s, self._request_overdue)
 
     def _request_overdue(self) -> None:
         self._request_timer = None

@@ -24,6 +24,7 @@ from tandem.gateway.dispatch import Dispatcher
 from tandem.gateway.fair_share import FairShare
 from tandem.gateway.fleet import Fleet
 from tandem.gateway.grpc_server import GrpcServer
+from tandem.gateway.health import PROBES
 from tandem.gateway.http_guard import HttpLimits
 from tandem.gateway.server import HttpServer
 from tandem.gateway.tenancy import Tenancy
@@ -55,9 +56,17 @@ class Gateway:
             request_timeout_s=config.gateway.request_timeout_s,
             stalled_client_s=config.gateway.stalled_client_s,
             max_connections=config.gateway.max_connections,
+            probes=PROBES,
         )
         self._server = HttpServer(app, config.gateway.host, config.gateway.port, graceful_s=FLUSH_S, limits=limits)
-        self._grpc = GrpcServer(self._dispatcher, app.answers, door, config.gateway.max_body)
+        self._grpc = GrpcServer(
+            self._dispatcher,
+            app.answers,
+            door,
+            max_message=config.gateway.max_body,
+            max_calls=config.gateway.max_connections,
+            stalled_client_s=config.gateway.stalled_client_s,
+        )
         self._config = config.gateway
 
     @property

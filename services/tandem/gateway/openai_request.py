@@ -21,6 +21,8 @@ from tandem.gateway.tools import made_calls
 
 MAX_NAMED_TOKENS = 4096
 """In `logit_bias` or `stop_token_ids`."""
+MAX_MESSAGES = 2048
+"""As OpenAI's. Templates may take time that grows with the square of it."""
 MAX_STOPS = 16
 MAX_STOP_CHARS = 512
 MAX_SALT_CHARS = 256
@@ -134,6 +136,8 @@ def conversation(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """Messages as templates know them: the text parts of one message are joined by line breaks."""
     if not messages:
         raise _invalid("messages must hold at least one message", "messages")
+    if len(messages) > MAX_MESSAGES:
+        raise _invalid(f"messages must hold at most {MAX_MESSAGES} messages, got {len(messages)}", "messages")
     return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 

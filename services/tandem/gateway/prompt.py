@@ -10,6 +10,9 @@ from tandem.gateway.text import TextModel
 MAX_PROMPTS = 256
 """Each one is a request of its own; clients that have more send several bodies."""
 
+MAX_CHOICES_OF_ALL = 1024
+"""Of all prompts of one body: each holds memory here until the whole answer has been read."""
+
 GivenPrompt = str | tuple[int, ...]
 
 
@@ -23,8 +26,20 @@ class Prompt:
     offsets: tuple[int, ...] = ()
 
 
-def given_prompts(prompt: str | list[int | str | list[int]], vocab_size: int) -> list[GivenPrompt]:
-    """One or several prompts, as texts or as token ids below `vocab_size`. Raises INVALID_REQUEST."""
+def given_prompts(
+    prompt: str | list[int | str | list[int]], vocab_size: int, num_choices: int = 1
+) -> list[GivenPrompt]:
+    """One or several prompts, as texts or as token ids below `vocab_size`, each of `num_choices` answers. Raises
+    INVALID_REQUEST."""
+    given = _read_prompts(prompt, vocab_size)
+    if len(given) * num_choices > MAX_CHOICES_OF_ALL:
+        message = f"{len(given)} prompts with n={num_choices} have {len(given) * num_choices} answers"
+        message += f", at most {MAX_CHOICES_OF_ALL} are given at once"
+        raise TandemError(ErrorKind.INVALID_REQUEST, message, param="n")
+    return given
+
+
+def _read_prompts(prompt: str | list[int | str | list[int]], vocab_size: int) -> list[GivenPrompt]:
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:

@@ -130,6 +130,11 @@ class Redis:
         self._process = spawn(str(find_program()), *options, stdout=subprocess.DEVNULL, cwd=self._socket.parent)
         until(self._socket.exists, "the socket of a Redis server")
 
+    def start_again(self) -> None:
+        """Unless it runs."""
+        if self._process is None:
+            self.start()
+
     def pause(self) -> None:
         """It takes connections and commands, and answers none."""
         assert self._process is not None

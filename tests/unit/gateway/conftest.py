@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.config import Bytes, GatewayConfig
 from tandem.core.events import Finished, FinishReason, PromptScored, SampledToken, Token
-from tandem.core.ids import JobKey
+from tandem.core.ids import JobKey, RequestId
 from tandem.core.request import Request
 from tandem.gateway.app import create_app
 from tandem.gateway.caller import Caller
@@ -118,6 +118,19 @@ class ScriptedStream:
         await asyncio.sleep(0)
         self.num_closes += 1
         self.closed.set()
+
+
+class Endless(ScriptedStream):
+    """The same token for ever; `num_given` counts."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.num_given = 0
+
+    async def __aiter__(self) -> AsyncIterator[Token]:  # type: ignore[override]
+        while True:
+            yield Token(JobKey(RequestId("r"), 1), self.num_given, SampledToken(42))
+            self.num_given += 1
 
 
 class ScriptedDispatch:
@@ -245,7 +258,7 @@ class Front:
         self._loop = asyncio.get_running_loop()
         self.port = server.port
         await server.start()
-        grpc_server = GrpcServer(self.dispatch, app.answers, self._door, self._config.max_body)
+        grpc_server = GrpcServer(self.dispatch, app.answers, self._door, max_message=self._config.max_body)
         await grpc_server.start("127.0.0.1", 0)
         self.grpc_port = grpc_server.port
         self._listening.set()

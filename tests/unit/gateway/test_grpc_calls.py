@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,31 +13,16 @@ import grpc
 import pytest
 
 from tandem.core.errors import ERROR_TABLE, ErrorKind, TandemError
-from tandem.core.events import SampledToken, Token
-from tandem.core.ids import JobKey, RequestId
 from tandem.gateway.grpc_call import DETAIL_TYPE
 from tandem.gateway.grpc_service import MAX_HELD
 from tandem.wire.channels import channel_options
 from tandem.wire.gen import inference_pb2 as pb
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub
-from tests.unit.gateway.conftest import Front, ScriptedStream
+from tests.unit.gateway.conftest import Endless, Front
 
 HELLO = pb.ChatRequest(model="tiny", messages=[pb.ChatMessage(role="user", content="Hello")])
 PATIENCE_S = 20.0
 METHODS = ["Chat", "StreamChat"]
-
-
-class Endless(ScriptedStream):
-    """The same token for ever; `num_given` counts."""
-
-    def __init__(self) -> None:
-        super().__init__([])
-        self.num_given = 0
-
-    async def __aiter__(self) -> AsyncIterator[Token]:  # type: ignore[override]
-        while True:
-            yield Token(JobKey(RequestId("r"), 1), self.num_given, SampledToken(42))
-            self.num_given += 1
 
 
 def consume(stub: Any, method: str, **options: Any) -> Any:

@@ -21,10 +21,10 @@ from tandem.gateway.app import create_app
 from tandem.gateway.grpc_server import GrpcServer
 from tandem.gateway.ports import OpenDoor, ServedModel
 from tandem.gateway.text import TextModel
-from tandem.wire.channels import open_channel
+from tandem.wire.channels import channel_options, open_channel
 from tandem.wire.gen import inference_pb2 as pb
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub
-from tests.unit.gateway.conftest import Front, ScriptedDispatch
+from tests.unit.gateway.conftest import Endless, Front, ScriptedDispatch
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
@@ -33,10 +33,12 @@ HELLO = pb.ChatRequest(model="tiny", messages=[pb.ChatMessage(role="user", conte
 
 
 @asynccontextmanager
-async def serving(make_text: Callable[..., TextModel]) -> AsyncIterator[tuple[GrpcServer, ScriptedDispatch, Any]]:
+async def serving(
+    make_text: Callable[..., TextModel], **limits: Any
+) -> AsyncIterator[tuple[GrpcServer, ScriptedDispatch, Any]]:
     """A server of its own on the test's loop, its dispatch, and a channel to it."""
     dispatch = ScriptedDispatch([ServedModel(name="tiny", max_model_len=512, text=make_text(), created=1)])
-    server = make_server(dispatch)
+    server = make_server(dispatch, **limits)
     await server.start("127.0.0.1", 0)
     try:
         async with open_channel(f"127.0.0.1:{server.port}") as channel:
@@ -45,8 +47,8 @@ async def serving(make_text: Callable[..., TextModel]) -> AsyncIterator[tuple[Gr
         await server.stop(0.0)
 
 
-def make_server(dispatch: ScriptedDispatch) -> GrpcServer:
-    return GrpcServer(dispatch, create_app(dispatch, OpenDoor(), GatewayConfig()).answers, OpenDoor(), 1 << 20)
+def make_server(dispatch: ScriptedDispatch, **limits: Any) -> GrpcServer:
+    return GrpcServer(dispatch, create_app(dispatch, OpenDoor(), GatewayConfig()).answers, OpenDoor(), **limits)
 
 
 def check(channel: grpc.Channel, service: str) -> int:
@@ -157,3 +159,52 @@ async def test_a_stop_cuts_what_takes_too_long(make_text: Callable[..., TextMode
                 await anext(updates)
         assert cut.value.code() is grpc.StatusCode.UNAVAILABLE
         assert await asyncio.to_thread(stream.closed.wait, 20) and stream.num_closes == 1
+
+
+async def test_a_client_that_takes_nothing_is_cut_off_and_its_request_cancelled(
+    make_text: Callable[..., TextModel],
+) -> None:
+    async with serving(make_text, stalled_client_s=0.3) as (server, dispatch, _):
+        stream = Endless()
+        dispatch.script = lambda request: stream
+        narrow = [*channel_options(), ("grpc.http2.lookahead_bytes", 1 << 16), ("grpc.http2.bdp_probe", 0)]
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=narrow) as channel:
+            call = InferenceStub(channel).StreamChat(HELLO)
+            assert (await call.read()).id
+            assert await asyncio.to_thread(stream.closed.wait, 20) and stream.num_closes == 1
+            # What was sent before is still there to be read, and then how it ended.
+            with pytest.raises(grpc.aio.AioRpcError) as cut:
+                while await call.read() is not grpc.aio.EOF:
+                    pass
+                await call
+            assert cut.value.code() is grpc.StatusCode.CANCELLED
+            detail = pb.ErrorDetail.FromString(dict(cut.value.trailing_metadata())["tandem-error-bin"])
+            assert (detail.kind, detail.reason) == ("cancelled", "stalled_client")
+
+
+async def test_of_too_many_calls_those_before_go_on_and_probes_are_answered(
+    make_text: Callable[..., TextModel], running_front: Front
+) -> None:
+    async with serving(make_text, max_calls=2) as (_, dispatch, channel):
+        gate = asyncio.Event()
+        streams = [running_front.stream("Par", gate, "is", running_front.finished()) for _ in range(2)]
+        opening = iter(streams)
+        dispatch.script = lambda request: next(opening)
+        stub = InferenceStub(channel)
+        calls = [stub.StreamChat(HELLO) for _ in streams]
+        for call in calls:
+            await call.read()
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await stub.Chat(HELLO)
+        assert refusal.value.code() is grpc.StatusCode.UNAVAILABLE
+        trailers = dict(refusal.value.trailing_metadata())
+        assert trailers["retry-after"] == "1" and trailers["x-tandem-reject-reason"] == "connections"
+        health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        assert health.status == SERVING
+        gate.set()
+        for call in calls:
+            while await call.read() is not grpc.aio.EOF:
+                pass
+            assert await call.code() is grpc.StatusCode.OK
+        dispatch.script = lambda request: running_front.answer("Paris")
+        assert (await stub.Chat(HELLO)).choices[0].message.content == "Paris"

@@ -19,13 +19,14 @@ from tandem.core.events import Finished, FinishReason, JobEvent, SampledToken, T
 from tandem.core.ids import JobKey
 from tandem.core.request import Job
 from tandem.gateway.app import create_app
+from tandem.gateway.health import PROBES
 from tandem.gateway.http_guard import HttpLimits
 from tandem.gateway.ports import OpenDoor
 from tandem.gateway.server import HttpServer
 from tests.unit.gateway.rig import Rig
 from tests.unit.gateway.scripted_worker import PATIENCE_S, ScriptedWorker, until
 
-LIMITS = HttpLimits(linger_s=0.3, max_connections=32, max_pipelined=4)
+LIMITS = HttpLimits(linger_s=0.3, max_connections=32, max_pipelined=4, probes=PROBES, probe_room=2)
 HASTY = replace(LIMITS, request_timeout_s=0.3, stalled_client_s=0.3)
 """For those whose time is over. Nobody else is hurried, because the machine may be slow."""
 MAX_BODY = 20_000
@@ -393,10 +394,32 @@ async def test_a_flood_of_connections_is_refused_and_passes(door: Door) -> None:
     held = [await door.connect(GET) for _ in range(LIMITS.max_connections)]
     for client in held:
         await client.read(b'"ok"')
-    status, body = await door.ask(GET)
-    assert status == 503 and code(body) == "overloaded"
-    client = await door.connect(GET)
+    status, body = await door.ask(post())
+    assert status == 503 and code(body) == "overloaded" and door.worker.jobs == []
+    client = await door.connect(GET.replace(b"health", b"metrics"))
     assert b"\r\nretry-after: 1\r\nx-tandem-reject-reason: connections\r\n" in await client.read()
+    for client in held:
+        client.leave()
+    await until(lambda: not door.connections())
+    await door.serves()
+
+
+async def test_probes_are_answered_among_too_many_connections(door: Door) -> None:
+    held = [await door.connect(GET) for _ in range(LIMITS.max_connections)]
+    for client in held:
+        await client.read(b'"ok"')
+    probe = GET.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
+    for path in (b"/health", b"/live", b"/ready"):
+        assert (await door.ask(probe.replace(b"/health", path)))[0] == 200
+    silent = [await door.connect() for _ in range(LIMITS.probe_room)]
+    status, body = await door.ask(probe)
+    assert status == 503 and code(body) == "overloaded", "there is not room for all who might want to probe"
+    for client in silent:
+        assert await client.read() == b"", "who comes to probe does so at once"
+    probing = await door.connect(GET)
+    await probing.read(b'"ok"')
+    probing.writer.write(post())
+    assert b"x-tandem-reject-reason: connections" in await probing.read(), "a probe opens the door for nothing else"
     for client in held:
         client.leave()
     await until(lambda: not door.connections())

@@ -1,0 +1,268 @@
+"""Programs that are killed, and clients that leave at any moment, while two tenants stream choices and forms under
+quotas: every request ends once, and no block, reservation or place in line is left anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import redis as redis_client
+
+from tandem.admission.keys import hash_text, key_digest
+from tandem.wire.channels import open_channel
+from tandem.wire.gen import inference_pb2 as pb
+from tandem.wire.gen.inference_pb2_grpc import InferenceStub
+from tests.e2e.gateway.conftest import SETTINGS
+from tests.e2e.gateway.http import Answer, Post, completion
+from tests.e2e.gateway.processes import PATIENCE_S, Cluster, Gateway, Redis, Worker, cluster, until
+from tests.property.effort import IS_SOAK
+
+pytestmark = pytest.mark.timeout(240)
+
+KEYS = {"acme": "tdm_acme", "globex": "tdm_globex"}
+NUM_STREAMS = 20
+NUM_CLIENTS = 400 if IS_SOAK else 80
+TOLD_BY_GATEWAY = {"worker_lost", "kv_lost", "no_worker", "overloaded"}
+
+
+@dataclass(slots=True)
+class World:
+    """Two gateways with keys before a prefill and a decode worker, around one Redis."""
+
+    cluster: Cluster
+    redis: Redis
+    prefill: Worker
+    decode: Worker
+    gateways: list[Gateway]
+
+    def serve(self) -> None:
+        """Begin a new life of whatever has none, and wait until a request takes both workers."""
+        self.redis.start_again()
+        for role in ("prefill", "decode"):
+            if getattr(self, role).exit_code is not None:
+                setattr(self, role, self.cluster.again(getattr(self, role)))
+                getattr(self, role).wait_ready()
+        for index, gateway in enumerate(self.gateways):
+            if gateway.exit_code is not None:
+                self.gateways[index] = self.start_gateway(gateway.name)
+                self.gateways[index].wait_ready()
+        for gateway in self.gateways:
+            gateway.wait_serving()
+            until(lambda gateway=gateway: self.ask(gateway).path == "remote", "a request that is split")  # type: ignore[misc]
+
+    def start_gateway(self, name: str) -> Gateway:
+        tenants = Path(self.redis.url.removeprefix("unix://")).with_name("tenants.yaml")
+        return self.cluster.gateway(name, "--auth", "keys", "--tenants", str(tenants))
+
+    def ask(self, gateway: Gateway) -> Answer:
+        with Post(gateway.url, completion(4, 0, 2), key=KEYS["acme"]) as post:
+            return post.finish()
+
+    def open_reservations(self) -> list[str]:
+        with redis_client.Redis.from_url(self.redis.url) as client:
+            keys = list(client.scan_iter("*:quota:*:open"))
+            return [name.decode() for key in keys for name in client.hkeys(key)]
+
+    def lapse(self) -> None:
+        """Do what only time can: the reservations that are open are past their expiry."""
+        with redis_client.Redis.from_url(self.redis.url) as client:
+            for key in client.scan_iter("*:quota:*:expiry"):
+                client.zadd(key, dict.fromkeys(client.zrange(key, 0, -1), 1))
+
+    def nothing_is_left(self) -> None:
+        for worker in (self.prefill, self.decode):
+            if worker.exit_code is None:
+                until(worker.is_idle, f"an idle {worker.name}")
+        for gateway in self.gateways:
+            if gateway.exit_code is None:
+                until(lambda gateway=gateway: counts(gateway) == (0, 0), f"an idle {gateway.name}")  # type: ignore[misc]
+        until(lambda: not self.open_reservations(), "settled reservations")
+
+
+def metrics(gateway: Gateway) -> dict[str, float]:
+    lines = httpx.get(f"{gateway.url}/metrics", timeout=PATIENCE_S, trust_env=False).text.splitlines()
+    told = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
+    return {name: float(value) for name, value in told}
+
+
+def counts(gateway: Gateway) -> tuple[float, float]:
+    """Requests that are open, and those of them that wait."""
+    told = metrics(gateway)
+    return told["tandem_open_requests"], told["tandem_queued_requests"]
+
+
+def num_come(gateway: Gateway) -> float:
+    """Requests that ever came in."""
+    told = metrics(gateway)
+    return told["tandem_open_requests"] + sum(told[name] for name in told if name.startswith("tandem_requests_total"))
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[World]:
+    with tempfile.TemporaryDirectory(prefix="tandem-") as directory:
+        redis = Redis(Path(directory))
+        redis.start()
+        terms = "requests_per_minute: 1000000, tokens_per_minute: 100000000, max_concurrency: 100000"
+        lines = [f"  {name}: {{{terms}, keys: [{{hash: '{hash_text(key_digest(KEYS[name]))}'}}]}}\n" for name in KEYS]
+        (Path(directory) / "tenants.yaml").write_text("tenants:\n" + "".join(lines))
+        with cluster(tmp_path_factory.mktemp("chaos"), redis.url, model, *SETTINGS) as programs:
+            world = World(programs, redis, programs.worker("p", "prefill"), programs.worker("d", "decode"), [])
+            world.gateways = [world.start_gateway("first"), world.start_gateway("second")]
+            for program in programs.programs:
+                program.wait_ready()
+            yield world
+            for gateway in world.gateways:
+                assert gateway.stop() == 0
+        redis.stop()
+
+
+@pytest.fixture
+def world(running: World) -> Iterator[World]:
+    running.serve()
+    running.nothing_is_left()
+    yield running
+    running.nothing_is_left()
+    told = [line for program in running.cluster.programs for line in program.log.splitlines()]
+    wrong = ("Traceback", "ERROR", "never retrieved", "was destroyed")
+    assert not [line for line in told if any(word in line for word in wrong)]
+
+
+def body(index: int) -> dict[str, Any]:
+    """Of the index-th stream: two choices, every other one within a form, some long enough to be in their prefill."""
+    form = {"structured_outputs": {"regex": "[a-z ]+"}} if index % 2 else {}
+    given = completion(400 if index % 5 == 0 else 12, 7000 + index, 200, **form)
+    return given | {"stream": True, "n": 2, "temperature": 1.0, "seed": index}
+
+
+def streams(stack: ExitStack, gateway: Gateway) -> list[Post]:
+    """All are under way, in whatever state; one at least has begun to answer."""
+    keys, before = list(KEYS.values()), num_come(gateway)
+    posts = [stack.enter_context(Post(gateway.url, body(index), key=keys[index % 2])) for index in range(NUM_STREAMS)]
+    posts[1].wait_events(5)
+    until(lambda: num_come(gateway) == before + NUM_STREAMS, "all of the streams")
+    return posts
+
+
+def end_of(answer: Answer) -> str | None:
+    """How it ended, which it did once: the code of its error, or None where all of its choices ended."""
+    error = answer.error()
+    if answer.status != 200:
+        assert error is not None
+        return str(error["code"])
+    events = answer.events()
+    if error is not None:
+        assert None not in events and [event for event in events if "error" in event] == [events[-1]]
+        return str(error["code"])
+    assert events[-1] is None and events.count(None) == 1
+    choices = [choice for event in events[:-1] for choice in event["choices"]]
+    assert sorted(choice["index"] for choice in choices if choice["finish_reason"]) == [0, 1]
+    return None
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_worker_is_killed(world: World, role: str) -> None:
+    with ExitStack() as stack:
+        posts = streams(stack, world.gateways[0])
+        getattr(world, role).kill()
+        ends = [end_of(post.finish()) for post in posts]
+    assert set(ends) <= {None, *TOLD_BY_GATEWAY}, ends
+    assert role == "prefill" or any(ends), "nothing was lost, so this tests nothing"
+
+
+def test_redis_is_killed_and_begins_anew(world: World) -> None:
+    with ExitStack() as stack:
+        posts = streams(stack, world.gateways[0])
+        world.redis.stop()
+        assert world.ask(world.gateways[0]).status == 200
+        world.redis.start()
+        assert [end_of(post.finish()) for post in posts] == [None] * NUM_STREAMS
+    assert world.ask(world.gateways[0]).status == 200
+
+
+def test_a_gateway_is_killed_and_the_other_settles_for_it(world: World) -> None:
+    first, second = world.gateways
+    with ExitStack() as stack:
+        for post in streams(stack, first)[:3]:
+            post.wait_events(1)
+        first.kill()
+    for worker in (world.prefill, world.decode):
+        until(worker.is_idle, "a worker that gave up what nobody waits for")
+    assert world.open_reservations(), "they were settled before, so this tests nothing"
+    world.lapse()
+    for key in KEYS.values():
+        with Post(second.url, completion(4, 1, 1), key=key) as post:
+            assert post.finish().status == 200
+
+
+def test_clients_leave_at_any_moment(world: World) -> None:
+    """Of every kind, over both gateways; many before they were answered, some after."""
+    asyncio.run(_many_clients(world, random.Random(5)))
+
+
+async def _many_clients(world: World, draws: random.Random) -> None:
+    room = asyncio.Semaphore(24)
+    async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE_S) as http:
+        plain, by_openai, by_grpc = _plainly(http), _by_openai(http), _by_grpc()
+
+        async def one(index: int, leaves_s: float) -> None:
+            gateway, key = world.gateways[index % 2], list(KEYS.values())[index // 2 % 2]
+            ask = (plain, by_openai, by_grpc)[index % 3]
+            async with room:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(leaves_s):
+                        await ask(gateway, key, {**body(index), "stream": index % 4 != 0})
+
+        await asyncio.gather(*(one(index, draws.expovariate(2.0)) for index in range(NUM_CLIENTS)))
+
+
+def _plainly(http: httpx.AsyncClient) -> Any:
+    async def ask(gateway: Gateway, key: str, given: dict[str, Any]) -> None:
+        url, headers = f"{gateway.url}/v1/completions", {"x-api-key": key}
+        async with http.stream("POST", url, json=given, headers=headers) as answer:
+            assert answer.status_code == 200
+            async for _ in answer.aiter_bytes():
+                pass
+
+    return ask
+
+
+def _by_openai(http: httpx.AsyncClient) -> Any:
+    async def ask(gateway: Gateway, key: str, given: dict[str, Any]) -> None:
+        client = openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=key, http_client=http, max_retries=0)
+        extra = {name: given.pop(name) for name in ("structured_outputs",) if name in given}
+        answer = await client.completions.create(**given, extra_body=extra)
+        if given["stream"]:
+            async for _ in answer:
+                pass
+
+    return ask
+
+
+def _by_grpc() -> Any:
+    async def ask(gateway: Gateway, key: str, given: dict[str, Any]) -> None:
+        asked = pb.CompleteRequest(
+            model="tiny",
+            prompt=[pb.Prompt(token_ids=pb.TokenIds(ids=given["prompt"]))],
+            max_tokens=given["max_tokens"],
+            n=given["n"],
+        )
+        if form := given.get("structured_outputs"):
+            asked.structured_outputs.regex = form["regex"]
+        async with open_channel(gateway.grpc_target) as channel:
+            stub, metadata = InferenceStub(channel), (("x-api-key", key),)
+            if given["stream"]:
+                async for _ in stub.StreamComplete(asked, metadata=metadata):
+                    pass
+            else:
+                await stub.Complete(asked, metadata=metadata)
+
+    return ask

@@ -1,0 +1,158 @@
+"""What one request may cost: bodies that would take memory or everybody's time are refused by name, on both fronts."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from tandem.gateway.answers import _INLINE_CHARS, Answers
+from tandem.gateway.detokenize import StopMatcher
+from tandem.gateway.openai_request import MAX_MESSAGES
+from tandem.gateway.prompt import MAX_CHOICES_OF_ALL
+from tandem.gateway.response_format import MAX_GBNF_CHARS
+from tandem.wire.gen import inference_pb2 as pb
+from tests.unit.gateway.conftest import Front
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+def refusal(http: httpx.Client, path: str, **body: Any) -> dict[str, Any]:
+    answer = http.post(path, json={"model": "tiny", **body})
+    assert answer.status_code == 400, answer.text
+    error: dict[str, Any] = answer.json()["error"]
+    return error
+
+
+def test_the_answers_of_all_prompts_together_are_bounded(front: Front, http: httpx.Client, stub: Any) -> None:
+    opened = front.instant("P")
+    error = refusal(http, TEXT, prompt=["a"] * 256, n=128)
+    assert error["param"] == "n" and "32768 answers" in error["message"] and "at most 1024" in error["message"]
+    asked = pb.CompleteRequest(model="tiny", prompt=[pb.Prompt(text="a")] * 9, n=114)
+    with pytest.raises(grpc.RpcError) as refused:
+        stub.Complete(asked)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT and "1026 answers" in refused.value.details()
+    assert not front.dispatch.requests
+    answer = http.post(TEXT, json={"model": "tiny", "prompt": ["a"] * 8, "n": 128, "max_tokens": 1})
+    assert len(answer.json()["choices"]) == MAX_CHOICES_OF_ALL
+    assert all(stream.closed.wait(20) for stream in opened) and len(opened) == 8
+
+
+def test_conversations_are_as_long_as_openais(front: Front, http: httpx.Client) -> None:
+    message = {"role": "user", "content": ""}
+    error = refusal(http, CHAT, messages=[message] * (MAX_MESSAGES + 1))
+    assert error["param"] == "messages" and str(MAX_MESSAGES) in error["message"]
+    answer = http.post("/tokenize", json={"model": "tiny", "messages": [message] * MAX_MESSAGES})
+    assert answer.status_code == 200 and answer.json()["count"] > MAX_MESSAGES
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": ""}] * 500},
+        {"messages": [{"role": "user", "content": "a", "reasoning_content": "b" * 3000}]},
+        {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"x": ["b"] * 1000}},
+        {
+            "messages": [
+                {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"x": "b" * 3000}}}]},
+                {"role": "tool", "content": "a"},
+            ]
+        },
+        {
+            "messages": [{"role": "user", "content": "a"}],
+            "tools": [{"type": "function", "function": {"name": "f", "description": "b" * 3000}}],
+        },
+    ],
+    ids=["messages", "thoughts", "variables", "calls", "tools"],
+)
+def test_whatever_makes_a_long_prompt_is_tokenized_aside(
+    front: Front, http: httpx.Client, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nobody waits for it."""
+    sizes = []
+    encode = Answers._encode
+
+    async def seen(self: Answers, work: Callable[[], Any], num_chars: int) -> Any:
+        sizes.append(num_chars)
+        return await encode(self, work, num_chars)
+
+    monkeypatch.setattr(Answers, "_encode", seen)
+    front.answer("Paris")
+    answer = http.post(CHAT, json={"model": "tiny", **body})
+    assert answer.status_code in (200, 400), answer.text
+    assert len(sizes) == 1 and sizes[0] > _INLINE_CHARS
+
+
+def test_the_stops_of_many_choices_are_prepared_once() -> None:
+    stop = "ab" * 200
+    first, second = StopMatcher([stop]), StopMatcher([stop])
+    assert first._failures[0] is second._failures[0]
+
+
+def test_a_grammar_that_is_rewritten_here_is_short(front: Front, http: httpx.Client) -> None:
+    rules = 'root ::= "' + "a" * MAX_GBNF_CHARS + '"'
+    error = refusal(http, CHAT, messages=[{"role": "user", "content": "a"}], guided_grammar=rules)
+    assert error["param"] == "guided_grammar" and str(MAX_GBNF_CHARS) in error["message"]
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "zstd", "gzip, identity"])
+def test_a_compressed_body_is_refused_by_name(front: Front, http: httpx.Client, encoding: str) -> None:
+    body = gzip.compress(json.dumps({"model": "tiny", "prompt": "a"}).encode())
+    answer = http.post(TEXT, content=body, headers={"content-encoding": encoding})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "unsupported", "content-encoding")
+    assert encoding in error["message"]
+
+
+def test_a_body_that_is_said_to_be_as_it_is(front: Front, http: httpx.Client) -> None:
+    front.answer("Paris")
+    body = json.dumps({"model": "tiny", "prompt": "a"}).encode()
+    headers = {"content-encoding": "Identity", "content-type": "application/json; charset=utf-8"}
+    assert http.post(TEXT, content=body, headers=headers).json()["choices"][0]["text"] == "Paris"
+
+
+def test_another_charset_is_told_apart(front: Front, http: httpx.Client) -> None:
+    for charset in ("latin-1", "utf-16"):
+        body = json.dumps({"model": "tiny", "prompt": "ä"}, ensure_ascii=False).encode(charset)
+        answer = http.post(TEXT, content=body, headers={"content-type": f"application/json; charset={charset}"})
+        assert answer.status_code == 400 and "UTF-8" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("depth", [100, 500, 900, 950, 990, 995, 1000, 1010, 5000])
+def test_json_of_any_depth_within_a_message_is_no_bug(front: Front, stub: Any, depth: int) -> None:
+    """Around the depth at which what reads JSON gives up, what writes it again must not be surprised."""
+    front.answer("Paris")
+    deep = '{"a":' * depth + "1" + "}" * depth
+    ask = pb.ChatRequest(
+        model="tiny", messages=[pb.ChatMessage(role="user", content="a")], chat_template_kwargs_json=deep
+    )
+    try:
+        stub.Chat(ask)
+    except grpc.RpcError as error:
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, error.details()
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/health", "/ready", "/metrics", "/openapi.json"])
+def test_head_is_get_without_the_body(front: Front, http: httpx.Client, path: str) -> None:
+    answer = http.head(path)
+    assert answer.status_code == 200 and answer.content == b"" and int(answer.headers["content-length"]) > 0
+    assert http.get(path).status_code == 200, "the connection is still in step"
+
+
+@pytest.mark.parametrize("method", ["OPTIONS", "PUT", "DELETE", "PATCH", "TRACE"])
+def test_other_methods_are_told_what_there_is(front: Front, http: httpx.Client, method: str) -> None:
+    answer = http.request(method, CHAT)
+    assert answer.status_code == 405 and answer.headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions/", "/v1/models/", "//v1/models", "/V1/models", "/v1/models/%0d%0ax"]
+)
+def test_paths_are_taken_as_they_are(front: Front, http: httpx.Client, path: str) -> None:
+    answer = http.get(path)
+    assert answer.status_code == 404 and answer.json()["error"]["code"] in ("not_found", "model_not_found")
