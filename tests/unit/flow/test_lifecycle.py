@@ -16,7 +16,6 @@ from tandem.core.events import (
     Pulled,
     SampledToken,
     Token,
-    Tokens,
 )
 from tandem.core.ids import HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Generate, Prefill, Request, Resume, SamplingParams
