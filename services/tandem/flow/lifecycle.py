@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Failed, Finished, JobEvent, PromptScored, Pulled, Token, Tokens
+from tandem.core.events import Cancelled, Failed, Finished, JobEvent, PromptScored, Pulled, Token
 from tandem.core.ids import HandoffId, JobKey, WorkerRef
 from tandem.core.request import Generate, Job, Prefill, Request, Resume
 from tandem.flow.choice import Choice
@@ -192,12 +192,12 @@ class RequestLife:
             case Cancelled():
                 return self._take_cancel(worker, event.key)
 
-    def streamed(self, worker: WorkerRef, tokens: Tokens) -> bool:
-        """Tokens of steps that have ended, as `reported` takes one. True: the client gets them all at once. Otherwise
-        nothing has changed, and they are to be reported one by one."""
+    def streamed(self, worker: WorkerRef, key: JobKey, first_index: int, num_tokens: int = 1) -> bool:
+        """Tokens with neighbouring indices, as `reported` takes one. True: the client gets them all at once, as it
+        nearly always does. Otherwise nothing has changed, and they are to be reported one by one."""
         if not self._is_scored:
             return False
-        return self._is_open(worker, tokens.key) and self._choices[tokens.key.choice].skip(tokens)
+        return self._is_open(worker, key) and self._choices[key.choice].skip(first_index, num_tokens)
 
     def worker_lost(self, worker: WorkerRef, reason: str) -> list[Command]:
         """A worker is gone. A prefill worker that has handed everything over is not missed; before all workers have

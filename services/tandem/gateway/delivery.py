@@ -8,8 +8,8 @@ from contextlib import aclosing
 
 from tandem.gateway.answers import Answer, Part
 from tandem.gateway.asgi import Exchange, Header, header_value
-from tandem.gateway.completion import Delta, Ending
-from tandem.gateway.echo import Echo
+from tandem.gateway.completion import Ending
+from tandem.gateway.echo import Scored
 from tandem.gateway.openai_response import Form
 from tandem.gateway.ports import Standing
 from tandem.gateway.sse import EventStream
@@ -36,14 +36,14 @@ async def _stream(
     num_open = answer.num_choices
     while True:
         events: list[bytes] = []
-        if isinstance(part, Delta | Echo | Ending) and part.choice not in opened:
+        if not isinstance(part, Scored) and part.choice not in opened:
             opened.add(part.choice)
             events = form.opening(part.choice, answer.usage)
-        if isinstance(part, Delta | Echo):
-            events += form.chunk(part, answer.usage)
-        elif isinstance(part, Ending):
+        if isinstance(part, Ending):
             num_open -= 1
             events += form.closing(part, answer.usage, None if num_open else answer.path)
+        elif not isinstance(part, Scored):
+            events += form.chunk(part, answer.usage)
         if not num_open:
             await sse.close(*events)
             return

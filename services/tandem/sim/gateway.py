@@ -199,7 +199,7 @@ class SimGateway:
                 continue
             active.moved_at = times[-1]
             self._waiting.line.drew(tokens.key.request, len(tokens.ids))
-            if active.life.streamed(worker, tokens):
+            if active.life.streamed(worker, tokens.key, tokens.first_index, len(tokens.ids)):
                 reached = self._delivery.times(tokens.key.request, tokens.first_index, times)
                 active.trace.deliver_all(tokens.ids, reached)
                 continue

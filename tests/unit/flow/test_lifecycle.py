@@ -16,7 +16,6 @@ from tandem.core.events import (
     Pulled,
     SampledToken,
     Token,
-    Tokens,
 )
 from tandem.core.ids import HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Generate, Prefill, Request, Resume, SamplingParams
@@ -90,12 +89,12 @@ def test_tokens_ahead_of_their_turn_wait() -> None:
 
 def test_consecutive_tokens_count_at_once_where_they_are_next() -> None:
     life = remote()
-    several = Tokens(key(), 1, (8, 9))
-    assert not life.streamed(D, several), "the first one is missing"
+    assert not life.streamed(D, key(), 1, 2), "the first one is missing"
     assert shape(life.reported(P, token(0))) == shape([Deliver(token(0))])
-    assert not life.streamed(D, Tokens(key(2), 1, (8, 9))) and not life.streamed(OTHER, several)
-    assert life.streamed(D, several) and life.num_delivered == 3
-    assert not life.streamed(D, several), "once is enough"
+    assert not life.streamed(D, key(2), 1, 2) and not life.streamed(OTHER, key(), 1, 2)
+    assert life.streamed(D, key(), 1, 2) and life.num_delivered == 3
+    assert not life.streamed(D, key(), 1, 2), "once is enough"
+    assert life.streamed(D, key(), 3) and life.num_delivered == 4
 
 
 def test_a_finish_waits_for_the_tokens_it_counts() -> None:
@@ -283,7 +282,7 @@ def test_scores_come_once_and_before_all_tokens() -> None:
     assert life.reported(P, scores(1, 2)) == [Score(scores(1, 2))]
     assert life.reported(P, scores(1, 1)) == [], "a stream that was opened again tells from the start"
     assert life.reported(D, token(0)) == life.reported(D, token(1)) == []
-    assert not life.streamed(D, Tokens(key(), 2, [5]))
+    assert not life.streamed(D, key(), 2)
     assert life.reported(D, token(2)) == life.reported(D, Finished(key(), FinishReason.LENGTH, 3, 0)) == []
     told = life.reported(P, scores(2, 2))
     assert told[0] == Score(scores(3, 1)) and shape(told[1:]) == [
