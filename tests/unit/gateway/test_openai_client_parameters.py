@@ -102,9 +102,9 @@ def test_a_deadline_reaches_the_dispatch(front: Front, client: openai.OpenAI) ->
     assert [caller.timeout_s for caller in front.dispatch.callers] == [1.5, 1.5, None]
 
 
-@pytest.mark.parametrize("given", ["", "0", "-1", "1.5", "1e3", "soon", "86400001", "9" * 5000, "\xb2"])
+@pytest.mark.parametrize("given", ["", "0", "-1", "1.5", "1e3", "soon", "86400001", "9" * 5000])
 def test_a_deadline_that_is_none_is_refused(client: openai.OpenAI, given: str) -> None:
-    headers: Any = {"x-request-timeout-ms": given.encode("latin-1")}
+    headers = {"x-request-timeout-ms": given}
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model="tiny", prompt="x", extra_headers=headers)
     assert caught.value.param == "x-request-timeout-ms"
