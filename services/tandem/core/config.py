@@ -89,7 +89,7 @@ class SpeculativeConfig:
 class SloConfig:
     """Milliseconds, for each lane; 0 promises nothing. The first two are those of the interactive lane."""
 
-    ttft_ms: float = _doc("time to the first token, interactive lane; one that is late goes ahead of shorter ones", 0.0)
+    ttft_ms: float = _doc("first token, interactive lane; a prompt about to miss it goes ahead of shorter ones", 0.0)
     itl_ms: float = _doc("between two tokens, interactive lane; steps compute only as much of prompts as fits", 0.0)
     standard_ttft_ms: float = _doc("the same, standard lane", 0.0)
     standard_itl_ms: float = _doc("the same, standard lane", 0.0)
