@@ -9,7 +9,8 @@ from tandem.core.errors import TandemError
 from tandem.core.events import Finished, PromptScored, Token
 from tandem.flow.lifecycle import RequestLife
 from tandem.gateway.event_queue import EventQueue
-from tandem.gateway.ports import QuotaEntry, Standing
+from tandem.gateway.ports import QuotaEntry
+from tandem.gateway.standing import Standing
 from tandem.routing.placement import Placement
 
 

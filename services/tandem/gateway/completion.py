@@ -12,7 +12,8 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, FinishReason, PromptScored, SampledToken, Token
 from tandem.core.request import Request
 from tandem.gateway.detokenize import Detokenizer
-from tandem.gateway.ports import Standing, TokenStream
+from tandem.gateway.ports import TokenStream
+from tandem.gateway.standing import Standing
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ from tandem.gateway.active import ActiveRequest
 from tandem.gateway.app import create_app
 from tandem.gateway.caller import Caller
 from tandem.gateway.doorkeeper import KeyDoor
-from tandem.gateway.ports import Meter, ServedModel, Standing
+from tandem.gateway.ports import Meter, ServedModel
+from tandem.gateway.standing import Standing
 from tandem.gateway.tenants_file import parse_tenants
 from tandem.gateway.text import TextModel
 from tests.unit.gateway.conftest import ScriptedDispatch
