@@ -114,7 +114,12 @@ class Dispatcher:
             if active is None:
                 continue
             active.moved_at = now
-            if type(event) is Token and active.life.streamed(worker, event.key, event.index):
+            # A job's first token says more than what was drawn.
+            if (
+                type(event) is Token
+                and event.num_cached_tokens is None
+                and active.life.streamed(worker, event.key, event.index)
+            ):
                 self._deliver(active, event)
             else:
                 self._carry_out(active, active.life.reported(worker, event))

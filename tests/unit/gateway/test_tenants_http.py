@@ -17,7 +17,7 @@ from tandem.admission.keys import hash_text, key_digest
 from tandem.admission.tenant import Tenant
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Finished, FinishReason
+from tandem.core.events import Failed, Finished, FinishReason
 from tandem.core.ids import HandoffId, JobKey, RequestId
 from tandem.core.lane import Lane
 from tandem.core.request import Generate, Request, SamplingParams
@@ -216,6 +216,22 @@ async def test_who_leaves_pays_for_the_prompt_and_what_came(
     await request.aclose()
     await request.aclose()
     assert quotas.entries[0].closes == [Spent(16 - (num_cached or 0), 1)]
+
+
+async def test_what_an_earlier_attempt_left_in_a_cache_is_paid_for(rig: Rig, quotas: ScriptedQuotas) -> None:
+    prefill, decode = await rig.pair()
+    request = await rig.running()
+    key = request.life.key
+    prefill.tell(replace(token(key, 0), num_cached_tokens=0))
+    await anext(aiter(request))
+    decode.tell(Failed(key, ErrorKind.OVERLOADED, "no room for the KV"))
+    await until(lambda: request.life.phase is Phase.RUNNING and request.life.key != key)
+    again = request.life.key
+    decode.tell(pulled(again), replace(token(again, 0), num_cached_tokens=15), token(again, 1))
+    decode.tell(Finished(again, FinishReason.LENGTH, 2, 15))
+    told = [event async for event in request]
+    assert told[-1] == Finished(again, FinishReason.LENGTH, 2, 0)
+    assert quotas.entries[0].closes == [Spent(16, 2)]
 
 
 async def test_tokens_may_come_before_the_answer_to_their_submit(rig: Rig, quotas: ScriptedQuotas) -> None:
