@@ -153,14 +153,6 @@ class Dispatcher:
 
     # ---- inside
 
-    def _refuse_when_full(self) -> None:
-        if self._draining:
-            raise TandemError(ErrorKind.DRAINING, "this gateway is shutting down", retry_after_s=1.0)
-        if self.num_queued() >= self._config.max_queued:
-            raise TandemError(
-                ErrorKind.OVERLOADED, f"{self._config.max_queued} requests are waiting already", retry_after_s=1.0
-            )
-
     def _admit(self, request: Request) -> ActiveRequest:
         life = RequestLife(request, HandoffId(secrets.token_hex(12)))
         self._idle.clear()
