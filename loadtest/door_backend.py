@@ -15,7 +15,8 @@ from tandem.core.ids import JobKey
 from tandem.core.request import Request
 from tandem.gateway.caller import Caller
 from tandem.gateway.event_queue import EventQueue
-from tandem.gateway.ports import ServedModel, Standing
+from tandem.gateway.ports import ServedModel
+from tandem.gateway.standing import Standing
 from tandem.gateway.text import TextModel
 
 AT_ONCE, BY_STEP, NEVER = "at-once", "by-step", "never"

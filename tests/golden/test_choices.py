@@ -19,7 +19,7 @@ from tandem.core.request import Generate, Prefill, Request, Resume, SamplingPara
 from tests.golden.cluster import Cluster, Knobs, Node, Outcome, can_guess
 from tests.golden.conftest import TinyModels
 from tests.golden.guesses import Method
-from tests.golden.models import TINY_VOCAB, Reference
+from tests.golden.models import TINY_VOCAB, Reference, check_sampled
 
 _OUTPUTS = 20
 _NUM_CHOICES = 4
@@ -178,3 +178,19 @@ def test_choices_of_one_temperature_zero_are_all_alike(tiny: TinyModels) -> None
         outcomes = cluster.ask_choices(prompt, greedy, range(_NUM_CHOICES))
         cluster.run()
         assert [outcome.ids for outcome in outcomes] == [reference.greedy(prompt, _OUTPUTS)] * _NUM_CHOICES
+
+
+@pytest.mark.golden
+@pytest.mark.timeout(240)
+def test_the_real_model_draws_for_each_choice_what_it_draws_for_it_alone(real: Reference) -> None:
+    """In float32, whole and split, with a last block that all of them share at first; tight, so that some give way."""
+    prompt = [1, *range(1000, 1040)]
+    alone = _alone(real, prompt, _SAMPLED)
+    assert len(set(map(tuple, alone))) == _NUM_CHOICES
+    check_sampled(real, prompt, alone[0], _SAMPLED)
+    for knobs in (Knobs(), Knobs(remote=True), Knobs(chunk=16, plan_depth=2, preempt=True), Knobs(speculation="ngram")):
+        with _cluster(real, knobs, prompt, alone) as cluster:
+            outcomes = cluster.ask_choices(prompt, _SAMPLED, range(_NUM_CHOICES))
+            cluster.run()
+            assert [outcome.ids for outcome in outcomes] == alone, knobs
+            assert cluster.taker.engine.is_idle and cluster.giver.engine.num_live == 0

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import string
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -25,6 +27,7 @@ from tandem.runtime.sampler import kept_tokens
 from tests.golden.cluster import Cluster, Knobs, Outcome, can_guess
 from tests.golden.conftest import TinyModels
 from tests.golden.models import NEAR_TIE, TINY_VOCAB, Reference
+from tests.golden.test_choices import Choices
 from tests.golden.test_same_answer import _PROMPTS, _RIVALS
 
 _OUTPUTS = 30
@@ -32,8 +35,7 @@ _ENDLESS = Grammar("regex", r"([a-z]{2,9} [0-9]{3}\. )+")
 _END = 0
 
 
-@pytest.fixture(scope="module")
-def bundle() -> TokenizerBundle:
+def _bundle(ends: Sequence[int]) -> TokenizerBundle:
     """Of fewer tokens than the models draw from; several spell the same text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -44,24 +46,53 @@ def bundle() -> TokenizerBundle:
     )
     tokenizer.train_from_iterator(["the weather in some town is 123. 456. 789 degrees"] * 9, trainer)
     return TokenizerBundle(
-        tokenizer_json=tokenizer.to_str().encode(), special_tokens_json=json.dumps({"eos_token_ids": [_END]})
+        tokenizer_json=tokenizer.to_str().encode(), special_tokens_json=json.dumps({"eos_token_ids": ends})
     )
 
 
-def _masked(reference: Reference, masks: GrammarMasks, prompt: Sequence[int], params: SamplingParams) -> list[int]:
+@pytest.fixture(scope="module")
+def bundle() -> TokenizerBundle:
+    return _bundle([_END])
+
+
+@pytest.fixture(scope="module")
+def endless() -> TokenizerBundle:
+    """No token ends a sequence."""
+    return _bundle([])
+
+
+@pytest.fixture(scope="module")
+def masked(tiny: TinyModels, bundle: TokenizerBundle) -> Callable[[bool, float], list[list[int]]]:
+    """What is right for `_RIVALS` or `_PROMPTS`, at a temperature."""
+
+    @cache
+    def outputs(rivals: bool, temperature: float) -> list[list[int]]:
+        reference, masks = tiny("llama", "float64"), GrammarMasks(bundle, TINY_VOCAB)
+        params = SamplingParams(max_tokens=_OUTPUTS, temperature=temperature, seed=3, grammar=_ENDLESS)
+        return [_masked(reference, masks, prompt, params) for prompt in (_RIVALS if rivals else _PROMPTS)]
+
+    return outputs
+
+
+def _masked(
+    reference: Reference, masks: GrammarMasks, prompt: Sequence[int], params: SamplingParams, choice: int = 0
+) -> list[int]:
     """What transformers' logits, a mask made anew for each token, and a draw by the book say."""
     assert params.grammar is not None
     output: list[int] = []
     while len(output) < params.max_tokens and not (output and output[-1] in params.stop_token_ids):
         row = reference.logits([*prompt, *output])[-1].to(torch.float64).clone()
         masks.retain([])
-        row[~masks.allowed(SeqId(0), params.grammar, output, params.stop_token_ids)] = -torch.inf
+        allowed = masks.allowed(SeqId(0), params.grammar, output, params.stop_token_ids)
+        if not allowed.any():
+            break
+        row[~allowed] = -torch.inf
         if params.temperature == 0:
             output.append(int(row.argmax()))
             continue
         kept = kept_tokens(row, params)
         shares = torch.softmax(row[kept] / params.temperature, 0).cumsum(0)
-        output.append(int(kept[int((shares <= uniform(params.seed, 0, len(output))).sum())]))
+        output.append(int(kept[int((shares <= uniform(params.seed, choice, len(output))).sum())]))
     return output
 
 
@@ -93,12 +124,16 @@ _CASES = [(knobs, 1.5 * (place % 2)) for place, knobs in enumerate(_PRODUCT[::3]
 
 @pytest.mark.parametrize(("knobs", "temperature"), _CASES, ids=str)
 def test_the_same_tokens_however_computed(
-    tiny: TinyModels, bundle: TokenizerBundle, knobs: Knobs, temperature: float
+    tiny: TinyModels,
+    bundle: TokenizerBundle,
+    masked: Callable[[bool, float], list[list[int]]],
+    knobs: Knobs,
+    temperature: float,
 ) -> None:
     reference = tiny("llama", "float64")
     params = SamplingParams(max_tokens=_OUTPUTS, temperature=temperature, seed=3, grammar=_ENDLESS)
     prompts = _RIVALS if knobs.preempt else _PROMPTS
-    right = [_masked(reference, GrammarMasks(bundle, TINY_VOCAB), prompt, params) for prompt in prompts]
+    right = masked(knobs.preempt, temperature)
     needed = sum(-(-(len(prompt) + _OUTPUTS) // knobs.block_size) for prompt in prompts)
     executors = _executors(reference, bundle, knobs, needed - 1 if knobs.preempt else 2 * needed)
     answers = [[*prompt, *output] for prompt, output in zip(prompts, right, strict=True)]
@@ -147,6 +182,44 @@ def test_a_grammar_that_is_complete_ends_the_request(tiny: TinyModels, bundle: T
     assert outcome.ids[-1] == _END
     text = Tokenizer.from_buffer(bundle.tokenizer_json).decode(outcome.ids[:-1])
     assert len(text) == 30 if ignored else 3 <= len(text) <= 30
+
+
+_SHORT = SamplingParams(max_tokens=_OUTPUTS, temperature=1.5, seed=5, grammar=Grammar("regex", "[a-z]{9,25}"))
+_NOTHING = replace(_SHORT, grammar=Grammar("regex", ""))
+_WAYS = [
+    Knobs(chunk=16, plan_depth=depth, remote=remote, preempt=preempt, speculation=guesses)
+    for guesses, depth, remote, preempt in itertools.product(("off", "mixed"), (1, 2), (False, True), (False, True))
+    if guesses == "off" or can_guess(depth, remote)
+]
+
+
+def _few_blocks(knobs: Knobs, num_choices: int) -> int:
+    """Enough for one choice alone."""
+    one = -(-(len(_PROMPTS[1]) + _OUTPUTS) // knobs.block_size)
+    return one if knobs.preempt else num_choices * one
+
+
+@pytest.mark.parametrize("knobs", _WAYS, ids=str)
+def test_what_is_complete_and_has_no_token_to_say_so_ends(
+    tiny: TinyModels, endless: TokenizerBundle, knobs: Knobs
+) -> None:
+    """Each choice by itself, with the tokens that it has; where nothing may come at all, at once."""
+    reference, prompt = tiny("llama", "float64"), _PROMPTS[1]
+    right = [_masked(reference, GrammarMasks(endless, TINY_VOCAB), prompt, _SHORT, choice) for choice in range(3)]
+    assert len(set(map(len, right))) > 1 and max(map(len, right)) < _OUTPUTS
+    executors = _executors(reference, endless, knobs, _few_blocks(knobs, 3))
+    with Choices(executors, knobs, [[*prompt, *output] for output in right]) as cluster:
+        outcomes = cluster.ask_choices(prompt, _SHORT, range(3))
+        cluster.run()
+        nothing = []
+        for num_choices in (2, 1):
+            nothing += cluster.ask_choices(prompt, _NOTHING, range(num_choices))
+            cluster.run()
+        assert (cluster.taker.engine.num_preempted > 0) == knobs.preempt and cluster.taker.engine.is_idle
+    assert [outcome.ids for outcome in outcomes] == right and not any(outcome.ids for outcome in nothing)
+    for outcome in (*outcomes, *nothing):
+        assert isinstance(outcome.end, Finished) and outcome.end.reason is FinishReason.STOP
+        assert outcome.end.num_output_tokens == len(outcome.ids)
 
 
 def test_a_grammar_that_cannot_be_compiled_fails_its_request_alone(tiny: TinyModels, bundle: TokenizerBundle) -> None:

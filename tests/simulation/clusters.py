@@ -70,7 +70,7 @@ def traces_of(
     """Run, and give the traces in the order of the requests' numbers."""
     traces: list[Trace] = []
     one.run(workload, traces.append, closed_at)
-    return sorted(traces, key=lambda trace: int(trace.id.removeprefix("r")))
+    return sorted(traces, key=lambda trace: tuple(map(int, trace.id.removeprefix("r").split("."))))
 
 
 def run(one: SimCluster, workload: Iterable[Ask]) -> list[Trace]:

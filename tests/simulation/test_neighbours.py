@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tandem.admission.tenant import Tenant
 from tandem.core.config import GatewayConfig, WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import TenantId
@@ -77,7 +78,8 @@ def tokens_by(traces: list[Trace], until: float) -> dict[str, int]:
 def test_tenants_that_always_wait_share_tokens_by_their_weights(weights: tuple[float, ...]) -> None:
     lengths, total = (100, 200, 400, 800, 1600), sum(1 / n for n in (100, 200, 400, 800, 1600))
     groups = [Group(f"t{n}", 1 / n / total, (n, n), (n // 10, n // 10), tenant=f"t{n}") for n in lengths]
-    terms = Terms(weights={TenantId(f"t{n}"): weight for n, weight in zip(lengths, weights, strict=True)})
+    names = [TenantId(f"t{n}") for n in lengths]
+    terms = Terms(tenants={n: Tenant(id=n, weight=w) for n, w in zip(names, weights, strict=True)})
     traces = run(groups, 0.0, 800, ClusterSpec(workers=pair(1024), gateway=LINE, terms=terms))
     # While everybody still waits: until the first tenant's last request is sent, with a margin.
     until = 0.7 * min(max(t.token_times[0] for t in traces if t.tenant == f"t{n}") for n in lengths)

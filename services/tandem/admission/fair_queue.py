@@ -1,5 +1,5 @@
-"""Whose turn it is among requests that wait for one model: lane, then tenants by the tokens they got, then priority and
-arrival; never sends one and never reads a clock.
+"""Whose turn it is among requests that wait for one model: lane, then tenants by the tokens they got, then within one
+tenant as its `TenantQueue` says; never sends one and never reads a clock.
 
 Fair queueing over tenants in tokens. As in the virtual token counter (Sheng et al., OSDI 2024) each tenant has a
 counter of what it was served divided by its weight, charged with the prompt when a request is sent and with output as
@@ -22,74 +22,19 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
+from tandem.admission.tenant_queue import TenantQueue
+from tandem.admission.ticket import Account, Ticket
 from tandem.core.ids import RequestId, TenantId
 from tandem.core.lane import Lane
-
-
-class Account(NamedTuple):
-    """What counters are kept by."""
-
-    lane: Lane
-    tenant: TenantId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ticket:
-    """What the queue needs to know of a request: `num_tokens` that it is charged when it is sent."""
-
-    lane: Lane
-    tenant: TenantId
-    num_tokens: int
-    weight: float = 1.0
-    priority: int = 0
-
-    @property
-    def account(self) -> Account:
-        return Account(self.lane, self.tenant)
-
-
-class _Place(NamedTuple):
-    """In a flow; the less is first."""
-
-    priority: int
-    number: int
-
-
-@dataclass(eq=False, slots=True)
-class _Flow:
-    """One tenant in one lane. `counter` is in tokens / weight. `stamp` is that of its newest entry among the flows."""
-
-    account: Account
-    weight: float = 1.0
-    counter: float = 0.0
-    num_tokens: int = 0
-    waiting: dict[RequestId, tuple[_Place, Ticket]] = field(default_factory=dict)
-    heap: list[tuple[_Place, RequestId]] = field(default_factory=list)
-    stamp: int = 0
-
-    def first(self) -> RequestId | None:
-        while self.heap:
-            place, key = self.heap[0]
-            held = self.waiting.get(key)
-            if held is not None and held[0] == place:
-                return key
-            heapq.heappop(self.heap)
-        return None
-
-    def end(self, key: RequestId) -> float:
-        """Where the counter would be after one of its requests."""
-        return self.counter + self.waiting[key][1].num_tokens / self.weight
 
 
 class FairQueue:
     """`push`, `pop` and `remove` cost the logarithm of what waits, `first` too, spread over calls; `charge` is O(1)."""
 
     def __init__(self) -> None:
-        self._flows: dict[Account, _Flow] = {}
-        self._active: dict[Lane, list[tuple[float, int, _Flow]]] = {lane: [] for lane in Lane}
+        self._flows: dict[Account, TenantQueue] = {}
+        self._active: dict[Lane, list[tuple[float, int, TenantQueue]]] = {lane: [] for lane in Lane}
         self._virtual = dict.fromkeys(Lane, 0.0)
         self._account_of: dict[RequestId, Account] = {}
         self._served: dict[Account, int] = {}
@@ -105,7 +50,7 @@ class FairQueue:
     # ---- requests come and go
 
     def push(self, key: RequestId, ticket: Ticket) -> int:
-        """Wait, behind all of the tenant's that are as urgent. Returns its number, for `put_back`."""
+        """Wait. Returns its number, for `put_back`."""
         flow = self._flow(ticket.account)
         if not flow.waiting:
             flow.counter = max(flow.counter, self._virtual[ticket.lane])
@@ -113,8 +58,10 @@ class FairQueue:
         self._enter(key, ticket, self._num_pushed)
         return self._num_pushed
 
-    def put_back(self, key: RequestId, ticket: Ticket, number: int) -> None:
-        """A request that was popped is not served after all: it waits at its old place and its charge is taken back."""
+    def put_back(self, key: RequestId, ticket: Ticket, number: int, credit: int) -> None:
+        """A request that was popped, which returned `credit`, is not served after all: it waits at its old place and
+        its charge is taken back."""
+        self._flow(ticket.account).give_back(credit)
         self.charge(ticket.account, -ticket.num_tokens)
         self._enter(key, ticket, number)
 
@@ -122,10 +69,8 @@ class FairQueue:
         """It waits no longer; nothing when it does not wait."""
         account = self._account_of.pop(key, None)
         if account is not None:
-            flow = self._flows[account]
-            _, ticket = flow.waiting.pop(key)
-            flow.num_tokens -= ticket.num_tokens
-            self._rank(flow)
+            self._flows[account].remove(key)
+            self._rank(self._flows[account])
 
     def first(self) -> RequestId | None:
         """Whose turn it is; None when nobody waits."""
@@ -142,14 +87,16 @@ class FairQueue:
                     return key
         return None
 
-    def pop(self, key: RequestId) -> None:
-        """It is served now, and its tenant charged."""
-        account = self._account_of[key]
+    def pop(self, key: RequestId) -> int:
+        """It is served now, and its tenant charged. Returns what `put_back` needs to undo it."""
+        account = self._account_of.pop(key)
         flow = self._flows[account]
-        _, ticket = flow.waiting[key]
+        num_tokens = flow.waiting[key].ticket.num_tokens
         self._virtual[account.lane] = max(self._virtual[account.lane], flow.counter)
-        self.remove(key)
-        self.charge(account, ticket.num_tokens)
+        credit = flow.take(key)
+        self._rank(flow)
+        self.charge(account, num_tokens)
+        return credit
 
     # ---- counters
 
@@ -176,16 +123,19 @@ class FairQueue:
     # ---- what a newcomer must expect
 
     def num_ahead(self, ticket: Ticket) -> int:
-        """Tokens that are served before a request that comes now, if nothing else does. Costs a look at each tenant."""
+        """Tokens that are served before a request that comes now, if nothing else does. Costs a look at each tenant and
+        at each size of its own."""
         mine = self._flows.get(ticket.account)
         counter = self._virtual[ticket.lane] if mine is None or not mine.waiting else mine.counter
         if mine is not None:
             counter = max(counter, mine.counter)
-        own = 0 if mine is None else mine.num_tokens
+        own = 0 if mine is None else mine.num_ahead(ticket)
         end = counter + (own + ticket.num_tokens) / ticket.weight
         num_ahead = 0.0
         for flow in self._flows.values():
-            if flow is mine or flow.account.lane < ticket.lane:
+            if flow is mine:
+                num_ahead += own
+            elif flow.account.lane < ticket.lane:
                 num_ahead += flow.num_tokens
             elif flow.account.lane is ticket.lane:
                 num_ahead += min(flow.num_tokens, max(0.0, (end - flow.counter) * flow.weight))
@@ -203,12 +153,12 @@ class FairQueue:
             totals[tenant] = totals.get(tenant, 0.0) + len(flow.waiting) / flow.weight
         worst = max(totals, key=lambda tenant: (totals[tenant], tenant))
         flow = max((f for f in flows if f.account.tenant == worst), key=lambda f: f.account.lane)
-        return max(flow.waiting, key=lambda key: flow.waiting[key][0])
+        return flow.newest()
 
     def check(self) -> None:
         """Re-add the books. Raises AssertionError naming what is off."""
         for account, flow in self._flows.items():
-            assert flow.num_tokens == sum(t.num_tokens for _, t in flow.waiting.values()), f"{account}: tokens"
+            flow.check()
             assert all(self._account_of.get(key) == account for key in flow.waiting), f"{account}: requests"
         assert sum(len(flow.waiting) for flow in self._flows.values()) == len(self._account_of), "requests in no flow"
 
@@ -221,21 +171,17 @@ class FairQueue:
     def _enter(self, key: RequestId, ticket: Ticket, number: int) -> None:
         assert key not in self._account_of, f"{key} waits already"
         flow = self._flow(ticket.account)
-        flow.weight = ticket.weight
-        place = _Place(ticket.priority, number)
-        flow.waiting[key] = (place, ticket)
-        flow.num_tokens += ticket.num_tokens
-        heapq.heappush(flow.heap, (place, key))
+        flow.enter(key, ticket, number)
         self._account_of[key] = ticket.account
         self._rank(flow)
 
-    def _flow(self, account: Account) -> _Flow:
+    def _flow(self, account: Account) -> TenantQueue:
         flow = self._flows.get(account)
         if flow is None:
-            flow = self._flows[account] = _Flow(account)
+            flow = self._flows[account] = TenantQueue(account)
         return flow
 
-    def _rank(self, flow: _Flow) -> None:
+    def _rank(self, flow: TenantQueue) -> None:
         """Enter a flow anew under where its first request would end; its older entry is void."""
         self._num_stamps += 1
         flow.stamp = self._num_stamps

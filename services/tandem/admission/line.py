@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tandem.admission.fair_queue import Account, FairQueue, Ticket
+from tandem.admission.fair_queue import FairQueue
+from tandem.admission.ticket import Account, Ticket
 from tandem.core.ids import RequestId
 from tandem.core.lane import Lane
 from tandem.core.request import Request
@@ -29,6 +30,7 @@ class _Standing:
     number: int
     num_prompt: int
     is_sent: bool = False
+    credit: int = 0
 
 
 class Line:
@@ -70,7 +72,7 @@ class Line:
     def send(self, request: RequestId) -> None:
         """One that waits is given to workers."""
         standing = self._standings[request]
-        self._queues[standing.model].pop(request)
+        standing.credit = self._queues[standing.model].pop(request)
         standing.is_sent = True
         self._num_waiting -= 1
 
@@ -78,7 +80,7 @@ class Line:
         """They did not take it, or it was lost: back to its place; nothing when it waits or has no standing."""
         standing = self._standings.get(request)
         if standing is not None and standing.is_sent:
-            self._queues[standing.model].put_back(request, standing.ticket, standing.number)
+            self._queues[standing.model].put_back(request, standing.ticket, standing.number, standing.credit)
             standing.is_sent = False
             self._num_waiting += 1
 

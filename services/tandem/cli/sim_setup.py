@@ -10,11 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tandem.admission.tenant import Tenant
 from tandem.cli.sim_flags import SECTIONS
 from tandem.core.config import value_of
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.ids import TenantId
 from tandem.core.settings import DEFAULT_LAYER, Resolved, resolve
 from tandem.core.slo import parse_time
+from tandem.gateway.tenants_file import parse_tenants
 from tandem.sim.hardware import HARDWARE
 from tandem.sim.machine import Machine, ProfileMachine, RooflineMachine
 from tandem.sim.profile import Profile, decode_profile
@@ -116,6 +119,18 @@ def count_of(args: argparse.Namespace) -> int | None:
 
 def asks(args: argparse.Namespace, count: int | None, seed: int) -> Iterator[Ask]:
     return open_workload(args.workload, seed=seed, count=count, rate=args.rate, speedup=args.speedup)
+
+
+def tenants(resolved: Resolved) -> Mapping[TenantId, Tenant] | None:
+    """Of the gateway's tenants file, whose keys nobody asks for here; None: there is none, and all are alike. Raises
+    TandemError(INVALID_REQUEST)."""
+    file = resolved.config.gateway.tenants
+    if not file:
+        return None
+    try:
+        return parse_tenants(Path(file).read_text(), file).tenants
+    except (OSError, UnicodeDecodeError) as error:
+        raise refuse(f"cannot read --tenants {file}: {error}") from error
 
 
 def known(flag: str, name: str, table: Mapping[str, Value]) -> Value:

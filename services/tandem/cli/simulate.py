@@ -36,6 +36,7 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
         config=resolved.config,
         link_bandwidth=sim_setup.link_bandwidth(args),
         kv_bytes=sim_setup.kv_bytes(resolved),
+        tenants=sim_setup.tenants(resolved),
     )
     slo, path, chart = parse_slo(args.slo), sim_setup.writable("--json", args.json), _chart(args)
     series = Series() if path or chart else None

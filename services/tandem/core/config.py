@@ -89,12 +89,12 @@ class SpeculativeConfig:
 class SloConfig:
     """Milliseconds, for each lane; 0 promises nothing. The first two are those of the interactive lane."""
 
-    ttft_ms: float = _doc("time to the first token; a prompt that is about to miss it goes ahead of shorter ones", 0.0)
-    itl_ms: float = _doc("between two tokens; steps compute only as much of prompts as fits", 0.0)
-    standard_ttft_ms: float = _doc("the same for the standard lane", 0.0)
-    standard_itl_ms: float = _doc("the same for the standard lane", 0.0)
-    batch_ttft_ms: float = _doc("the same for the batch lane", 0.0)
-    batch_itl_ms: float = _doc("the same for the batch lane", 0.0)
+    ttft_ms: float = _doc("first token, interactive lane; a prompt about to miss it goes ahead of shorter ones", 0.0)
+    itl_ms: float = _doc("between two tokens, interactive lane; steps compute only as much of prompts as fits", 0.0)
+    standard_ttft_ms: float = _doc("the same, standard lane", 0.0)
+    standard_itl_ms: float = _doc("the same, standard lane", 0.0)
+    batch_ttft_ms: float = _doc("the same, batch lane", 0.0)
+    batch_itl_ms: float = _doc("the same, batch lane", 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

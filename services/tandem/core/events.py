@@ -33,11 +33,13 @@ class SampledToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """The `index`-th output token of a choice, counted from 0 over all attempts."""
+    """The `index`-th output token of a choice, counted from 0 over all attempts. The first one that a job draws tells
+    how many of the prompt's tokens were in the prefix cache where that was computed."""
 
     key: JobKey
     index: int
     token: SampledToken
+    num_cached_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

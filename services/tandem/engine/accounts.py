@@ -46,13 +46,13 @@ def books(pool: BlockPool, scheduler: Scheduler, giver: Giver, pulls: PullBook) 
     )
 
 
-def pulled_event(key: JobKey, arrived: Arrived, num_cached: int, block_bytes: int) -> Pulled:
+def pulled_event(key: JobKey, arrived: Arrived, block_size: int, block_bytes: int) -> Pulled:
     stats = arrived.stats
     return Pulled(
         key=key,
         num_blocks=stats.num_blocks,
         num_bytes=stats.num_blocks * block_bytes,
-        num_cached_tokens=num_cached,
+        num_cached_tokens=stats.num_hit_blocks * block_size,
         num_exposed_bytes=stats.num_exposed_blocks * block_bytes,
         total_s=stats.total_s,
         exposed_s=stats.exposed_s,

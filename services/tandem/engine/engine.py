@@ -131,7 +131,7 @@ class Engine:
                 name = (self._jobs.live_keys(progress.key) or [progress.key])[0]
                 effects.append(Emit(PromptScored(name, progress.first_scored, progress.scores)))
             for part in progress.parts:
-                effects += [Emit(Token(part.key, part.first_index + i, t)) for i, t in enumerate(part.tokens)]
+                effects += _tokens(part)
             if isinstance(progress.job, Prefill):
                 effects += self._giver.offer(progress.job, progress, now)
             effects += self._settle(progress, now)
@@ -291,8 +291,8 @@ class Engine:
         return effects
 
     def _take_in(self, arrived: Arrived, now: float) -> list[Effect]:
-        progress = self._scheduler.kv_arrived(arrived.job, arrived.first_tokens)
-        pulled = pulled_event(progress.parts[0].key, arrived, progress.num_cached, self._handoff.block_bytes)
+        progress = self._scheduler.kv_arrived(arrived.job, arrived.first_tokens, arrived.num_cached)
+        pulled = pulled_event(progress.parts[0].key, arrived, self._pool.block_size, self._handoff.block_bytes)
         return [Unfollow(arrived.source, arrived.key), Emit(pulled), *self._settle(progress, now)]
 
     def _lose(self, lost: Lost, now: float) -> list[Effect]:
@@ -336,6 +336,12 @@ class Engine:
         return effects if older is None else [*effects, *self._cancel_all(older, now)]
 
 
+def _tokens(part: Progress) -> list[Effect]:
+    first = part.first_index
+    told = part.num_cached if first == len(part.job.output_tokens) else None
+    return [Emit(Token(part.key, first + i, token, None if i else told)) for i, token in enumerate(part.tokens)]
+
+
 def _ending(part: Progress) -> Finished | Failed:
     if part.error is not None:
         return Failed(part.key, ErrorKind.INTERNAL, part.error)
@@ -354,7 +360,7 @@ def _first_tokens(job: Job, keys: Iterable[JobKey], message: Announcement) -> li
     """Those of the choices that are live, where the source has drawn."""
     index = len(job.output_tokens)
     drawn = dict(enumerate(message.first_tokens, job.choice))
-    return [Emit(Token(key, index, drawn[key.choice])) for key in keys if drawn]
+    return [Emit(Token(key, index, drawn[key.choice], message.num_cached)) for key in keys if drawn]
 
 
 def _renewals(pulls: Iterable[Pull]) -> list[Effect]:

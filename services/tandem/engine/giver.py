@@ -42,9 +42,10 @@ class Giver:
             return self.withdraw(key, ErrorKind.INTERNAL, progress.error, now)
         if progress.finish is not None:
             return self.withdraw(key, ErrorKind.CANCELLED, "nothing is left to hand over", now)
-        first = progress.first_tokens
         num_complete = len(lease.blocks) if progress.handed_over else progress.num_computed // self._pool.block_size
-        message = self._leases.announce(key, num_complete, progress.digests, progress.num_computed, first)
+        message = self._leases.announce(
+            key, num_complete, progress.digests, progress.num_computed, progress.first_tokens, progress.num_cached
+        )
         return [Announce(lease.taker, message)] if message is not None and lease.taker is not None else []
 
     def follow(self, key: HandoffKey, taker: WorkerRef, now: float) -> list[Effect]:

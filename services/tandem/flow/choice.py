@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tandem.core.events import Finished, Token, Tokens
+from tandem.core.events import Finished, Token
 
 
 class Choice:
@@ -29,11 +29,11 @@ class Choice:
             self.next_index += 1
         return out
 
-    def skip(self, tokens: Tokens) -> bool:
+    def skip(self, first_index: int, num_tokens: int) -> bool:
         """Count consecutive ones whose turn it is. False, and nothing has changed, where something else is due."""
-        if self._early or self._finished is not None or tokens.first_index != self.next_index:
+        if self._early or self._finished is not None or first_index != self.next_index:
             return False
-        self.next_index += len(tokens.ids)
+        self.next_index += num_tokens
         return True
 
     def finish(self, finished: Finished) -> None:

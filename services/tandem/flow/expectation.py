@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tandem.admission.fair_queue import Ticket
 from tandem.admission.line import Line
 from tandem.admission.predict import Forecast, Prefiller, forecast
+from tandem.admission.ticket import Ticket
 from tandem.core.load import beside_longest
 from tandem.routing.view import WorkerView
 from tandem.sched.backlog import HORIZON_STEPS

@@ -12,11 +12,11 @@ client may have enough of one before the others; the request ends with the last.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Failed, Finished, JobEvent, PromptScored, Pulled, Token, Tokens
+from tandem.core.events import Cancelled, Failed, Finished, JobEvent, PromptScored, Pulled, Token
 from tandem.core.ids import HandoffId, JobKey, WorkerRef
 from tandem.core.request import Generate, Job, Prefill, Request, Resume
 from tandem.flow.choice import Choice
@@ -87,7 +87,8 @@ class RequestLife:
         self._giver: WorkerRef | None = None
         # Prompt tokens from the second on whose scores the client has.
         self._num_scored = 0
-        self._num_cached = 0
+        # Prompt tokens that were in a cache, as the first attempt told that drew a token.
+        self._num_cached: int | None = None
 
     @property
     def key(self) -> JobKey:
@@ -166,15 +167,16 @@ class RequestLife:
     # ---- what workers report
 
     def reported(self, worker: WorkerRef, event: JobEvent) -> list[Command]:
-        """A worker's word on a choice of this request. One that has no open job of it here has nothing to say."""
+        """A worker's word on a choice of this request. One that has no open job of it here has nothing to say; the
+        prompt is that of the other choices too."""
+        if isinstance(event, PromptScored):
+            return self._take_scores(event) if self._is_current(worker, event.key) else []
         if not self._is_open(worker, event.key):
             return []
         match event:
             case Token():
                 self._choices[event.key.choice].take(event)
                 return self._deliver(event.key.choice)
-            case PromptScored():
-                return self._take_scores(event)
             case Pulled():
                 self.pulled = event
                 return []
@@ -190,12 +192,12 @@ class RequestLife:
             case Cancelled():
                 return self._take_cancel(worker, event.key)
 
-    def streamed(self, worker: WorkerRef, tokens: Tokens) -> bool:
-        """Tokens of steps that have ended, as `reported` takes one. True: the client gets them all at once. Otherwise
-        nothing has changed, and they are to be reported one by one."""
+    def streamed(self, worker: WorkerRef, key: JobKey, first_index: int, num_tokens: int = 1) -> bool:
+        """Tokens with neighbouring indices, as `reported` takes one. True: the client gets them all at once, as it
+        nearly always does. Otherwise nothing has changed, and they are to be reported one by one."""
         if not self._is_scored:
             return False
-        return self._is_open(worker, tokens.key) and self._choices[tokens.key.choice].skip(tokens)
+        return self._is_open(worker, key) and self._choices[key.choice].skip(first_index, num_tokens)
 
     def worker_lost(self, worker: WorkerRef, reason: str) -> list[Command]:
         """A worker is gone. A prefill worker that has handed everything over is not missed; before all workers have
@@ -237,8 +239,10 @@ class RequestLife:
         return JobKey(self.request.id, self._attempt, index)
 
     def _is_open(self, worker: WorkerRef, key: JobKey) -> bool:
-        work = self._open.get(worker)
-        return key.attempt == self._attempt and work is not None and key.choice in work.choices
+        return self._is_current(worker, key) and key.choice in self._open[worker].choices
+
+    def _is_current(self, worker: WorkerRef, key: JobKey) -> bool:
+        return key.attempt == self._attempt and worker in self._open
 
     def _take_scores(self, event: PromptScored) -> list[Command]:
         """They come in order; what comes again is not told again."""
@@ -258,11 +262,14 @@ class RequestLife:
         if not self._is_scored:
             return []
         choice = self._choices[index]
-        out: list[Command] = [Deliver(token) for token in choice.due()]
+        due = choice.due()
+        if self._num_cached is None and due:
+            self._num_cached = due[0].num_cached_tokens
+        out: list[Command] = [Deliver(token) for token in due]
         end = choice.end
         if end is None:
             return out
-        outcome = Finished(end.key, end.reason, end.num_output_tokens, self._num_cached)
+        outcome = end if self._num_cached is None else replace(end, num_cached_tokens=self._num_cached)
         if len(self._choices) == 1:
             return [*out, *self._end(outcome)]
         return [*out, *self._close(index), EndChoice(outcome)]
@@ -276,9 +283,8 @@ class RequestLife:
         return isinstance(work.job, Prefill) and self.pulled is not None and self._is_scored
 
     def _take_finish(self, worker: WorkerRef, event: Finished) -> list[Command]:
-        work, index = self._open[worker], event.key.choice
+        index = event.key.choice
         self._leave(worker, index)
-        self._num_cached = max(self._num_cached, 0 if isinstance(work.job, Resume) else event.num_cached_tokens)
         if event.reason is None:
             return []
         self._choices[index].finish(event)

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tandem.admission.fair_queue import Ticket
 from tandem.admission.line import Line
 from tandem.admission.predict import Forecast, queue_full, ttft_error
+from tandem.admission.ticket import Ticket
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import TandemError
 from tandem.core.ids import RequestId, WorkerRef

@@ -9,7 +9,8 @@ from tandem.core.errors import TandemError
 from tandem.core.events import Finished, PromptScored, Token
 from tandem.flow.lifecycle import RequestLife
 from tandem.gateway.event_queue import EventQueue
-from tandem.gateway.ports import QuotaEntry, Standing
+from tandem.gateway.ports import QuotaEntry
+from tandem.gateway.standing import Standing
 from tandem.routing.placement import Placement
 
 
@@ -53,13 +54,15 @@ class ActiveRequest:
     def push(self, event: Token | PromptScored | Finished | TandemError) -> None:
         if isinstance(event, Token):
             self._num_output += 1
+            self._num_cached = max(self._num_cached, event.num_cached_tokens or 0)
         elif isinstance(event, Finished):
             self.was_begun = True
             self._num_cached = max(self._num_cached, event.num_cached_tokens)
         self._events.push(event)
 
     def spent(self) -> Spent | None:
-        """A Meter. How much of a prompt an end before the last token left uncomputed nobody knows: all of it counts."""
+        """A Meter. How much of a prompt an end before the first token left uncomputed nobody knows: all of it
+        counts."""
         # What it says may be here before the worker's word that it took the job.
         if not self.was_begun and not self._num_output:
             return None

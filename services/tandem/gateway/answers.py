@@ -33,10 +33,11 @@ from tandem.gateway.openai_request import (
     request,
 )
 from tandem.gateway.openai_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from tandem.gateway.ports import Dispatch, ServedModel, Standing
+from tandem.gateway.ports import Dispatch, ServedModel
 from tandem.gateway.prompt import Prompt, checked_tokens, encode, given_prompts
 from tandem.gateway.response_format import GrammarCheck
 from tandem.gateway.speech import heard
+from tandem.gateway.standing import Standing
 from tandem.gateway.usage import Tally, Usage
 
 T = TypeVar("T")

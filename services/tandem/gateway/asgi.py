@@ -12,6 +12,7 @@ import msgspec
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.caller import label_of
+from tandem.gateway.standing import refused_headers
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -128,7 +129,7 @@ class Exchange:
         """OpenAI's error body with the status of the error table. Who is refused for lack of room learns when to come
         back and, for machines, which limit it met."""
         status = error.facts.http
-        extra = list(headers)
+        extra = [*headers, *refused_headers(error)]
         retry_after_s, reject_reason = refusal(error)
         if reject_reason is not None:
             extra.append((b"x-tandem-reject-reason", header_value(reject_reason)))

@@ -11,8 +11,11 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.lane import Lane
 
 LANE_HEADER = "x-tandem-lane"
+TIMEOUT_HEADER = "x-request-timeout-ms"
+MAX_TIMEOUT_MS = 24 * 3600 * 1000
 _LANES = {lane.label: lane for lane in Lane}
 
+_MILLIS = re.compile(r"[0-9]{1,8}")
 _SANE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -41,3 +44,15 @@ def lane_of(given: str | None) -> Lane | None:
         message = f"{LANE_HEADER} must be one of {', '.join(_LANES)}"
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param=LANE_HEADER)
     return _LANES[label]
+
+
+def timeout_of(given: str | None) -> float | None:
+    """The seconds of a client's deadline, which HTTP itself has no word for. Raises INVALID_REQUEST for what is not a
+    whole number of milliseconds in [1, MAX_TIMEOUT_MS]."""
+    if given is None:
+        return None
+    text = given.strip()
+    if not _MILLIS.fullmatch(text) or not 1 <= int(text) <= MAX_TIMEOUT_MS:
+        message = f"{TIMEOUT_HEADER} must be a whole number of milliseconds from 1 to {MAX_TIMEOUT_MS}"
+        raise TandemError(ErrorKind.INVALID_REQUEST, message, param=TIMEOUT_HEADER)
+    return int(text) / 1000

@@ -12,7 +12,8 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, FinishReason, PromptScored, SampledToken, Token
 from tandem.core.request import Request
 from tandem.gateway.detokenize import Detokenizer
-from tandem.gateway.ports import Standing, TokenStream
+from tandem.gateway.ports import TokenStream
+from tandem.gateway.standing import Standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Delta(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The one end of a choice. `num_cached_tokens` is None when a stop string ended it before the worker did."""
+    """The one end of a choice. `num_cached_tokens`: of the prompt's, None where no worker has told."""
 
     reason: FinishReason
     num_output_tokens: int
@@ -61,7 +62,7 @@ class Completion:
     Closing is not interrupted by the cancellation that so often causes it. `detokenizer` makes one for each choice.
     """
 
-    __slots__ = ("_closed", "_detokenizers", "_hidden", "_num_tokens", "_open", "_stream")
+    __slots__ = ("_closed", "_detokenizers", "_hidden", "_num_cached", "_num_tokens", "_open", "_stream")
 
     def __init__(
         self,
@@ -74,6 +75,7 @@ class Completion:
         self._stream = stream
         self._detokenizers = [detokenizer() for _ in range(request.num_choices)]
         self._num_tokens = [0] * request.num_choices
+        self._num_cached: int | None = None
         self._open = set(range(request.num_choices))
         self._hidden = frozenset() if show_stop_tokens else request.sampling.stop_token_ids
         self._closed = False
@@ -113,10 +115,12 @@ class Completion:
                     if choice not in self._open:
                         continue
                     self._num_tokens[choice] += 1
+                    if self._num_cached is None:
+                        self._num_cached = event.num_cached_tokens
                     yield self._delta(choice, event.token)
                     if self._detokenizers[choice].stopped:
                         await self._stop(choice)
-                        yield Ending(FinishReason.STOP, self._num_tokens[choice], None, choice)
+                        yield Ending(FinishReason.STOP, self._num_tokens[choice], self._num_cached, choice)
                 case PromptScored():
                     yield event
                 case Finished():

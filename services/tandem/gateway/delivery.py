@@ -8,11 +8,11 @@ from contextlib import aclosing
 
 from tandem.gateway.answers import Answer, Part
 from tandem.gateway.asgi import Exchange, Header, header_value
-from tandem.gateway.completion import Delta, Ending
-from tandem.gateway.echo import Echo
+from tandem.gateway.completion import Ending
+from tandem.gateway.echo import Scored
 from tandem.gateway.openai_response import Form
-from tandem.gateway.ports import Standing
 from tandem.gateway.sse import EventStream
+from tandem.gateway.standing import standing_headers
 
 
 async def deliver(exchange: Exchange, answer: Answer, form: Form, heartbeat_s: float) -> None:
@@ -36,14 +36,14 @@ async def _stream(
     num_open = answer.num_choices
     while True:
         events: list[bytes] = []
-        if isinstance(part, Delta | Echo | Ending) and part.choice not in opened:
+        if not isinstance(part, Scored) and part.choice not in opened:
             opened.add(part.choice)
             events = form.opening(part.choice, answer.usage)
-        if isinstance(part, Delta | Echo):
-            events += form.chunk(part, answer.usage)
-        elif isinstance(part, Ending):
+        if isinstance(part, Ending):
             num_open -= 1
             events += form.closing(part, answer.usage, None if num_open else answer.path)
+        elif not isinstance(part, Scored):
+            events += form.chunk(part, answer.usage)
         if not num_open:
             await sse.close(*events)
             return
@@ -69,34 +69,6 @@ async def _collect(exchange: Exchange, form: Form, answer: Answer, parts: AsyncG
     gathered = [part async for part in parts]
     headers = [*standing_headers(answer.standing), _path_header(answer)]
     await exchange.send_json(200, form.body(gathered, answer.usage, answer.path), headers)
-
-
-def standing_headers(standing: Standing) -> list[Header]:
-    """OpenAI's `x-ratelimit-*`, for what is limited."""
-    found: list[Header] = []
-    for what, limit, remaining, reset_s in (
-        (b"requests", standing.limit_requests, standing.remaining_requests, standing.reset_requests_s),
-        (b"tokens", standing.limit_tokens, standing.remaining_tokens, standing.reset_tokens_s),
-    ):
-        if limit is not None:
-            found += [
-                (b"x-ratelimit-limit-" + what, str(limit).encode()),
-                (b"x-ratelimit-remaining-" + what, str(max(0, remaining or 0)).encode()),
-                (b"x-ratelimit-reset-" + what, duration(reset_s).encode()),
-            ]
-    return found
-
-
-def duration(seconds: float) -> str:
-    """As OpenAI writes one: `120ms`, `1s`, `6m0s`, `1h0m0s`; never shorter than it is."""
-    millis = -int(-max(0.0, seconds) * 1000 // 1)
-    if millis < 1000:
-        return f"{millis}ms"
-    whole = -(-millis // 1000)
-    hours, minutes = divmod(whole // 60, 60)
-    if hours:
-        return f"{hours}h{minutes}m{whole % 60}s"
-    return f"{minutes}m{whole % 60}s" if minutes else f"{whole}s"
 
 
 def _path_header(answer: Answer) -> Header:

@@ -16,7 +16,7 @@ from tandem.admission.terms import on_terms
 from tandem.core.clock import Clock
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Finished, JobEvent
+from tandem.core.events import Finished, JobEvent, Token
 from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerRef
 from tandem.core.request import Job, Request, SamplingParams
 from tandem.flow.commands import CancelJob, Command, Deliver, End, EndChoice, Place, ReleaseLease, Score, Submit
@@ -111,8 +111,12 @@ class Dispatcher:
         now = self._clock.now()
         for event in events:
             active = self._active.get(event.key.request)
-            if active is not None:
-                active.moved_at = now
+            if active is None:
+                continue
+            active.moved_at = now
+            if type(event) is Token and active.life.streamed(worker, event.key, event.index):
+                self._deliver(active, event)
+            else:
                 self._carry_out(active, active.life.reported(worker, event))
 
     def lost(self, worker: WorkerRef, reason: str) -> None:
@@ -208,12 +212,15 @@ class Dispatcher:
                 case ReleaseLease():
                     self._fleet.release(command.worker, command.key)
                 case Deliver(token):
-                    self._waiting.line.drew(active.life.request.id, 1)
-                    active.push(token)
+                    self._deliver(active, token)
                 case Score(event) | EndChoice(event):
                     active.push(event)
                 case End():
                     self._end(active, command.outcome)
+
+    def _deliver(self, active: ActiveRequest, token: Token) -> None:
+        self._waiting.line.drew(active.life.request.id, 1)
+        active.push(token)
 
     def _send_back(self, active: ActiveRequest, excluded: frozenset[WorkerRef]) -> None:
         """To its place in the line, or to the next tick where it has none."""

@@ -8,7 +8,8 @@ from tandem.admission.bucket import UNIT, full, wait_ms
 from tandem.admission.estimate import Spent
 from tandem.admission.quota import Ask, Levels, Limits
 from tandem.admission.tenant import Tenant
-from tandem.gateway.ports import Meter, Standing
+from tandem.gateway.ports import Meter
+from tandem.gateway.standing import Standing
 
 
 class FreeEntry:

@@ -16,9 +16,9 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.answers import Answer
 from tandem.gateway.asgi import header_value, refusal
 from tandem.gateway.caller import LANE_HEADER, Caller, label_of, lane_of
-from tandem.gateway.delivery import standing_headers
 from tandem.gateway.doorkeeper import shown_key
 from tandem.gateway.ports import Doorkeeper
+from tandem.gateway.standing import refused_headers, standing_headers
 from tandem.wire.gen import inference_pb2 as pb
 
 MAX_TEXT = 1000
@@ -123,4 +123,5 @@ def _trailers(
         trailers.append(("grpc-retry-pushback-ms", str(math.ceil(wait_s * 1e3))))
     if reject_reason is not None:
         trailers.append(("x-tandem-reject-reason", header_value(reject_reason).decode()))
+    trailers += [(name.decode(), value.decode()) for name, value in refused_headers(error)]
     return tuple(trailers)

@@ -8,7 +8,7 @@ import msgspec
 from tandem.core.clock import wall_ns
 from tandem.gateway.answers import Answers
 from tandem.gateway.asgi import Exchange
-from tandem.gateway.caller import LANE_HEADER, Caller, lane_of
+from tandem.gateway.caller import LANE_HEADER, TIMEOUT_HEADER, Caller, lane_of, timeout_of
 from tandem.gateway.delivery import deliver
 from tandem.gateway.doorkeeper import shown_key
 from tandem.gateway.openai_reply import DetokenizeReply, ModelCard, ModelList, TokenizeReply
@@ -79,7 +79,12 @@ class OpenAIRoutes:
         """Who asks; before its body is read, so that a stranger costs nothing."""
         key = shown_key(_text(exchange, "authorization"), _text(exchange, "x-api-key"))
         tenant = self._doorkeeper.identify(key)
-        return Caller(request_id=exchange.request_id, tenant=tenant, lane=lane_of(_text(exchange, LANE_HEADER)))
+        return Caller(
+            request_id=exchange.request_id,
+            tenant=tenant,
+            lane=lane_of(_text(exchange, LANE_HEADER)),
+            timeout_s=timeout_of(_text(exchange, TIMEOUT_HEADER)),
+        )
 
 
 def _text(exchange: Exchange, header: str) -> str | None:

@@ -12,6 +12,7 @@ import msgspec
 from tandem.core.errors import ERROR_TABLE
 from tandem.core.lane import Lane
 from tandem.gateway.asgi import Exchange
+from tandem.gateway.caller import LANE_HEADER, MAX_TIMEOUT_MS, TIMEOUT_HEADER
 from tandem.gateway.openai_reply import ErrorReply
 from tandem.gateway.openai_schema import ChatMessage
 from tandem.gateway.openapi_ranges import narrowed
@@ -102,7 +103,10 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
     if route.chunk is not None:
         schema = {"type": "string", "enum": [lane.label for lane in Lane]}
         meaning = "The lane to travel in, of those that the key allows."
-        found.append({"name": "x-tandem-lane", "in": "header", "description": meaning, "schema": schema})
+        found.append({"name": LANE_HEADER, "in": "header", "description": meaning, "schema": schema})
+        schema = {"type": "integer", "minimum": 1, "maximum": MAX_TIMEOUT_MS}
+        meaning = "The client's deadline: what would miss it is refused at once, what does is ended."
+        found.append({"name": TIMEOUT_HEADER, "in": "header", "description": meaning, "schema": schema})
     return found
 
 

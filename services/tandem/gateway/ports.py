@@ -11,6 +11,7 @@ from tandem.admission.tenant import OPEN, Tenant
 from tandem.core.events import Finished, PromptScored, Token
 from tandem.core.request import Request
 from tandem.gateway.caller import Caller
+from tandem.gateway.standing import Standing
 from tandem.gateway.text import TextModel
 
 
@@ -28,19 +29,6 @@ class ServedModel:
     @property
     def names(self) -> tuple[str, ...]:
         return (self.name, *self.aliases)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """What a tenant may still do, for `x-ratelimit-*`; None where there is no limit. Seconds until the limit is whole
-    again."""
-
-    limit_requests: int | None = None
-    remaining_requests: int | None = None
-    reset_requests_s: float = 0.0
-    limit_tokens: int | None = None
-    remaining_tokens: int | None = None
-    reset_tokens_s: float = 0.0
 
 
 class TokenStream(Protocol):

@@ -17,12 +17,13 @@ from typing import Any, NamedTuple
 
 from tandem.admission.estimate import Spent
 from tandem.admission.quota import Ask, Limits, Verdict
+from tandem.admission.quota_error import never, refusal
 from tandem.admission.tenant import Tenant
 from tandem.core.clock import Clock
-from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import GatewayId, TenantId
 from tandem.gateway.account import Account
 from tandem.gateway.entry import Entry, FreeEntry, standing
+from tandem.gateway.standing import QuotaRefusal
 from tandem.stores.quota import RedisQuotas
 from tandem.stores.roll import GatewayRoll
 from tandem.stores.script_line import StoreUnavailable
@@ -32,11 +33,6 @@ RETRY_S = 0.5
 """Between two looks for a Redis that is away."""
 FORGET_S = 600.0
 """A tenant that asked for nothing for so long is unknown again, with the guess at its outputs."""
-_WORDS = {
-    "requests_per_minute": "requests per minute",
-    "tokens_per_minute": "tokens per minute",
-    "concurrency": "requests at once",
-}
 log = logging.getLogger(__name__)
 
 
@@ -86,7 +82,7 @@ class TenantQuotas:
         if not any(limits):
             return FreeEntry()
         if 0 < limits.tokens_per_minute < num_prompt_tokens:
-            raise _never(limits, num_prompt_tokens)
+            raise never(limits, num_prompt_tokens)
         account = self._account(tenant.id, limits)
         tokens = account.guess.estimate(num_prompt_tokens, max_output_tokens, limits.tokens_per_minute)
         ask = Ask(self._name(), 1, tokens)
@@ -97,7 +93,7 @@ class TenantQuotas:
             ask = ask._replace(tokens=min(ask.tokens, limits.tokens_per_minute or ask.tokens))
             verdict = account.reserve_alone(ask, self._now_ms())
         if verdict.refused:
-            raise _refusal(verdict, limits)
+            raise QuotaRefusal(refusal(verdict, limits), standing(verdict.levels, limits))
         entry = Entry(ask, standing(verdict.levels, limits), partial(self._closed, account), is_shared=is_shared)
         account.entries[ask.id] = entry
         return entry
@@ -239,20 +235,3 @@ async def _all(calls: Iterable[Awaitable[Any]]) -> None:
     for answer in await asyncio.gather(*calls, return_exceptions=True):
         if isinstance(answer, BaseException):
             raise answer
-
-
-def _never(limits: Limits, num_tokens: int) -> TandemError:
-    """No 429: clients repeat those, and this one would never be let in."""
-    message = f"the prompt has {num_tokens} tokens, and this key may use {limits.tokens_per_minute} per minute"
-    return TandemError(ErrorKind.INVALID_REQUEST, message, param="prompt", reason="tokens_per_minute")
-
-
-def _refusal(verdict: Verdict, limits: Limits) -> TandemError:
-    limit = {
-        "requests_per_minute": limits.requests_per_minute,
-        "tokens_per_minute": limits.tokens_per_minute,
-        "concurrency": limits.max_concurrency,
-    }[verdict.refused]
-    message = f"this key's limit of {limit} {_WORDS[verdict.refused]} is reached"
-    wait_s = verdict.wait_ms / 1000 or 1.0
-    return TandemError(ErrorKind.QUOTA, message, retry_after_s=wait_s, reason=verdict.refused)

@@ -81,11 +81,12 @@ class ToolCalls:
         return self._settled()
 
     def finish(self) -> str:
-        """No more text will come. What is left of a call that was told of is its last piece; else it is text."""
+        """No more text will come. What is left of a call that was told of is its last piece, and a mark behind a call
+        that was cut off is nothing; else it is text."""
         self._tell()
         if self._num_told >= 0:
             self._close_call()
-        elif self.num_calls and not self._raw.strip(_BLANKS):
+        elif self._state == self._after_call or (self.num_calls and not self._raw.strip(_BLANKS)):
             self._raw = ""
         self._give_up()
         return self._settled()

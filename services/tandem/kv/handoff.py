@@ -39,13 +39,14 @@ class BlockDigest:
 class Announcement:
     """Blocks of the giver that may be read from now on: positions `[first_index, first_index + len(blocks))` of the
     prompt's table. The last one of a hand-off carries the tokens that the giver drew, one for each choice of its
-    job."""
+    job. `num_cached` tokens of the prompt were in the giver's prefix cache."""
 
     key: HandoffKey
     first_index: int
     blocks: tuple[BlockDigest, ...]
     num_computed: int
     first_tokens: tuple[SampledToken, ...] = ()
+    num_cached: int = 0
 
 
 class LeaseState(Enum):

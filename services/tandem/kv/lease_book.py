@@ -89,6 +89,7 @@ class LeaseBook:
         digests: Sequence[BlockDigest],
         num_computed: int,
         first_tokens: tuple[SampledToken, ...],
+        num_cached: int = 0,
     ) -> Announcement | None:
         """Blocks `[num_announced, num_complete)` may be read; None when there is nothing new to say.
 
@@ -101,7 +102,7 @@ class LeaseBook:
         blocks = tuple(digests) or tuple(BlockDigest(b, ()) for b in lease.blocks[first:num_complete])
         assert tuple(d.block for d in blocks) == lease.blocks[first:num_complete], f"{lease!r}: digests of other blocks"
         lease.num_announced = num_complete
-        announcement = Announcement(key, first, blocks, num_computed, first_tokens)
+        announcement = Announcement(key, first, blocks, num_computed, first_tokens, num_cached)
         lease.announcements.append(announcement)
         return announcement
 

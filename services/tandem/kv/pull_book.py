@@ -30,9 +30,11 @@ class StartRead:
 
 @dataclass(frozen=True, slots=True)
 class PullStats:
-    """`num_exposed_blocks` were unread when the last announcement came; seconds are from the first and the last
-    announcement to the last checked block, and those in which at least one read was under way."""
+    """`num_hit_blocks` were found here, `num_blocks` were read, `num_exposed_blocks` of which when the last
+    announcement had come; seconds are from the first and the last announcement to the last checked block, and those in
+    which at least one read was under way."""
 
+    num_hit_blocks: int
     num_blocks: int
     num_exposed_blocks: int
     total_s: float
@@ -42,12 +44,13 @@ class PullStats:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """All KV of a job is here and checked within the lease."""
+    """All KV of a job is here and checked within the lease. `num_cached`: as `Announcement`."""
 
     key: HandoffKey
     job: JobKey
     source: WorkerRef
     first_tokens: tuple[SampledToken, ...]
+    num_cached: int
     stats: PullStats
 
 
@@ -89,6 +92,7 @@ class Pull:
         self.state = PullState.WAITING
         self.offered: list[BlockDigest] = []
         self.first_tokens: tuple[SampledToken, ...] = ()
+        self.num_cached = 0
         self.blocks: tuple[BlockId, ...] = ()
         self.num_known = 0
         self.num_hits = 0
@@ -168,7 +172,7 @@ class PullBook:
             pull.first_at = pull.moved_at = now
         pull.offered.extend(message.blocks[len(pull.offered) - message.first_index :])
         if message.first_tokens and not pull.first_tokens:
-            pull.first_tokens = message.first_tokens
+            pull.first_tokens, pull.num_cached = message.first_tokens, message.num_cached
             pull.last_at = now
             pull.num_exposed = self._num_unread(pull)
         return self._read_on(pull, now)
@@ -339,8 +343,9 @@ class PullBook:
         pull.state = next_pull(pull.state, PullEvent.ARRIVED)
         self._forget(pull)
         num_read = pull.num_known - pull.num_hits
-        stats = PullStats(num_read, pull.num_exposed, now - pull.first_at, now - pull.last_at, pull.busy_s)
-        return [Arrived(pull.key, pull.job, pull.source, pull.first_tokens, stats)]
+        times = (now - pull.first_at, now - pull.last_at, pull.busy_s)
+        stats = PullStats(pull.num_hits, num_read, pull.num_exposed, *times)
+        return [Arrived(pull.key, pull.job, pull.source, pull.first_tokens, pull.num_cached, stats)]
 
     def _is_short(self, pull: Pull) -> bool:
         """The source has said its last word, and offered less than there is to read."""

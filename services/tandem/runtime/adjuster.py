@@ -20,7 +20,11 @@ from tandem.sched.plan import Sampling
 
 Adjust = Callable[[torch.Tensor, Sequence[int]], None]
 """`adjust(logits, drawn)` changes a float64 row `[vocab]` in place; `drawn` are the tokens that this step drew before
-it. Forbidden tokens become -inf, but never all. Raises ValueError when no token may be drawn."""
+it. Forbidden tokens become -inf, but never all. Raises OutputComplete or ValueError when no token may be drawn."""
+
+
+class OutputComplete(Exception):
+    """By its grammar nothing may follow an output, and no token would say so."""
 
 
 class Adjuster:
@@ -54,6 +58,8 @@ class Adjuster:
         has_min = sampling.index + len(drawn) < params.min_tokens
         if params.grammar is not None:
             allowed = self._allowed(seq, params, output)
+            if not allowed.any():
+                raise OutputComplete
             logits.masked_fill_(~allowed, -torch.inf)
             # Where a grammar must end, it does.
             has_min = has_min and int(allowed.sum()) > int(allowed[stops].sum())

@@ -168,11 +168,13 @@ class TorchExecutor:
         piece = work.piece
         try:
             tokens: tuple[SampledToken, ...] = ()
+            is_complete = False
             if logits is not None and piece.sampling is not None:
                 guesses, adjust = work.tokens[piece.num_certain :], self._adjuster.adjust(piece.seq, piece.sampling)
                 for draw in piece.sampling.each():
-                    tokens += logits.sample_while_guessed(row, draw, guesses, adjust)
-            return SliceResult(piece.seq, tokens, self._digests(piece), scores=scores)
+                    drawn, is_complete = logits.sample_while_guessed(row, draw, guesses, adjust)
+                    tokens += drawn
+            return SliceResult(piece.seq, tokens, self._digests(piece), scores=scores, is_complete=is_complete)
         except _FAILURES as error:
             return SliceResult(piece.seq, error=f"{type(error).__name__}: {error}")
 

@@ -44,7 +44,7 @@ class GrammarMasks:
         self._lock = Lock()
 
     def allowed(self, seq: SeqId, grammar: Grammar, output: Sequence[int], stop_ids: frozenset[int]) -> torch.Tensor:
-        """bool `[vocab_size]`: the tokens that may follow `output`; at least one.
+        """bool `[vocab_size]`: the tokens that may follow `output`; none where it is complete and no token ends it.
 
         A sequence ends by those of `stop_ids` that end sequences (where there are none, by all of `stop_ids`): they may
         come where the grammar may end. Without `stop_ids` an end-of-sequence token comes only where nothing else may.
@@ -57,11 +57,12 @@ class GrammarMasks:
         bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         allowed = np.unpackbits(bits, bitorder="little", count=self._vocab_size).view(np.bool_)
         allowed[self._no_text] = False
-        if matcher.is_accepting() and (stop_ids or not allowed.any()):
+        may_end = matcher.is_accepting()
+        if may_end and (stop_ids or not allowed.any()):
             allowed[self._ends_of(stop_ids)] = True
         if matcher.is_error():
             raise ValueError(f"grammar: {matcher.get_error()}")
-        if not allowed.any():
+        if not (may_end or allowed.any()):
             raise ValueError("grammar: no token may come next")
         return torch.from_numpy(allowed)
 

@@ -15,7 +15,7 @@ import torch
 
 from tandem.core.events import SampledToken
 from tandem.core.request import SamplingParams
-from tandem.runtime.adjuster import Adjust
+from tandem.runtime.adjuster import Adjust, OutputComplete
 from tandem.runtime.philox import uniform
 from tandem.sched.plan import Sampling
 
@@ -40,8 +40,8 @@ class LogitRows:
         self, row: int, sampling: Sampling, drawn: Sequence[int] = (), adjust: Adjust | None = None
     ) -> SampledToken:
         """Draw a token from one row, after those that this step drew before it. Log probabilities are those of the row
-        as it came, whatever `adjust` makes of it. Raises ValueError when the row is not finite or nothing may follow.
-        """
+        as it came, whatever `adjust` makes of it. Raises ValueError when the row is not finite, and what `adjust`
+        raises."""
         params, token = sampling.params, self._greatest[row]
         if not all(math.isfinite(self._values.item(row, end)) for end in (token, self._least[row])):
             raise ValueError("logits are not finite")
@@ -63,18 +63,22 @@ class LogitRows:
 
     def sample_while_guessed(
         self, row: int, sampling: Sampling, guesses: Sequence[int], adjust: Adjust | None = None
-    ) -> tuple[SampledToken, ...]:
-        """Draw from `row`, and from each row after it for as long as what was drawn is what was guessed.
+    ) -> tuple[tuple[SampledToken, ...], bool]:
+        """Draw from `row`, and from each row after it for as long as what was drawn is what was guessed; and whether
+        the output is complete with that.
 
         Row i of them stands for the context that ends with guess i - 1, so the first wrong guess makes all later ones
         void. Raises ValueError as `sample` does, for rows that are drawn from.
         """
-        tokens = [self.sample(row, sampling, (), adjust)]
-        for i, guess in enumerate(guesses, 1):
-            if tokens[-1].id != guess:
-                break
-            tokens.append(self.sample(row + i, sampling, guesses[:i], adjust))
-        return tuple(tokens)
+        tokens: list[SampledToken] = []
+        try:
+            for i, guess in enumerate((*guesses, None)):
+                tokens.append(self.sample(row + i, sampling, guesses[:i], adjust))
+                if tokens[-1].id != guess:
+                    break
+        except OutputComplete:
+            return tuple(tokens), True
+        return tuple(tokens), False
 
 
 def best(values: torch.Tensor, count: int) -> torch.Tensor:

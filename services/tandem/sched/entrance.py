@@ -90,7 +90,6 @@ class Entrance:
         if not self._take_blocks(seq, hashes, self._promised[seq.id], spare=0):
             return False
         del self._promised[seq.id]
-        seq.num_cached = num_hits * self._pool.block_size
         seq.was_started = True
         seq.status = Status.PULLING
         self._pulling[seq.key] = seq

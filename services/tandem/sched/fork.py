@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 
-from tandem.core.events import SampledToken
+from tandem.core.events import FinishReason, SampledToken
 from tandem.core.request import Prefill
 from tandem.kv.handoff import BlockDigest
 from tandem.kv.pool import BlockPool
@@ -28,14 +28,14 @@ def first_draws(
 ) -> tuple[Progress, list[Sequence]]:
     """What the first tokens of all choices of an undivided sequence come to, and a sequence for each that goes on
     here; nothing is changed. `drawn` has one for each choice of the job, those that were ended meanwhile included, or
-    none where the prompt alone is wanted."""
+    none where the prompt alone is wanted or a grammar lets nothing follow it."""
     job, facts = seq.job, (seq.num_computed, seq.num_cached, seq.num_output)
     parts: list[Progress] = []
     going_on: list[Sequence] = []
     for choice in seq.choices:
         tokens = tuple(drawn[choice - job.choice :][:1])
         branch = seq.branch(choice, (token.id for token in tokens))
-        finish = branch.finish_reason()
+        finish = branch.finish_reason() or (None if tokens else FinishReason.STOP)
         handed_over = finish is None and isinstance(job, Prefill)
         if finish is None and not handed_over:
             going_on.append(branch)

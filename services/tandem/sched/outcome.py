@@ -67,9 +67,9 @@ class StepRecord:
 class Progress:
     """One sequence after a commit. `tokens` begin at output index `first_index`, `scores` at the prompt's token
     `first_scored`. The sequence has ended when `finish`, `handed_over` or `error` is set. `num_cached` counts tokens
-    taken from the prefix cache at its start. `first_tokens`: what a prefill hands over, one for each choice of its job.
-    A job of several choices has `branches` once they were drawn or have failed, one for each choice that is open;
-    tokens and ends are theirs."""
+    taken from the prefix cache at its start, where its prompt was computed. `first_tokens`: what a prefill hands over,
+    one for each choice of its job. A job of several choices has `branches` once they were drawn or have failed, one for
+    each choice that is open; tokens and ends are theirs."""
 
     job: Job
     num_computed: int

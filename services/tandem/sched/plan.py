@@ -96,13 +96,15 @@ class StepPlan:
 @dataclass(frozen=True, slots=True)
 class SliceResult:
     """What one slice yielded: its drawn tokens in order, at most `1 + num_drafted`, all but the last of them guessed;
-    or one for each choice. `scores` are those of `Slice.scored`."""
+    or one for each choice. `scores` are those of `Slice.scored`. `is_complete`: by its grammar nothing may follow
+    these tokens, and there is no token that says so."""
 
     seq: SeqId
     tokens: tuple[SampledToken, ...] = ()
     digests: tuple[BlockDigest, ...] = ()
     error: str | None = None
     scores: tuple[SampledToken, ...] = ()
+    is_complete: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import chain
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import SampledToken, Tokens
+from tandem.core.events import FinishReason, SampledToken, Tokens
 from tandem.core.ids import BlockId, JobKey, SeqId
 from tandem.core.request import Job, Prefill
 from tandem.kv.handoff import BlockDigest
@@ -103,14 +103,15 @@ class Scheduler:
         for room."""
         self._by_key[key].may_start = True
 
-    def kv_arrived(self, key: JobKey, first_tokens: tuple[SampledToken, ...]) -> Progress:
-        """All known tokens of the job that `key` is the first of have complete, checked KV, and the source drew the
-        next token of each of its choices."""
+    def kv_arrived(self, key: JobKey, first_tokens: tuple[SampledToken, ...], num_cached: int) -> Progress:
+        """All known tokens of the job that `key` is the first of have complete, checked KV, and the source, which had
+        `num_cached` of them in its prefix cache, drew the next token of each of its choices."""
         seq = self._pulling.pop(key)
+        seq.num_cached = num_cached
         seq.num_computed = len(seq.tokens)
         seq.status = Status.RUNNING
         self._running.add(seq)
-        return self._draw(seq, first_tokens, ())
+        return self._draw(seq, first_tokens)
 
     # ---- one step
 
@@ -224,14 +225,20 @@ class Scheduler:
         seq.num_computed += piece.num_certain
         seq.num_scored = max(seq.num_scored, piece.start + len(piece.scored))
         if self.speculation is not None:
-            self.speculation.learn(seq, piece.num_drafted, len(outcome.tokens))
-        progress = self._draw(seq, outcome.tokens, outcome.digests)
+            self.speculation.learn(seq, piece.num_drafted, len(outcome.tokens) + outcome.is_complete)
+        progress = self._draw(seq, outcome.tokens, outcome.digests, outcome.is_complete)
         return replace(progress, first_scored=piece.start + 1, scores=outcome.scores) if outcome.scores else progress
 
-    def _draw(self, seq: Sequence, tokens: tuple[SampledToken, ...], digests: tuple[BlockDigest, ...]) -> Progress:
+    def _draw(
+        self,
+        seq: Sequence,
+        tokens: tuple[SampledToken, ...],
+        digests: tuple[BlockDigest, ...] = (),
+        is_complete: bool = False,
+    ) -> Progress:
         # Nothing is drawn after a prompt that is wanted alone.
         is_last = seq.job.request.sampling.max_tokens == 0 and seq.num_computed == len(seq.tokens)
-        if seq.is_undivided and (tokens or is_last):
+        if seq.is_undivided and (tokens or is_last or is_complete):
             return self._divide(seq, tokens, digests)
         first_index = seq.num_output
         finish = seq.finish_reason() if is_last else None
@@ -242,6 +249,8 @@ class Scheduler:
             finish = seq.finish_reason()
             if finish is not None:
                 break
+        if finish is None and is_complete:
+            finish = FinishReason.STOP
         # What comes after a guess says that it was right: the KV that was computed for it is the token's.
         seq.num_computed += max(0, len(kept) - 1)
         self._publish(seq)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import cast, get_args
 
+from tandem.admission.tenant import Tenant
 from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.ids import TenantId
 from tandem.routing.view import Pool
 from tandem.sched.targets import LatencyTargets
 from tandem.sim.cluster import ClusterSpec
@@ -29,13 +32,14 @@ class PoolSize:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
     """`link_bandwidth`: bytes per second between workers for each of a worker's accelerators, None: its machine's.
-    `kv_bytes` per worker, None: what fits beside the weights."""
+    `kv_bytes` per worker, None: what fits beside the weights. `tenants`: None asks nobody for a key."""
 
     machine: Machine
     pools: tuple[PoolSize, ...]
     config: Config
     link_bandwidth: float | None = None
     kv_bytes: int | None = None
+    tenants: Mapping[TenantId, Tenant] | None = None
 
     @property
     def num_gpus(self) -> int:
@@ -57,7 +61,7 @@ class Deployment:
             latency_s=self.machine.latency_s,
             delivery_s=self.machine.delivery_s,
             seed=seed,
-            terms=Terms(targets=LatencyTargets.of(self.config.slo)),
+            terms=Terms(tenants=self.tenants, targets=LatencyTargets.of(self.config.slo)),
         )
 
     def _serving(self) -> tuple[PoolSize, ...]:

@@ -12,12 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from tandem.admission.estimate import Spent
+from tandem.admission.tenant import Tenant
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, Finished, JobEvent, SampledToken, Token
 from tandem.core.ids import HandoffId, JobKey, RequestId, TenantId, WorkerRef
 from tandem.core.load import Load
-from tandem.core.request import Job, Resume
+from tandem.core.request import Job, Request, Resume
 from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine
 from tandem.flow.commands import CancelJob, Command, Deliver, End, EndChoice, Place, ReleaseLease, Score, Submit
@@ -30,6 +32,7 @@ from tandem.sched.targets import NO_TARGETS, LatencyTargets
 from tandem.sim.agenda import Agenda, Party
 from tandem.sim.delivery import Delivery
 from tandem.sim.network import Network
+from tandem.sim.quotas import SimQuotas
 from tandem.sim.stretch import Stretch
 from tandem.sim.trace import Trace
 from tandem.sim.worker import FINGERPRINT, SimWorker
@@ -71,9 +74,10 @@ class _Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """Of those who ask: weights by tenant, 1 where none is named, and what each lane was promised."""
+    """Of those who ask: tenants' own, None: everybody is served alike and without limits; and what each lane was
+    promised."""
 
-    weights: Mapping[TenantId, float] = field(default_factory=dict)
+    tenants: Mapping[TenantId, Tenant] | None = None
     targets: LatencyTargets = NO_TARGETS
 
 
@@ -100,7 +104,7 @@ class SimGateway:
         for link in self._links.values():
             self._changed(link)
         self._active: dict[RequestId, _Active] = {}
-        self._terms = terms
+        self._quotas = SimQuotas(terms.tenants)
         self._waiting = Waiting(self._roster, config, terms.targets)
         self._is_ticking = False
 
@@ -112,25 +116,31 @@ class SimGateway:
     def check(self) -> None:
         """Nothing is open. Raises AssertionError naming what is."""
         self._waiting.line.check()
+        self._quotas.check()
         assert not len(self._waiting.line), "a request that has ended waits for a place"
         assert not self._active, f"{len(self._active)} requests have no end: {list(self._active.values())[:3]}"
         for link in self._links.values():
             assert not link.placed, f"{link.placed} were placed at {link.worker!r} and never taken"
 
     def open(self, ask: Ask, ended: Ended) -> None:
-        """Admit a request now; it waits in line when no worker has room, and ends at once when the line is full.
+        """Admit a request now; it waits in line when no worker has room, and ends at once when it is refused.
         `ended` is called once, at its end."""
-        now, request = self._agenda.now, ask.request
-        life = RequestLife(request, HandoffId(f"h-{request.id}"))
-        active = self._active[request.id] = _Active(life, Trace(ask), ended, now, now)
+        now, trace = self._agenda.now, Trace(ask)
         try:
-            admitted = self._waiting.admit(request, weight=self._terms.weights.get(request.tenant, 1.0))
+            request = self._quotas.enter(ask.request, now)
         except TandemError as error:
-            self._carry_out(active, life.failed(error))
+            self._enter(ask.request, trace, ended)
+            self._refuse(trace.id, error)
+            return
+        self._enter(request, trace, ended)
+        tenant = self._quotas.tenant(request.tenant)
+        try:
+            admitted = self._waiting.admit(request, weight=tenant.weight, policy=tenant.disaggregation)
+        except TandemError as error:
+            self._refuse(trace.id, error)
             return
         if admitted.leaves is not None and admitted.error is not None:
-            out = self._active[admitted.leaves]
-            self._carry_out(out, out.life.failed(admitted.error))
+            self._refuse(admitted.leaves, admitted.error)
         self._place_queued()
         if not self._is_ticking:
             self._is_ticking = True
@@ -199,7 +209,7 @@ class SimGateway:
                 continue
             active.moved_at = times[-1]
             self._waiting.line.drew(tokens.key.request, len(tokens.ids))
-            if active.life.streamed(worker, tokens):
+            if active.life.streamed(worker, tokens.key, tokens.first_index, len(tokens.ids)):
                 reached = self._delivery.times(tokens.key.request, tokens.first_index, times)
                 active.trace.deliver_all(tokens.ids, reached)
                 continue
@@ -224,6 +234,14 @@ class SimGateway:
         return link.view(num_free)
 
     # ---- inside
+
+    def _enter(self, request: Request, trace: Trace, ended: Ended) -> None:
+        now, life = self._agenda.now, RequestLife(request, HandoffId(f"h-{request.id}"))
+        self._active[request.id] = _Active(life, trace, ended, now, now)
+
+    def _refuse(self, request: RequestId, error: TandemError) -> None:
+        active = self._active[request]
+        self._carry_out(active, active.life.failed(error))
 
     def _place_queued(self) -> None:
         """Place what waits, in its turn, until the first finds no place."""
@@ -264,7 +282,11 @@ class SimGateway:
         now, trace = self._agenda.now, active.trace
         self._unplace(active)
         del self._active[trace.id]
-        self._waiting.leave(trace.id, outcome.num_cached_tokens if isinstance(outcome, Finished) else None)
+        num_cached = outcome.num_cached_tokens if isinstance(outcome, Finished) else None
+        self._waiting.leave(trace.id, num_cached)
+        num_output = len(trace.token_times)
+        spent = Spent(trace.num_prompt - (num_cached or 0), num_output) if num_output else None
+        self._quotas.settle(trace.id, active.life.request.tenant, spent, now)
         trace.end(outcome, now)
         kind = "finished" if isinstance(outcome, Finished) else outcome.kind.value
         self.party.log.note(now, f"end {trace.id} {kind} {trace.path}")

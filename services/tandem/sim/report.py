@@ -19,7 +19,7 @@ class GroupReport:
     """Of one class. Times are of the requests that ended well, from when they were due; None where there is nothing to
     time. `itl` pools the gaps between the tokens of all requests; `tpot` is each one's mean gap; `num_good` met the
     SLO. `num_prompt` tokens of those requests; `num_output` tokens that clients got, of failed requests too; `errors`:
-    how many ended with each kind."""
+    how many ended with each kind and, where they were refused, for which reason."""
 
     name: str
     num_requests: int

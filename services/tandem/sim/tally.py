@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 
+from tandem.core.errors import TandemError
 from tandem.core.events import Finished
 from tandem.core.histogram import Histogram
 from tandem.core.slo import Slo
@@ -40,7 +41,7 @@ class GroupTally:
         outcome = trace.outcome
         if not isinstance(outcome, Finished):
             assert outcome is not None, f"{trace.id} has no end"
-            self.errors[outcome.kind.value] += 1
+            self.errors[_named(outcome)] += 1
         if ttft_s is None:
             return
         assert isinstance(outcome, Finished)
@@ -67,6 +68,11 @@ class GroupTally:
     @property
     def _histograms(self) -> tuple[Histogram, ...]:
         return (self.ttft, self.itl, self.tpot, self.e2e)
+
+
+def _named(error: TandemError) -> str:
+    """A kind, and which limit was met: `quota_exceeded (tokens_per_minute)`."""
+    return f"{error.kind.value} ({error.reason})" if error.reason else error.kind.value
 
 
 _COUNTS = (

@@ -12,8 +12,8 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from tandem.admission.fair_queue import Account
 from tandem.admission.line import Service
+from tandem.admission.ticket import Account
 from tandem.core.ids import GatewayId, TenantId
 from tandem.core.lane import Lane
 from tandem.stores.client import connect

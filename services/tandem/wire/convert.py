@@ -257,6 +257,8 @@ def _add_token(update: pb.WatchUpdate, runs: dict[JobKey, pb.TokenRun], event: T
     run = runs.get(event.key)
     if run is None or event.index != run.first_index + len(run.tokens):
         run = runs[event.key] = update.runs.add(key=encode_key(event.key), first_index=event.index)
+    if event.num_cached_tokens is not None:
+        run.num_cached_tokens = event.num_cached_tokens
     encode_sampled(event.token, run.tokens.add())
 
 
@@ -301,8 +303,10 @@ def decode_update(message: pb.WatchUpdate) -> tuple[JobEvent, ...]:
     events += [_decode_scores(scores) for scores in message.scores]
     for run in message.runs:
         key = decode_key(run.key)
+        num_cached = run.num_cached_tokens if run.HasField("num_cached_tokens") else None
         for index, token in enumerate(run.tokens, run.first_index):
-            events.append(Token(key, index, decode_sampled(token)))
+            events.append(Token(key, index, decode_sampled(token), num_cached))
+            num_cached = None
     events.extend(_decode_end(end) for end in message.ends)
     return tuple(events)
 

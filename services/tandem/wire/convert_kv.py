@@ -144,6 +144,7 @@ def encode_announcement(announcement: Announcement) -> pb.Announcement:
         first_index=announcement.first_index,
         blocks=[pb.OfferedBlock(block=offered.block, digests=offered.heads) for offered in announcement.blocks],
         num_computed=announcement.num_computed,
+        num_cached=announcement.num_cached,
         first_tokens=[encode_sampled(token) for token in announcement.first_tokens],
     )
 
@@ -154,4 +155,4 @@ def decode_announcement(message: pb.Announcement) -> Announcement:
     require(len(has_digests) <= 1, "blocks of one announcement have different numbers of digests")
     first = tuple(decode_sampled(token) for token in message.first_tokens)
     key = decode_handoff_key(message.key)
-    return Announcement(key, message.first_index, blocks, message.num_computed, first)
+    return Announcement(key, message.first_index, blocks, message.num_computed, first, message.num_cached)

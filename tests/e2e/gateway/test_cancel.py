@@ -44,6 +44,20 @@ def test_decoding(calm: Pair, *, stream: bool) -> None:
         until(lambda: calm.decode.books().num_table_blocks > 4, "decoding")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_choices(calm: Pair, *, stream: bool) -> None:
+    """Gone while the prompt is computed, while its KV moves, and while all of them are decoded."""
+    several = {"n": 3, "temperature": 1, "stream": stream}
+    with Post(calm.gateway.url, completion(LONG_PROMPT, 70 + stream, 8, **several)):
+        until(lambda: calm.prefill.books().num_leased_blocks > 0, "a prefill under way")
+    calm.wait_idle()
+    with Post(calm.gateway.url, completion(LONG_PROMPT, 72 + stream, 8, **several)):
+        until(lambda: calm.decode.books().num_pulls > 0 and calm.decode.books().num_free_blocks < 2048, "a pull")
+    calm.wait_idle()
+    with Post(calm.gateway.url, completion(40, 74 + stream, LONG_ANSWER, **several)):
+        until(lambda: calm.decode.books().num_sequences == 3, "three choices")
+
+
 def test_stream_that_is_not_read(calm: Pair) -> None:
     with Post(calm.gateway.url, completion(40, 40, LONG_ANSWER, stream=True), receive_buffer=4096):
         until(lambda: calm.decode.books().num_table_blocks > 100, "a long answer that nobody reads")

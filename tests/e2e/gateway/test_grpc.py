@@ -18,6 +18,7 @@ from tandem.wire.gen.inference_pb2_grpc import InferenceStub
 from tests.e2e.gateway.conftest import Pair
 from tests.e2e.gateway.http import LONG_ANSWER, prompt
 from tests.e2e.gateway.processes import PATIENCE_S, Gateway, until
+from tests.e2e.gateway.test_openai_client import FORM
 from tests.unit.gateway.parity import asked_both_ways
 
 CHAT = {"messages": [{"role": "user", "content": "What is the capital of 中国?"}]}
@@ -26,6 +27,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("chat", {**CHAT, "logprobs": True, "top_logprobs": 2}),
     "drawn chat": ("chat", {**CHAT, **SEEDED, "presence_penalty": 0.5, "return_token_ids": True}),
     "choices": ("chat", {**CHAT, **SEEDED, "n": 3, "return_token_ids": True}),
+    "choices in a form": ("chat", {**FORM, "return_token_ids": True}),
     "text": ("completion", {"prompt": "Grüße aus", "logprobs": 1, "logit_bias": {"70": 2}}),
     "token ids": ("completion", {"prompt": prompt(40, 800), **SEEDED, "return_token_ids": True}),
     "several": ("completion", {"prompt": ["a b c", "größer"], "stop": ["q"]}),

@@ -3,14 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from typing import Any
 
+import jsonschema  # type: ignore[import-untyped]
 import openai
 import pytest
 
 from tests.e2e.gateway.conftest import Pair
+from tests.e2e.gateway.http import prompt
 
+SHAPE: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "sunny": {"type": "boolean"},
+        "sky": {"enum": ["blue", "grey"]},
+        "wind": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
+    "required": ["sunny", "sky", "wind"],
+    "additionalProperties": False,
+}
+FORM: dict[str, Any] = {
+    "model": "tiny",
+    "messages": [{"role": "user", "content": "The weather?"}],
+    "response_format": {"type": "json_schema", "json_schema": {"name": "weather", "schema": SHAPE, "strict": True}},
+    "n": 3,
+    "temperature": 1.0,
+    "seed": 3,
+    "max_tokens": 200,
+}
 PROMPT = "Grüße aus Köln, the capital of nothing"
 
 
@@ -80,6 +102,41 @@ def test_a_stop_string_ends_one_choice_and_not_the_others(calm: Pair, client: op
     stopped = complete(client, stop=[stop], **asked).choices
     assert [choice.finish_reason for choice in stopped] == ["length", "stop", "length"]
     assert [choice.text for choice in stopped] == [texts[0], texts[1][: texts[1].index(stop)], texts[2]]
+    calm.wait_idle()
+
+
+@pytest.mark.parametrize("num_choices", [1, 2])
+def test_what_the_prefill_worker_had_cached_is_in_the_usage(client: openai.OpenAI, num_choices: int) -> None:
+    """The decode worker has it cached too, and ends the request; unless a stop string does."""
+    for num_cached in (0, 96, 96):
+        usage = complete(client, prompt=prompt(100, 900 + num_choices), n=num_choices).usage
+        assert usage.prompt_tokens == 100 and usage.prompt_tokens_details.cached_tokens == num_cached
+        assert usage.completion_tokens == 8 * num_choices
+    asked: dict[str, Any] = {"prompt": prompt(100, 900 + num_choices), "n": num_choices, "max_tokens": 40}
+    stop = complete(client, **asked).choices[0].text[5:8]
+    answer = complete(client, stop=[stop], **asked)
+    assert {choice.finish_reason for choice in answer.choices} == {"stop"}
+    assert answer.usage.prompt_tokens_details.cached_tokens == 96
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_choices_in_a_form_end_although_the_model_has_no_end(
+    calm: Pair, client: openai.OpenAI, *, stream: bool
+) -> None:
+    choices = client.chat.completions.create(**FORM).choices
+    assert [choice.finish_reason for choice in choices] == ["stop", "stop", "stop"]
+    texts = [choice.message.content for choice in choices]
+    assert len(set(texts)) > 1
+    for text in texts:
+        jsonschema.validate(json.loads(text), SHAPE)
+    if stream:
+        told: dict[int, list[Any]] = {}
+        for choice in [
+            choice for chunk in client.chat.completions.create(stream=True, **FORM) for choice in chunk.choices
+        ]:
+            told.setdefault(choice.index, []).append(choice)
+        assert ["".join(part.delta.content or "" for part in told[index]) for index in range(3)] == texts
+        assert [told[index][-1].finish_reason for index in range(3)] == ["stop"] * 3
     calm.wait_idle()
 
 

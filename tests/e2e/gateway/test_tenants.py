@@ -124,6 +124,7 @@ def test_limits_hold_and_say_where_one_stands(tenancy: Tenancy) -> None:
             client.completions.create(model="tiny", prompt="x", max_tokens=1)
     headers = refused.value.response.headers
     assert refused.value.code == "quota_exceeded"
+    assert headers["x-ratelimit-limit-requests"] == "3" and headers["x-ratelimit-remaining-requests"] == "0"
     assert headers["x-tandem-reject-reason"] == "requests_per_minute" and 0 < int(headers["retry-after"]) <= 20
     tenancy.pair.wait_idle()
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.admission.fair_queue import Account, FairQueue, Ticket
+from tandem.admission.fair_queue import FairQueue
+from tandem.admission.ticket import Account, Ticket
 from tandem.core.ids import RequestId, TenantId
 from tandem.core.lane import Lane
 
@@ -35,14 +36,14 @@ def drained(queue: FairQueue) -> list[str]:
     return order
 
 
-def test_of_one_tenant_priority_goes_first_and_then_arrival() -> None:
+def test_of_one_tenant_priority_goes_first_and_then_the_shortest() -> None:
     queue = queue_of(
         ("r1", ticket(A, 10)),
         ("r2", ticket(A, 1)),
         ("r3", ticket(A, 99, priority=-1)),
         ("r4", ticket(A, 1, priority=1)),
     )
-    assert drained(queue) == ["r3", "r1", "r2", "r4"]
+    assert drained(queue) == ["r3", "r2", "r1", "r4"]
 
 
 def test_lanes_are_strict_whoever_waits_in_them() -> None:
@@ -89,8 +90,8 @@ def test_what_was_refused_waits_at_its_old_place_and_is_not_charged() -> None:
     queue, one = FairQueue(), ticket(A, 100)
     number = queue.push(RequestId("r1"), one)
     queue.push(RequestId("r2"), one)
-    queue.pop(RequestId("r1"))
-    queue.put_back(RequestId("r1"), one, number)
+    credit = queue.pop(RequestId("r1"))
+    queue.put_back(RequestId("r1"), one, number, credit)
     assert queue.served()[one.account] == 0
     assert drained(queue) == ["r1", "r2"]
 
@@ -111,7 +112,8 @@ def test_output_is_charged_as_it_comes() -> None:
 
 def test_a_newcomer_expects_those_whose_turn_comes_before_its_own() -> None:
     queue = queue_of(*((f"a{i}", ticket(A, 100)) for i in range(10)))
-    assert queue.num_ahead(ticket(A, 10)) == 1000
+    assert queue.num_ahead(ticket(A, 100)) == 1000
+    assert queue.num_ahead(ticket(A, 10)) == 0
     assert queue.num_ahead(ticket(B, 250)) == 250
     assert queue.num_ahead(ticket(B, 250, weight=5)) == 50
     assert queue.num_ahead(ticket(B, 250, lane=Lane.BATCH)) == 1000
@@ -150,13 +152,18 @@ def check_first(queue: FairQueue, waiting: dict[RequestId, tuple[Ticket, int]]) 
         return
     one, number = waiting[first]
     assert one.lane == min(t.lane for t, _ in waiting.values())
-    assert (one.priority, number) == min((t.priority, n) for t, n in waiting.values() if t.account == one.account)
-    heads: dict[Account, Ticket] = {}
-    for t, _ in sorted(waiting.values(), key=lambda w: (w[0].priority, w[1]), reverse=True):
-        if t.lane == one.lane:
-            heads[t.account] = t
-    ends = {account: queue.counter(account) + t.num_tokens / t.weight for account, t in heads.items()}
-    assert ends[one.account] == pytest.approx(min(ends.values()))
+    ends: list[float] = []
+    for account in {t.account for t, _ in waiting.values() if t.lane == one.lane}:
+        own = [(t, n) for t, n in waiting.values() if t.account == account]
+        heads = [
+            min(own, key=lambda w: (w[0].priority, w[1])),
+            min(own, key=lambda w: (w[0].priority, w[0].num_tokens, w[1])),
+        ]
+        if account == one.account:
+            assert (one, number) in heads, "neither the oldest nor the shortest of the most urgent"
+        ends.append(min(queue.counter(account) + t.num_tokens / t.weight for t, _ in heads))
+    longest = max(t.num_tokens / t.weight for t, _ in waiting.values())
+    assert queue.counter(one.account) + one.num_tokens / one.weight <= min(ends) + longest + 1e-6
 
 
 @given(OPERATIONS)
@@ -165,22 +172,23 @@ def test_the_books_balance_and_the_first_is_the_least_by_the_definition(
 ) -> None:
     queue = FairQueue()
     waiting: dict[RequestId, tuple[Ticket, int]] = {}
-    sent: dict[RequestId, tuple[Ticket, int]] = {}
+    sent: dict[RequestId, tuple[Ticket, int, int]] = {}
     for step, (verb, tenant, tokens, lane, pick) in enumerate(operations):
         if verb == "push":
             one = ticket(tenant, tokens, lane=lane, weight=1.0 + (tenant == B), priority=tokens % 3)
             waiting[RequestId(f"r{step:03}")] = one, queue.push(RequestId(f"r{step:03}"), one)
         elif verb == "pop" and (first := queue.first()) is not None:
-            queue.pop(first)
-            sent[first] = waiting.pop(first)
+            credit = queue.pop(first)
+            sent[first] = *waiting.pop(first), credit
         elif verb == "remove" and waiting:
             key = sorted(waiting)[pick % len(waiting)]
             queue.remove(key)
             del waiting[key]
         elif verb == "back" and sent:
             key = sorted(sent)[pick % len(sent)]
-            waiting[key] = sent.pop(key)
-            queue.put_back(key, *waiting[key])
+            *held, credit = sent.pop(key)
+            waiting[key] = held[0], held[1]
+            queue.put_back(key, *waiting[key], credit)
         elif verb == "charge":
             queue.charge(Account(lane, tenant), tokens)
         elif verb == "absorb":

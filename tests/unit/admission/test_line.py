@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.admission.fair_queue import Account
 from tandem.admission.line import Line, Service
+from tandem.admission.ticket import Account
 from tandem.core.ids import RequestId, TenantId
 from tandem.core.lane import Lane
 from tandem.core.request import Request, SamplingParams

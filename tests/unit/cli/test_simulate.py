@@ -217,3 +217,16 @@ def test_a_plan_of_a_short_trace_is_confirmed_by_what_there_is(
     trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines, ""]))
     assert main(["plan", "--trace", str(trace), "--count", "10", "--slo", "ttft=5s", "--tp", "1"]) == 0
     assert "1 mixed on 1 x h200" in capsys.readouterr().out
+
+
+def test_tenants_of_a_gateway_s_file_have_their_quotas(tmp_path: Path) -> None:
+    terms = tmp_path / "tenants.yaml"
+    terms.write_text("defaults: {requests_per_minute: 3}\ntenants:\n  acme: {keys: []}\n  globex: {keys: []}\n")
+    flags = ("--workload", "noisy", "--rate", "30", "--count", "40", "--tenants", str(terms))
+    report = simulated(tmp_path, *flags)["report"]
+    assert report["errors"] == {"quota_exceeded (requests_per_minute)": 34}
+
+
+def test_a_tenants_file_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "--tenants", "/nowhere/tenants.yaml"]) == 2
+    assert "--tenants /nowhere/tenants.yaml" in capsys.readouterr().err

@@ -77,7 +77,7 @@ def refusal(e: Engine, job: Generate | Prefill | Resume) -> ErrorKind | None:
 
 def offer(first: int, stop: int, token: int | None = None) -> Announcement:
     blocks = tuple(BlockDigest(BlockId(i), ()) for i in range(first, stop))
-    return Announcement(KEY, first, blocks, stop * 2, () if token is None else (SampledToken(token),))
+    return Announcement(KEY, first, blocks, stop * 2, () if token is None else (SampledToken(token),), 3)
 
 
 # ---- jobs
@@ -89,7 +89,7 @@ def test_a_job_runs_to_its_end() -> None:
     told = [x for _ in range(4) for x in events(step(e))]
     key = generate().key
     assert told == [
-        *(Token(key, i, SampledToken(50)) for i in range(3)),
+        *(Token(key, i, SampledToken(50), None if i else 0) for i in range(3)),
         Finished(key, FinishReason.LENGTH, 3, 0),
     ]
     assert e.is_idle and e.num_live == 0
@@ -156,7 +156,7 @@ def test_a_prefill_announces_each_chunk_and_keeps_its_lease() -> None:
     effects = step(e)
     (last,) = [x for x in effects if isinstance(x, Announce)]
     assert last.message.first_index == 2 and last.message.first_tokens == (SampledToken(50),)
-    assert events(effects) == [Token(prefill().key, 0, SampledToken(50)), Finished(prefill().key, None, 1, 0)]
+    assert events(effects) == [Token(prefill().key, 0, SampledToken(50), 0), Finished(prefill().key, None, 1, 0)]
     assert e.books().num_leased_blocks == 4 and not e.is_idle
     assert e.follow(KEY, OTHER, 1.0) == [first, last]
     assert e.release(KEY, 2.0) == [] and e.is_idle and e.books().num_free_blocks == 12
@@ -234,7 +234,7 @@ def test_the_first_token_does_not_wait_for_the_kv() -> None:
     _, (read,) = e.begin(1.0)
     assert isinstance(read, StartRead) and e.books().num_reading_blocks == 2
     token, second = e.announced(offer(2, 4, 50), 2.0)
-    assert events([token]) == [Token(resume().key, 0, SampledToken(50))] and isinstance(second, StartRead)
+    assert events([token]) == [Token(resume().key, 0, SampledToken(50), 3)] and isinstance(second, StartRead)
     assert events(e.announced(offer(0, 4, 50), 2.0)) == [], "a replay"
     assert e.read_done(read.read, 3.0) == []
     unfollow, pulled = e.read_done(second.read, 3.0)
@@ -242,6 +242,7 @@ def test_the_first_token_does_not_wait_for_the_kv() -> None:
     e.check()
     told = [x for _ in range(2) for x in events(step(e))]
     assert told[:2] == [Token(resume().key, i, SampledToken(50)) for i in (1, 2)] and e.is_idle
+    assert told[2:] == [Finished(resume().key, FinishReason.LENGTH, 3, 3)], "of the source's cache, not its own"
 
 
 def test_a_cancelled_pull_holds_its_blocks_until_its_read_has_ended() -> None:

@@ -16,7 +16,6 @@ from tandem.core.events import (
     Pulled,
     SampledToken,
     Token,
-    Tokens,
 )
 from tandem.core.ids import HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Generate, Prefill, Request, Resume, SamplingParams
@@ -72,13 +71,13 @@ def shape(commands: list[Command]) -> list[str]:
 def test_remote_request_delivers_each_token_once_and_ends_once() -> None:
     life = remote()
     assert shape(life.reported(P, token(0))) == ["token 0"]
-    assert life.reported(P, Finished(key(), None, 1, 16)) == []
+    assert life.reported(P, Finished(key(), None, 1, 1)) == []
     assert life.reported(D, token(0)) == []
     assert life.reported(D, Pulled(key(), 1, 1, 0, 1, 0.1, 0.1, 0.1)) == []
     assert shape(life.reported(D, token(1))) == ["token 1"]
     assert shape(life.reported(D, token(2))) == ["token 2"]
-    (end,) = life.reported(D, Finished(key(), FinishReason.LENGTH, 3, 0))
-    assert end == End(Finished(key(), FinishReason.LENGTH, 3, 16))
+    (end,) = life.reported(D, Finished(key(), FinishReason.LENGTH, 3, 1))
+    assert end == End(Finished(key(), FinishReason.LENGTH, 3, 1))
     assert life.phase is Phase.ENDED and life.workers() == ()
 
 
@@ -90,12 +89,12 @@ def test_tokens_ahead_of_their_turn_wait() -> None:
 
 def test_consecutive_tokens_count_at_once_where_they_are_next() -> None:
     life = remote()
-    several = Tokens(key(), 1, (8, 9))
-    assert not life.streamed(D, several), "the first one is missing"
+    assert not life.streamed(D, key(), 1, 2), "the first one is missing"
     assert shape(life.reported(P, token(0))) == shape([Deliver(token(0))])
-    assert not life.streamed(D, Tokens(key(2), 1, (8, 9))) and not life.streamed(OTHER, several)
-    assert life.streamed(D, several) and life.num_delivered == 3
-    assert not life.streamed(D, several), "once is enough"
+    assert not life.streamed(D, key(2), 1, 2) and not life.streamed(OTHER, key(), 1, 2)
+    assert life.streamed(D, key(), 1, 2) and life.num_delivered == 3
+    assert not life.streamed(D, key(), 1, 2), "once is enough"
+    assert life.streamed(D, key(), 3) and life.num_delivered == 4
 
 
 def test_a_finish_waits_for_the_tokens_it_counts() -> None:
@@ -146,6 +145,22 @@ def test_a_pull_that_gets_no_room_is_placed_again_and_repeats_no_token() -> None
     assert shape(life.reported(D, token(1, 2))) == ["token 1"]
 
 
+def test_what_an_attempt_left_in_a_cache_is_no_hit_of_the_request() -> None:
+    """The prefill worker has told, whatever becomes of its attempt."""
+    life = remote()
+    life.reported(P, replace(token(0), num_cached_tokens=1))
+    life.reported(D, Failed(key(), ErrorKind.OVERLOADED, "no room for the KV"))
+    life.placed(Placement(P, D))
+    life.accepted(D, key(2))
+    life.accepted(P, key(2))
+    life.reported(D, Pulled(key(2), 1, 1, 0, 1, 0.1, 0.1, 0.1))
+    life.reported(D, replace(token(0, 2), num_cached_tokens=2))
+    told = [command for i in range(1, 3) for command in life.reported(D, token(i, 2))]
+    told += life.reported(D, Finished(key(2), FinishReason.LENGTH, 3, 2))
+    assert told[-1] == End(Finished(key(2), FinishReason.LENGTH, 3, 1))
+    assert life.reported(P, Finished(key(2), None, 1, 2)) == []
+
+
 def test_a_refusal_that_waiting_does_not_cure_ends_the_request() -> None:
     life = RequestLife(REQUEST, HandoffId("h"))
     life.placed(Placement(D, D))
@@ -193,8 +208,8 @@ def test_local_request() -> None:
     assert life.accepted(D, key()) == [] and life.phase is Phase.RUNNING
     for i in range(3):
         assert shape(life.reported(D, token(i))) == [f"token {i}"]
-    assert life.reported(D, Finished(key(), FinishReason.LENGTH, 3, 16)) == [
-        End(Finished(key(), FinishReason.LENGTH, 3, 16))
+    assert life.reported(D, Finished(key(), FinishReason.LENGTH, 3, 1)) == [
+        End(Finished(key(), FinishReason.LENGTH, 3, 1))
     ]
 
 
@@ -267,7 +282,7 @@ def test_scores_come_once_and_before_all_tokens() -> None:
     assert life.reported(P, scores(1, 2)) == [Score(scores(1, 2))]
     assert life.reported(P, scores(1, 1)) == [], "a stream that was opened again tells from the start"
     assert life.reported(D, token(0)) == life.reported(D, token(1)) == []
-    assert not life.streamed(D, Tokens(key(), 2, [5]))
+    assert not life.streamed(D, key(), 2)
     assert life.reported(D, token(2)) == life.reported(D, Finished(key(), FinishReason.LENGTH, 3, 0)) == []
     told = life.reported(P, scores(2, 2))
     assert told[0] == Score(scores(3, 1)) and shape(told[1:]) == [
@@ -300,8 +315,8 @@ def test_a_prompt_alone_ends_with_the_prefill() -> None:
     life = scored()
     life.reported(P, scores(1, 3))
     assert life.reported(D, Finished(key(), None, 0, 0)) == []
-    (end, *rest) = reversed(life.reported(P, Finished(key(), FinishReason.LENGTH, 0, 16)))
-    assert end == End(Finished(key(), FinishReason.LENGTH, 0, 16)) and shape(rest) == ["release p"]
+    (end, *rest) = reversed(life.reported(P, Finished(key(), FinishReason.LENGTH, 0, 2)))
+    assert end == End(Finished(key(), FinishReason.LENGTH, 0, 2)) and shape(rest) == ["release p"]
 
 
 # ---- several choices
@@ -333,11 +348,11 @@ def test_each_choice_has_its_tokens_in_order_and_one_end_and_the_last_is_the_req
     assert life.reported(D, drawn(1, 1)) == []
     assert life.reported(D, drawn(0, 0)) == [Deliver(drawn(0, 0))]
     assert life.reported(D, drawn(1, 0)) == [Deliver(drawn(1, 0)), Deliver(drawn(1, 1))]
-    end = Finished(of(1), FinishReason.STOP, 2, 16)
+    end = Finished(of(1), FinishReason.STOP, 2, 2)
     assert life.reported(D, end) == [EndChoice(end)] and life.phase is Phase.RUNNING
     assert life.positions(D) == [(of(0), 1)] and life.num_delivered == 3
     assert life.reported(D, drawn(1, 2)) == [], "it has ended"
-    last = Finished(of(0), FinishReason.LENGTH, 1, 16)
+    last = Finished(of(0), FinishReason.LENGTH, 1, 2)
     assert life.reported(D, last) == [End(last)] and life.phase is Phase.ENDED
 
 
@@ -345,8 +360,8 @@ def test_a_choice_that_its_first_token_ends_is_cancelled_where_it_would_go_on() 
     life = several()
     for choice in range(3):
         life.reported(P, drawn(choice, 0))
-    assert life.reported(P, Finished(of(0), None, 1, 16)) == []
-    end = Finished(of(1), FinishReason.STOP, 1, 16)
+    assert life.reported(P, Finished(of(0), None, 1, 2)) == []
+    end = Finished(of(1), FinishReason.STOP, 1, 2)
     assert life.reported(P, end) == [CancelJob(D, (of(1),)), EndChoice(end)]
     assert life.positions(D) == [(of(0), 1), (of(2), 1)] and life.positions(P) == [(of(2), 1)]
     assert life.reported(D, Cancelled(of(1))) == [], "as was asked"
@@ -381,3 +396,22 @@ def test_a_choice_that_ended_between_others_is_cancelled_with_the_next_attempt()
     assert isinstance(submit, Submit) and submit.job.num_choices == 3
     assert cancel == CancelJob(D, (of(1, 2),))
     assert life.accepted(D, of(0, 2)) == [] and life.positions(D) == [(of(0, 2), 0), (of(2, 2), 0)]
+
+
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_scores_told_under_a_choice_that_has_ended_are_those_of_the_others(closed: int) -> None:
+    """The client has enough of the choice under whose key the worker is just about to tell them."""
+    life = RequestLife(replace(REQUEST, num_choices=3, prompt_logprobs=0), HandoffId("h"))
+    life.placed(Placement(P, D))
+    life.accepted(D, key())
+    life.accepted(P, key())
+    for choice in range(3):
+        assert life.reported(P, drawn(choice, 0)) == []
+    assert shape(life.finished(closed)) == ["cancel d", "cancel p"]
+    late = replace(scores(1, 1), key=of(closed))
+    assert life.reported(OTHER, late) == [] and life.reported(P, replace(late, key=of(closed, 7))) == []
+    told = life.reported(P, late)
+    assert told[0] == Score(late)
+    assert [command.token for command in told if isinstance(command, Deliver)] == [
+        drawn(choice, 0) for choice in range(3) if choice != closed
+    ]

@@ -24,8 +24,9 @@ from tandem.core.request import Request
 from tandem.gateway.app import create_app
 from tandem.gateway.caller import Caller
 from tandem.gateway.grpc_server import GrpcServer
-from tandem.gateway.ports import Doorkeeper, OpenDoor, ServedModel, Standing
+from tandem.gateway.ports import Doorkeeper, OpenDoor, ServedModel
 from tandem.gateway.server import HttpServer
+from tandem.gateway.standing import Standing
 from tandem.gateway.text import TextModel
 from tandem.wire.channels import channel_options
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub

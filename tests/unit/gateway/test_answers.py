@@ -21,7 +21,8 @@ from tandem.gateway.echo import PromptScores
 from tandem.gateway.manner import Manners
 from tandem.gateway.merge import merged
 from tandem.gateway.openai_schema import CompletionBody
-from tandem.gateway.ports import ServedModel, Standing
+from tandem.gateway.ports import ServedModel
+from tandem.gateway.standing import Standing
 from tandem.gateway.text import TextModel
 from tandem.gateway.usage import Tally
 from tests.unit.gateway.instant import instant_events

@@ -26,7 +26,7 @@ async def test_the_decode_worker_books_first_and_tokens_come_in_order(rig: Rig) 
     decode.tell(token(key, 1))
     prefill.tell(token(key, 0), Finished(key, None, 1, 16))
     await until(lambda: prefill.ref not in request.life.workers())
-    decode.tell(token(key, 0), pulled(key), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 0))
+    decode.tell(token(key, 0), pulled(key), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 16))
     events = [event async for event in request]
     assert events == [token(key, 0), token(key, 1), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 16)]
     assert request.path == "remote"

@@ -10,8 +10,7 @@ import openai
 import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.delivery import duration
-from tandem.gateway.ports import Standing
+from tandem.gateway.standing import Standing, duration
 
 SAMPLE = re.compile(r'[a-z_]+(\{[a-z]+="[a-z_0-9]+"(,[a-z]+="[a-z_0-9]+")*\})? [0-9.e+]+')
 Front = Any  # the fixtures' class lives in conftest

@@ -10,7 +10,7 @@ import pytest
 from msgspec import UNSET
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from tandem.core.events import FinishReason
+from tandem.core.events import FinishReason, SampledToken
 from tandem.gateway.completion import Delta, Ending, ToolCallDelta
 from tandem.gateway.openai_response import ChatForm, Heading
 from tandem.gateway.text import TextModel
@@ -28,10 +28,13 @@ CALLS = [
 
 @pytest.fixture
 def form(make_text: Callable[..., TextModel]) -> ChatForm:
-    heading: dict[str, Any] = dict.fromkeys(
-        ("include_usage", "continuous_usage", "with_logprobs", "with_token_ids"), False
-    )
-    return ChatForm(Heading(id="x", created=1, model="m", service_tier=UNSET, text=make_text(), **heading))
+    return ChatForm(heading(make_text()))
+
+
+def heading(text: TextModel, model: str = "m", **asked: bool) -> Heading:
+    names = ("include_usage", "continuous_usage", "with_logprobs", "with_token_ids")
+    flags: dict[str, Any] = dict.fromkeys(names, False) | asked
+    return Heading(id="x", created=1, model=model, service_tier=UNSET, text=text, **flags)
 
 
 def test_a_whole_message_with_calls_has_no_content(form: ChatForm) -> None:
@@ -61,6 +64,31 @@ def test_pieces_of_calls_and_thoughts_stream_one_by_one(form: ChatForm) -> None:
     assert [(piece.index, piece.id) for piece in pieces] == [(0, "call_0"), (0, None), (0, None), (1, "call_1")]
     assert [piece.function.name for piece in pieces if piece.function] == ["weather", None, None, "time"]
     assert "".join(p.function.arguments or "" for p in pieces if p.function and not p.index) == '{"city":"Köln"}'
+
+
+@pytest.mark.parametrize("model", ["m", '"', "\0", '"content":"\0"'])
+@pytest.mark.parametrize("include_usage", [False, True])
+def test_every_text_fits_a_chunk_that_tells_nothing_else(
+    make_text: Callable[..., TextModel], model: str, include_usage: bool
+) -> None:
+    form = ChatForm(heading(make_text(), model, include_usage=include_usage))
+    told = {"id": "x", "created": 1, "model": model, "object": "chat.completion.chunk"}
+    told |= {"usage": None} if include_usage else {}
+    for text in (" river", '"', "\\", "\0", "\n\n", "Köln \u2028 🏞", "data: [DONE]"):
+        for choice in (0, 11, 0):
+            (chunk,) = form.chunk(Delta(text, 7, SampledToken(3), choice), USAGE)
+            assert b"\n" not in chunk
+            shown = {"index": choice, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
+            assert json.loads(chunk) == told | {"choices": [shown]}
+
+
+def test_usage_that_is_told_all_along_is_that_of_each_chunk(make_text: Callable[..., TextModel]) -> None:
+    form = ChatForm(heading(make_text(), include_usage=True, continuous_usage=True))
+    counts = []
+    for num_output in (1, 2):
+        (chunk,) = form.chunk(Delta(" river", 0, SampledToken(3)), Usage(3, num_output, None))
+        counts.append(json.loads(chunk)["usage"]["completion_tokens"])
+    assert counts == [1, 2]
 
 
 def test_what_nobody_would_see_is_no_chunk(form: ChatForm) -> None:

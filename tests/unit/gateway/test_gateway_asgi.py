@@ -24,7 +24,8 @@ from tandem.gateway.completion import Completion
 from tandem.gateway.counters import Counters
 from tandem.gateway.manner import Manners
 from tandem.gateway.openai_http import OpenAIRoutes
-from tandem.gateway.ports import OpenDoor, ServedModel, Standing
+from tandem.gateway.ports import OpenDoor, ServedModel
+from tandem.gateway.standing import Standing
 from tandem.gateway.text import TextModel
 
 REQUEST = Request(id=RequestId("r"), model="m", prompt_tokens=(1,), sampling=SamplingParams(max_tokens=1))

@@ -4,7 +4,7 @@ same error comes back. Never compares protocols' own refusals."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import httpx
@@ -12,7 +12,7 @@ import pytest
 
 from tandem.core.errors import ERROR_TABLE, ErrorKind, TandemError
 from tandem.core.events import FinishReason
-from tandem.gateway.ports import Standing
+from tandem.gateway.standing import QuotaRefusal, Standing
 from tandem.wire.gen import inference_pb2 as pb
 from tests.unit.gateway.conftest import Front, ScriptedStream
 from tests.unit.gateway.parity import HELLO, ask_grpc, ask_http, asked_both_ways, comparable, spell, whole_body
@@ -291,3 +291,20 @@ def test_what_is_left_of_a_quota_is_told_alike(front: Front, http: httpx.Client,
     told = {name: value for name, value in call.initial_metadata() if name.startswith("x-ratelimit")}
     assert told == {name: value for name, value in headers.items() if name.startswith("x-ratelimit")}
     assert told["x-ratelimit-remaining-requests"] == "3" and len(told) == 6
+
+
+def test_a_refusal_for_a_quota_tells_alike_what_is_left(front: Front, http: httpx.Client, stub: Any) -> None:
+    left = Standing(limit_requests=10, remaining_requests=0, reset_requests_s=61.0, limit_tokens=5, remaining_tokens=2)
+
+    def refuse(_: object) -> NoReturn:
+        error = TandemError(ErrorKind.QUOTA, "no", retry_after_s=6.1, reason="requests_per_minute")
+        raise QuotaRefusal(error, left)
+
+    front.dispatch.script = refuse
+    answer = http.post("/v1/completions", json=whole_body("completion", {}))
+    with pytest.raises(grpc.RpcError) as error:
+        stub.Complete(spell(whole_body("completion", {}), pb.CompleteRequest()))
+    assert (answer.status_code, answer.headers["x-tandem-reject-reason"]) == (429, "requests_per_minute")
+    told = {name: value for name, value in error.value.trailing_metadata() if name.startswith("x-ratelimit")}
+    assert told == {name: value for name, value in answer.headers.items() if name.startswith("x-ratelimit")}
+    assert told["x-ratelimit-reset-requests"] == "1m1s" and len(told) == 6

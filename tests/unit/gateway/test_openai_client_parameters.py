@@ -93,6 +93,23 @@ def test_a_lane_that_does_not_exist_is_refused(client: openai.OpenAI) -> None:
     assert caught.value.param == "x-tandem-lane"
 
 
+def test_a_deadline_reaches_the_dispatch(front: Front, client: openai.OpenAI) -> None:
+    front.instant()
+    told = {"extra_headers": {"x-request-timeout-ms": "1500"}}
+    client.chat.completions.create(model="tiny", messages=MESSAGES, **told)  # type: ignore[call-overload]
+    client.completions.create(model="tiny", prompt="x", **told)  # type: ignore[call-overload]
+    client.completions.create(model="tiny", prompt="x")
+    assert [caller.timeout_s for caller in front.dispatch.callers] == [1.5, 1.5, None]
+
+
+@pytest.mark.parametrize("given", ["", "0", "-1", "1.5", "1e3", "soon", "86400001", "9" * 5000])
+def test_a_deadline_that_is_none_is_refused(client: openai.OpenAI, given: str) -> None:
+    headers = {"x-request-timeout-ms": given}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="tiny", prompt="x", extra_headers=headers)
+    assert caught.value.param == "x-request-timeout-ms"
+
+
 @pytest.mark.parametrize(("include", "shown"), [(False, "Paris "), (True, "Paris 你好")])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_string_is_shown_only_where_it_is_asked_for(

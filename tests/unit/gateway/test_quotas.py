@@ -18,8 +18,8 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import GatewayId, TenantId
 from tandem.gateway import quotas as quotas_module
 from tandem.gateway.entry import Entry, FreeEntry
-from tandem.gateway.ports import Standing
 from tandem.gateway.quotas import TenantQuotas
+from tandem.gateway.standing import QuotaRefusal, Standing
 from tandem.stores.client import connect
 from tandem.stores.embedded import EmbeddedServer
 from tandem.stores.quota import RedisQuotas
@@ -168,6 +168,8 @@ async def test_a_refusal_names_its_limit_and_when_to_come_back(gateways: Gateway
     assert "1 requests at once" in error.message
     error = await refusal(quotas, who, 301)
     assert (error.reason, error.retry_after_s) == ("tokens_per_minute", 0.1)
+    assert isinstance(error, QuotaRefusal)
+    assert (error.standing.remaining_requests, error.standing.remaining_tokens) == (5, 300)
     entry.watch(lambda: Spent(300, 0))
     entry.close()
     for _ in range(5):

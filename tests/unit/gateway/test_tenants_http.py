@@ -6,6 +6,7 @@ import asyncio
 import io
 import logging
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -25,7 +26,8 @@ from tandem.gateway.active import ActiveRequest
 from tandem.gateway.app import create_app
 from tandem.gateway.caller import Caller
 from tandem.gateway.doorkeeper import KeyDoor
-from tandem.gateway.ports import Meter, ServedModel, Standing
+from tandem.gateway.ports import Meter, ServedModel
+from tandem.gateway.standing import Standing
 from tandem.gateway.tenants_file import parse_tenants
 from tandem.gateway.text import TextModel
 from tests.unit.gateway.conftest import ScriptedDispatch
@@ -195,22 +197,25 @@ async def test_a_request_is_settled_once_with_what_was_computed(rig: Rig, quotas
     request = await rig.running()
     assert request.standing.limit_requests == 7
     key = request.life.key
-    prefill.tell(token(key, 0), Finished(key, None, 1, 8))
-    decode.tell(pulled(key), token(key, 0), token(key, 1), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 0))
+    prefill.tell(token(key, 0))
+    decode.tell(pulled(key), token(key, 0), token(key, 1), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 8))
     async for _ in request:
         pass
     await request.aclose()
     assert quotas.asked == [("open", 16, 3)] and [entry.closes for entry in quotas.entries] == [[Spent(16 - 8, 3)]]
 
 
-async def test_who_leaves_pays_for_the_prompt_and_what_came(rig: Rig, quotas: ScriptedQuotas) -> None:
+@pytest.mark.parametrize("num_cached", [None, 8])
+async def test_who_leaves_pays_for_the_prompt_and_what_came(
+    rig: Rig, quotas: ScriptedQuotas, num_cached: int | None
+) -> None:
     prefill, _ = await rig.pair()
     request = await rig.running()
-    prefill.tell(token(request.life.key, 0))
+    prefill.tell(replace(token(request.life.key, 0), num_cached_tokens=num_cached))
     await anext(aiter(request))
     await request.aclose()
     await request.aclose()
-    assert quotas.entries[0].closes == [Spent(16, 1)]
+    assert quotas.entries[0].closes == [Spent(16 - (num_cached or 0), 1)]
 
 
 async def test_tokens_may_come_before_the_answer_to_their_submit(rig: Rig, quotas: ScriptedQuotas) -> None:

@@ -62,6 +62,8 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("hermes", '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("add", '{"a": 1}')]),
     ("hermes", '<tool_call>{"name": "add", "parameters": {"a": 1 } }', "", [("add", '{"a": 1 }')]),
     ("hermes", "1 < 2 <tool <tool_cal", "1 < 2 <tool <tool_cal", []),
+    ("hermes", HERMES_CALL[:-3], "", [("get_weather", WEATHER)]),
+    ("hermes", f"{HERMES_CALL}\nSo 1 <", "\nSo 1 <", [("get_weather", WEATHER)]),
     ("hermes", " \n a  \n", " \n a  \n", []),
     ("hermes", '{"name": "add", "arguments": {}}', '{"name": "add", "arguments": {}}', []),
     ("llama3", f'{{"name": "get_weather", "parameters": {WEATHER}}}', "", [("get_weather", WEATHER)]),

@@ -24,6 +24,7 @@ def announcement(first: int, stop: int, token: SampledToken | None = None) -> An
         tuple(BlockDigest(BlockId(i), (i,)) for i in range(first, stop)),
         stop,
         () if token is None else (token,),
+        7,
     )
 
 
@@ -58,7 +59,8 @@ def test_a_pull_reads_what_it_lacks_and_arrives() -> None:
     assert read.first_index == 1 and read.local == LOCAL[1:3] and [o.block for o in read.offered] == [1, 2]
     ended, arrived = book.read_done(read.read, 4.0)
     assert ended == ReadEnded(LOCAL[1:3]) and isinstance(arrived, Arrived)
-    assert arrived.first_tokens == (TOKEN,) and arrived.stats.num_blocks == 2
+    assert arrived.first_tokens == (TOKEN,) and arrived.num_cached == 7
+    assert (arrived.stats.num_hit_blocks, arrived.stats.num_blocks) == (1, 2)
     assert (arrived.stats.total_s, arrived.stats.exposed_s, arrived.stats.busy_s) == (3.0, 3.0, 3.0)
     assert len(book) == 0 and book.find(KEY) is None and book.of_job(JOB) is None
 

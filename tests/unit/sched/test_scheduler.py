@@ -303,3 +303,18 @@ def test_a_prompt_alone_ends_when_it_is_computed(num_prompt: int) -> None:
     assert [(p.finish, p.num_output, p.num_computed) for p in ended] == [(FinishReason.LENGTH, 0, num_prompt)] * 2
     s.check()
     assert s.pool.num_free == 10
+
+
+@pytest.mark.parametrize("job", [generate("a", 3, 5), prefill("p", 3)], ids=["generate", "prefill"])
+@pytest.mark.parametrize("num_choices", [1, 3])
+def test_an_output_that_is_complete_before_its_first_token_ends_each_choice(job: Job, num_choices: int) -> None:
+    s = scheduler()
+    add(s, replace(job, num_choices=num_choices))
+    planned = s.plan().step
+    assert planned is not None
+    (piece,) = planned.slices
+    (progress,) = s.commit(StepResult(planned.number, (SliceResult(piece.seq, is_complete=True),)))
+    assert [(part.key.choice, part.tokens, part.finish, part.handed_over) for part in progress.parts] == [
+        (choice, (), FinishReason.STOP, False) for choice in range(num_choices)
+    ]
+    assert progress.finish is FinishReason.STOP and not progress.handed_over and s.num_sequences == 0

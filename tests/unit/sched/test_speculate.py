@@ -114,6 +114,18 @@ def test_tokens_after_a_stop_are_dropped() -> None:
     assert progress.num_computed == 5 and s.pool.num_free == 20 and s.num_sequences == 0
 
 
+@pytest.mark.parametrize("num_right", [0, 1, 4])
+def test_an_output_that_is_complete_ends_with_the_guesses_that_were_right(num_right: int) -> None:
+    s = started(scheduler(), generate("a"))
+    step = plan(s)
+    drawn = tuple(SampledToken(7) for _ in range(num_right))
+    (progress,) = s.commit(StepResult(step.number, (SliceResult(only(step).seq, drawn, is_complete=True),)))
+    s.check()
+    assert progress.finish is FinishReason.STOP and progress.tokens == drawn
+    assert s.pool.num_free == 20 and s.num_sequences == 0
+    assert s.speculation is not None and s.speculation.num_accepted == num_right
+
+
 def test_while_guesses_are_open_a_sequence_is_not_planned_and_cancelling_frees_it_later() -> None:
     s = started(scheduler(), generate("a"))
     step = plan(s)
@@ -152,7 +164,7 @@ def test_a_resume_guesses_once_its_kv_is_here() -> None:
     s.add(job)
     s.may_pull(job.key)
     assert s.plan().step is None
-    s.kv_arrived(job.key, (SampledToken(50),))
+    s.kv_arrived(job.key, (SampledToken(50),), 0)
     assert only(plan(s)).tokens == (50, 7, 7, 7, 7)
 
 

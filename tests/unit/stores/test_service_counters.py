@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tandem.admission.fair_queue import Account
 from tandem.admission.line import Line, Service
+from tandem.admission.ticket import Account
 from tandem.core.ids import GatewayId, RequestId, TenantId
 from tandem.core.lane import Lane
 from tandem.core.request import Request, SamplingParams

@@ -87,7 +87,8 @@ def announcements(draw: st.DrawFn) -> Announcement:
     num_heads = draw(st.integers(0, 3))
     offered = st.builds(BlockDigest, U64.map(BlockId), st.lists(U64, min_size=num_heads, max_size=num_heads).map(tuple))
     blocks = tuple(draw(st.lists(offered, max_size=4)))
-    return Announcement(draw(handoff_keys), draw(U32), blocks, draw(U32), tuple(draw(st.lists(sampled, max_size=3))))
+    first = tuple(draw(st.lists(sampled, max_size=3)))
+    return Announcement(draw(handoff_keys), draw(U32), blocks, draw(U32), first, draw(U32))
 
 
 @st.composite
@@ -141,9 +142,9 @@ def test_updates_carry_every_event_and_the_load(events: Sequence[JobEvent], load
     assert convert.decode_load(message.load) == load
 
 
-@given(keys, st.integers(0, 2**30), st.lists(sampled, min_size=1, max_size=6))
-def test_consecutive_tokens_share_a_run(key: JobKey, first: int, drawn: list[SampledToken]) -> None:
-    events = [Token(key, first + i, token) for i, token in enumerate(drawn)]
+@given(keys, st.integers(0, 2**30), st.lists(sampled, min_size=1, max_size=6), st.none() | U32)
+def test_consecutive_tokens_share_a_run(key: JobKey, first: int, drawn: list[SampledToken], cached: int | None) -> None:
+    events = [Token(key, first + i, token, None if i else cached) for i, token in enumerate(drawn)]
     message = sent(convert.encode_update(events))
     assert len(message.runs) == 1
     assert not message.HasField("load")

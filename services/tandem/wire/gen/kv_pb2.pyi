@@ -99,18 +99,20 @@ class OfferedBlock(_message.Message):
     def __init__(self, block: _Optional[int] = ..., digests: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Announcement(_message.Message):
-    __slots__ = ("key", "first_index", "blocks", "num_computed", "first_tokens")
+    __slots__ = ("key", "first_index", "blocks", "num_computed", "first_tokens", "num_cached")
     KEY_FIELD_NUMBER: _ClassVar[int]
     FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_COMPUTED_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_FIELD_NUMBER: _ClassVar[int]
     key: HandoffKey
     first_index: int
     blocks: _containers.RepeatedCompositeFieldContainer[OfferedBlock]
     num_computed: int
     first_tokens: _containers.RepeatedCompositeFieldContainer[SampledToken]
-    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., first_index: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[OfferedBlock, _Mapping]]] = ..., num_computed: _Optional[int] = ..., first_tokens: _Optional[_Iterable[_Union[SampledToken, _Mapping]]] = ...) -> None: ...
+    num_cached: int
+    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., first_index: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[OfferedBlock, _Mapping]]] = ..., num_computed: _Optional[int] = ..., first_tokens: _Optional[_Iterable[_Union[SampledToken, _Mapping]]] = ..., num_cached: _Optional[int] = ...) -> None: ...
 
 class HandoffEnded(_message.Message):
     __slots__ = ("key", "kind", "message")

@@ -162,14 +162,16 @@ class WatchPosition(_message.Message):
     def __init__(self, key: _Optional[_Union[JobKey, _Mapping]] = ..., next_index: _Optional[int] = ...) -> None: ...
 
 class TokenRun(_message.Message):
-    __slots__ = ("key", "first_index", "tokens")
+    __slots__ = ("key", "first_index", "tokens", "num_cached_tokens")
     KEY_FIELD_NUMBER: _ClassVar[int]
     FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     key: JobKey
     first_index: int
     tokens: _containers.RepeatedCompositeFieldContainer[_kv_pb2.SampledToken]
-    def __init__(self, key: _Optional[_Union[JobKey, _Mapping]] = ..., first_index: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[_kv_pb2.SampledToken, _Mapping]]] = ...) -> None: ...
+    num_cached_tokens: int
+    def __init__(self, key: _Optional[_Union[JobKey, _Mapping]] = ..., first_index: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[_kv_pb2.SampledToken, _Mapping]]] = ..., num_cached_tokens: _Optional[int] = ...) -> None: ...
 
 class PulledKV(_message.Message):
     __slots__ = ("key", "num_blocks", "num_bytes", "num_cached_tokens", "num_exposed_bytes", "total_seconds", "exposed_seconds", "busy_seconds")

@@ -1,0 +1,29 @@
+"""What a request that its tenant's quotas do not let in is told; never asks a quota."""
+
+from __future__ import annotations
+
+from tandem.admission.quota import CONCURRENCY, REQUESTS, TOKENS, Limits, Verdict
+from tandem.core.errors import ErrorKind, TandemError
+
+_WORDS = {
+    REQUESTS: "requests per minute",
+    TOKENS: "tokens per minute",
+    CONCURRENCY: "requests at once",
+}
+
+
+def never(limits: Limits, num_tokens: int) -> TandemError:
+    """Of a prompt beyond any minute's worth. No 429: clients repeat those, and this one would never be let in."""
+    message = f"the prompt has {num_tokens} tokens, and this key may use {limits.tokens_per_minute} per minute"
+    return TandemError(ErrorKind.INVALID_REQUEST, message, param="prompt", reason=TOKENS)
+
+
+def refusal(verdict: Verdict, limits: Limits) -> TandemError:
+    limit = {
+        REQUESTS: limits.requests_per_minute,
+        TOKENS: limits.tokens_per_minute,
+        CONCURRENCY: limits.max_concurrency,
+    }[verdict.refused]
+    message = f"this key's limit of {limit} {_WORDS[verdict.refused]} is reached"
+    wait_s = verdict.wait_ms / 1000 or 1.0
+    return TandemError(ErrorKind.QUOTA, message, retry_after_s=wait_s, reason=verdict.refused)

@@ -1,0 +1,191 @@
+"""Every feature through the openai client in four ways, sync and async, whole and streamed: the dispatch is asked for
+the same and the client has the same in its hands; never looks at bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import openai
+import pytest
+
+from tests.unit.gateway.parity import comparable
+
+Front = Any  # the fixtures' class lives in conftest
+ASK = {"role": "user", "content": "What is the capital of France?"}
+PARTS = [{"type": "text", "text": "What is the capital"}, {"type": "text", "text": " of France?"}]
+TEXT = "Paris 你好 😀."
+CALL = '<tool_call>\n{"name": "now", "arguments": {"zone": "CET"}}\n</tool_call>'
+TOOL = {
+    "type": "function",
+    "function": {"name": "now", "parameters": {"type": "object", "properties": {"zone": {"type": "string"}}}},
+}
+PERSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+RETURNED = {
+    "role": "assistant",
+    "tool_calls": [{"id": "call_1", "type": "function", "function": {"name": "now", "arguments": '{"zone": "CET"}'}}],
+}
+ANSWERED = {"role": "tool", "tool_call_id": "call_1", "content": "noon"}
+
+CHAT: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "sampling": {"temperature": 0.5, "top_p": 0.9, "presence_penalty": 0.5, "frequency_penalty": -0.5},
+    "vLLM's": {"extra_body": {"top_k": 4, "min_p": 0.1, "repetition_penalty": 1.1, "min_tokens": 1, "priority": -1}},
+    "choices": {"n": 3},
+    "length": {"max_completion_tokens": 2},
+    "stop": {"stop": ["好", "never"]},
+    "stop shown": {"stop": "好", "extra_body": {"include_stop_str_in_output": True}},
+    "logprobs": {"logprobs": True, "top_logprobs": 2},
+    "bias": {"logit_bias": {"30": 5}},
+    "tier": {"service_tier": "flex", "user": "somebody", "metadata": {"a": "b"}},
+    "no special tokens hidden": {"extra_body": {"skip_special_tokens": False, "ignore_eos": True}},
+    "json": {"response_format": {"type": "json_object"}},
+    "schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "p", "schema": PERSON}}},
+    "regex": {"extra_body": {"structured_outputs": {"regex": "[a-z]+"}}},
+    "parts": {"messages": [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": PARTS}]},
+    "continued": {
+        "messages": [ASK, {"role": "assistant", "content": "It is"}],
+        "extra_body": {"continue_final_message": True, "add_generation_prompt": False},
+    },
+    "tools": {"tools": [TOOL]},
+    "no tools": {"tools": [TOOL], "tool_choice": "none"},
+    "a tool": {"tools": [TOOL], "tool_choice": "required", "n": 2},
+    "this tool": {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "now"}}},
+    "one call": {"tools": [TOOL], "parallel_tool_calls": False},
+    "second turn": {"messages": [ASK, RETURNED, ANSWERED], "tools": [TOOL]},
+}
+CALLING = {"tools", "a tool", "this tool", "one call"}
+COMPLETION: dict[str, dict[str, Any]] = {
+    "text": {"prompt": "x"},
+    "texts": {"prompt": ["x", "yes"], "n": 2},
+    "ids": {"prompt": [5, 6, 7]},
+    "lists of ids": {"prompt": [[5, 6], [7]]},
+    "echo": {"prompt": "x", "echo": True},
+    "echo with scores": {"prompt": [5, 6, 7], "echo": True, "logprobs": 2},
+    "only scores": {"prompt": "What is it?", "echo": True, "logprobs": 1, "max_tokens": 0},
+    "stop": {"prompt": "x", "stop": "好"},
+    "guided": {"prompt": "x", "extra_body": {"guided_choice": ["yes", "no"]}},
+    "best of n": {"prompt": "x", "n": 2, "best_of": 2},
+}
+
+
+@dataclass
+class Heard:
+    """One choice, as the client put it together or we did from its chunks."""
+
+    text: str = ""
+    calls: list[list[str]] = field(default_factory=list)
+    scores: list[Any] = field(default_factory=list)
+    ended: str | None = None
+
+    def hear(self, part: Any, scores: Any, ended: str | None) -> None:
+        self.text += (part if isinstance(part, str) else part.content) or ""
+        for call in getattr(part, "tool_calls", None) or []:
+            if call.id:
+                self.calls.append([call.function.name, ""])
+            self.calls[-1][1] += call.function.arguments
+        if scores is not None:
+            kept = scores.model_dump()
+            self.scores += (
+                kept["content"] if "content" in kept else zip(kept["tokens"], kept["token_logprobs"], strict=True)
+            )
+        self.ended = ended or self.ended
+
+
+def heard(replies: Iterable[Any]) -> tuple[list[Heard], dict[str, Any], set[Any]]:
+    """Of one whole reply or of all chunks: its choices, its usage, and the tiers that it names."""
+    choices: dict[int, Heard] = {}
+    usage: dict[str, Any] = {}
+    tiers = set()
+    for reply in replies:
+        usage = usage if reply.usage is None else reply.usage.model_dump()
+        tiers.add(getattr(reply, "service_tier", None))
+        for choice in reply.choices:
+            part = next(
+                getattr(choice, name)
+                for name in ("message", "delta", "text")
+                if getattr(choice, name, None) is not None
+            )
+            choices.setdefault(choice.index, Heard()).hear(part, choice.logprobs, choice.finish_reason)
+    return [choices[index] for index in sorted(choices)], usage, tiers
+
+
+@pytest.fixture
+def four_ways(front: Front) -> Iterator[Any]:
+    # A template without a place for tools tells of them in words, which are many for this tokenizer.
+    front.dispatch.served = [replace(front.dispatch.served[0], max_model_len=8192)]
+    address: dict[str, Any] = {"base_url": f"{front.url}/v1", "api_key": "x", "max_retries": 0}
+    http = openai.DefaultHttpxClient(trust_env=False, timeout=20, verify=False)
+
+    async def ask_async(kind: str, stream: bool, body: dict[str, Any]) -> list[Any]:
+        http = openai.DefaultAsyncHttpxClient(trust_env=False, timeout=20, verify=False)
+        async with openai.AsyncOpenAI(http_client=http, **address) as client:
+            answer = await (client.chat.completions if kind == "chat" else client.completions).create(**body)
+            return [chunk async for chunk in answer] if stream else [answer]
+
+    with openai.OpenAI(http_client=http, **address) as client:
+
+        def ask(kind: str, **body: Any) -> list[Any]:
+            asked = []
+            for stream in (False, True):
+                full = {"model": "tiny", "seed": 7, **body}
+                full |= {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+                answer = (client.chat.completions if kind == "chat" else client.completions).create(**full)
+                asked.append(heard(answer if stream else [answer]))
+                asked.append(heard(asyncio.run(ask_async(kind, stream, full))))
+            return asked
+
+        yield ask
+
+
+def same(front: Front, answers: list[Any]) -> tuple[list[Heard], dict[str, Any]]:
+    """What all four ways have; also the dispatch was asked for the same."""
+    requests = [comparable(request, True) for request in front.dispatch.requests]
+    each = len(requests) // 4
+    assert requests == requests[:each] * 4 and each > 0
+    assert answers == answers[:1] * 4
+    choices, usage, _ = answers[0]
+    return choices, usage
+
+
+@pytest.mark.parametrize("name", CHAT)
+def test_chat(front: Front, four_ways: Any, name: str) -> None:
+    front.instant(CALL if name in CALLING else TEXT)
+    choices, usage = same(front, four_ways("chat", **{"messages": [ASK], **CHAT[name]}))
+    assert len(choices) == CHAT[name].get("n", 1)
+    assert all(choice.ended for choice in choices) and usage["completion_tokens"] > 0
+    if name in CALLING:
+        assert choices[0].calls == [["now", '{"zone": "CET"}']]
+        assert choices[0].text == "" and choices[0].ended == "tool_calls"
+    elif name not in ("length", "stop", "stop shown", "no special tokens hidden"):
+        assert choices[0].text == TEXT and choices[0].ended == "stop"
+    assert bool(choices[0].scores) is (name == "logprobs")
+
+
+@pytest.mark.parametrize("name", COMPLETION)
+def test_completions(front: Front, four_ways: Any, name: str) -> None:
+    front.instant()
+    asked = COMPLETION[name]
+    choices, usage = same(front, four_ways("completion", **asked))
+    num_prompts = len(asked["prompt"]) if name in ("texts", "lists of ids") else 1
+    assert len(choices) == num_prompts * asked.get("n", 1)
+    assert all(choice.ended for choice in choices)
+    assert (usage["completion_tokens"] == 0) is (name == "only scores")
+    if "logprobs" in asked:
+        assert choices[0].scores[0][1] is None and all(score is not None for _, score in choices[0].scores[1:])
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [("embeddings", "embeddings"), ("responses", "Responses"), ("batches", "Batch"), ("load_lora_adapter", "LoRA")],
+)
+def test_what_is_not_there_says_so(front: Front, path: str, said: str) -> None:
+    http = openai.DefaultHttpxClient(trust_env=False, timeout=20, verify=False)
+    with (
+        openai.OpenAI(base_url=f"{front.url}/v1", api_key="x", max_retries=0, http_client=http) as client,
+        pytest.raises(openai.NotFoundError, match=said) as caught,
+    ):
+        client.post(f"/{path}", body={"model": "tiny"}, cast_to=object)
+    assert caught.value.code == "not_found" and not front.dispatch.requests
