@@ -132,10 +132,10 @@ class GatewayConfig:
     disaggregation: Literal["off", "prefer", "strict"] = _doc(
         "off: never split; prefer: split when both pools live; strict: refuse otherwise", "prefer"
     )
-    max_body: Bytes = _doc("largest request body", Bytes(4 << 20))
+    max_body: Bytes = _doc("largest request body or gRPC message", Bytes(4 << 20))
     request_timeout_s: float = _doc("a request that has not arrived whole for this long is refused", 60.0)
     stalled_client_s: float = _doc("a client that takes nothing of its response for this long is cut off", 60.0)
-    max_connections: int = _doc("open connections; one more is refused", 4096)
+    max_connections: int = _doc("HTTP connections, and gRPC calls, at once; of more only probes are answered", 4096)
     queue_timeout_s: float = _doc("a request that finds no place for this long is refused", 120.0)
     progress_timeout_s: float = _doc("a request without a new token for this long fails", 120.0)
     drain_s: float = _doc("how long requests under way may take after SIGTERM", 20.0)

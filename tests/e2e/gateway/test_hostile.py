@@ -88,7 +88,7 @@ def test_a_flood_of_connections_leaves_those_alone_that_are_there(calm: Pair, do
     expected = calm.ask(40, 72, 400).text()
     with ExitStack() as stack, Post(door.url, completion(40, 72, 400, stream=True)) as post:
         post.wait_events(1)
-        flood = [stack.enter_context(connect(door)) for _ in range(MAX_CONNECTIONS + 50)]
+        flood = [stack.enter_context(connect(door)) for _ in range(MAX_CONNECTIONS + 100)]
         refused = read_all(flood[-1])
         assert refused.startswith(b"HTTP/1.1 503 ") and b"retry-after: " in refused
         assert post.finish().text() == expected

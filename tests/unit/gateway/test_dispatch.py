@@ -8,9 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from tandem.admission.tenant import Tenant
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Failed, Finished, FinishReason
 from tandem.core.request import Generate, Prefill, Resume
+from tandem.gateway.ports import Meter, Standing
 from tests.unit.gateway.rig import Rig, collect, is_probe, pulled, token
 from tests.unit.gateway.scripted_worker import until
 
@@ -209,3 +211,43 @@ async def test_the_client_may_have_enough_of_one_choice_while_others_go_on(rig: 
     ends = [Finished(keys[1], FinishReason.STOP, 1, 0), Finished(keys[2], FinishReason.STOP, 1, 0)]
     worker.tell(*ends)
     assert [event async for event in stream] == ends
+
+
+class _Entry:
+    """A QuotaEntry that counts its ends."""
+
+    standing = Standing()
+    num_closes = 0
+
+    def watch(self, meter: Meter) -> None:
+        pass
+
+    def close(self) -> None:
+        self.num_closes += 1
+
+
+class _Quotas:
+    """Lets everybody in under one entry."""
+
+    def __init__(self) -> None:
+        self.entry = _Entry()
+
+    async def enter(self, tenant: Tenant, num_prompt_tokens: int, max_output_tokens: int) -> _Entry:
+        return self.entry
+
+
+async def test_what_breaks_after_the_quotas_gives_them_back(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it is: an entry that nobody closes counts against its tenant until it lapses."""
+    quotas = _Quotas()
+    rig = make_rig(quotas=quotas)
+    await rig.start()
+
+    def breaks(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(rig.dispatch, "_enter", breaks)
+    with pytest.raises(ZeroDivisionError):
+        await rig.open()
+    assert quotas.entry.num_closes == 1 and not rig.left_over()
