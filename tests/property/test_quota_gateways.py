@@ -65,7 +65,7 @@ class World:
         return self._answer(lambda: set(self.book.renew(used, limits, self.ms, TTL_MS)))
 
     def settle(self, tenant: TenantId, limits: Limits, name: str, used: int | None) -> Awaitable[bool]:
-        return self._answer(lambda: self.book.settle(name, used, limits, self.ms))
+        return self._answer(lambda: self.book.settle(name, used, limits, self.ms, TTL_MS))
 
     def beat(self, gateway: GatewayId) -> Awaitable[int]:
         return self._answer(lambda: 2)

@@ -16,6 +16,8 @@ from tandem.admission.bucket import UNIT, filled, full, wait_ms
 
 MAX_SWEEP = 256
 """Reservations that one call settles because their time is over; the next call goes on."""
+MAX_BACK_MS = 60_000
+"""A clock that stands further back was set, by far and for good: books that waited for it would starve their tenant."""
 REQUESTS, TOKENS, CONCURRENCY = "requests_per_minute", "tokens_per_minute", "concurrency"
 
 
@@ -68,8 +70,11 @@ class _Reservation:
 
 
 class QuotaBook:
-    """The books of one tenant, kept under the limits that each call brings. Time in milliseconds; where it goes back,
-    it stands still."""
+    """The books of one tenant, kept under the limits that each call brings. Time in milliseconds.
+
+    Where the time goes back by up to MAX_BACK_MS it stands still; by more, the books go on from there: with what the
+    buckets have, and with no reservation open for longer than the time to live, `ttl_ms`, that the call brings.
+    """
 
     def __init__(self, levels: Levels | None = None, now_ms: int = 0) -> None:
         """`levels` to begin with; None: as full as the limits that the first call brings."""
@@ -80,7 +85,7 @@ class QuotaBook:
 
     def reserve(self, ask: Ask, limits: Limits, now_ms: int, ttl_ms: int) -> Verdict:
         """Take all or nothing. Asking again under an id that is open takes nothing more."""
-        now = self._advance(limits, now_ms)
+        now = self._advance(limits, now_ms, ttl_ms)
         if ask.id in self.open:
             return Verdict(self.levels)
         refused, wait = ("", 0) if ask.force else self._lacks(ask, limits)
@@ -93,7 +98,7 @@ class QuotaBook:
     def renew(self, used: Mapping[str, int], limits: Limits, now_ms: int, ttl_ms: int) -> list[str]:
         """Keep reservations open, with the tokens that each used so far. Returns those that are not open any more.
         What is beyond a reservation is taken at once."""
-        now = self._advance(limits, now_ms)
+        now = self._advance(limits, now_ms, ttl_ms)
         gone = []
         for name, told in used.items():
             held = self.open.get(name)
@@ -106,10 +111,10 @@ class QuotaBook:
             held.expires_ms = now + ttl_ms
         return gone
 
-    def settle(self, name: str, used: int | None, limits: Limits, now_ms: int) -> bool:
+    def settle(self, name: str, used: int | None, limits: Limits, now_ms: int, ttl_ms: int) -> bool:
         """End a reservation with the tokens that it used in all; None: it is as if it had never been. False: it is not
         open, and nothing changes."""
-        self._advance(limits, now_ms)
+        self._advance(limits, now_ms, ttl_ms)
         held = self.open.pop(name, None)
         if held is None:
             return False
@@ -128,8 +133,12 @@ class QuotaBook:
 
     # ---- inside
 
-    def _advance(self, limits: Limits, now_ms: int) -> int:
+    def _advance(self, limits: Limits, now_ms: int, ttl_ms: int) -> int:
         """Fill the buckets up to now and settle what was not renewed; returns the time that counts."""
+        if now_ms < self._at_ms - MAX_BACK_MS:
+            self._at_ms = now_ms
+            for held in self.open.values():
+                held.expires_ms = min(held.expires_ms, now_ms + ttl_ms)
         elapsed, self._at_ms = max(0, now_ms - self._at_ms), max(now_ms, self._at_ms)
         self._limits = limits
         self.levels = Levels(

@@ -60,7 +60,7 @@ class Account:
         """In this gateway's own book, where it has one. What it was not asked for is settled elsewhere too."""
         if self._book is None:
             return
-        self._book.settle(entry.ask.id, 0 if entry.is_shared else used, self._share, now_ms)
+        self._book.settle(entry.ask.id, 0 if entry.is_shared else used, self._share, now_ms, _FOR_EVER_MS)
         if used is not None and not entry.is_shared:
             self._num_requests += 1
             self._num_tokens += used

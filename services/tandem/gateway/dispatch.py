@@ -23,6 +23,7 @@ from tandem.flow.commands import CancelJob, Command, Deliver, End, EndChoice, Pl
 from tandem.flow.lifecycle import Phase, RequestLife
 from tandem.flow.waiting import Waiting
 from tandem.gateway.active import ActiveRequest
+from tandem.gateway.background import surviving
 from tandem.gateway.caller import Caller
 from tandem.gateway.fleet import Fleet
 from tandem.gateway.ports import Quotas, ServedModel
@@ -270,15 +271,29 @@ class Dispatcher:
 
     async def _tick_forever(self) -> None:
         while True:
-            await asyncio.sleep(TICK_S)
-            now = self._clock.now()
-            for active in list(self._active.values()):
-                error = self._overdue(active, now)
-                if error is not None:
-                    self._carry_out(active, active.life.failed(error))
-                elif active.pinned is not None and active.life.phase is Phase.QUEUED:
-                    self._place_pinned(active)
-            self.place_queued()
+            async with surviving("the tick of the dispatcher"):
+                await asyncio.sleep(TICK_S)
+                self._tick()
+
+    def _tick(self) -> None:
+        """Raises ExceptionGroup after all were seen to: what is wrong with one request holds up no other."""
+        now, failures = self._clock.now(), []
+        for active in list(self._active.values()):
+            try:
+                self._see_to(active, now)
+            except Exception as error:
+                error.add_note(f"at request {active.life.request.id}")
+                failures.append(error)
+        self.place_queued()
+        if failures:
+            raise ExceptionGroup("requests that cannot be seen to", failures)
+
+    def _see_to(self, active: ActiveRequest, now: float) -> None:
+        error = self._overdue(active, now)
+        if error is not None:
+            self._carry_out(active, active.life.failed(error))
+        elif active.pinned is not None and active.life.phase is Phase.QUEUED:
+            self._place_pinned(active)
 
     def _overdue(self, active: ActiveRequest, now: float) -> TandemError | None:
         """A request that is sent back to the queue does not begin its wait anew."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 from tandem.admission.line import Line
+from tandem.gateway.background import surviving
 from tandem.stores.service_counters import CountersUnavailable, ServiceCounters
 
 PERIOD_S = 0.1
@@ -33,12 +34,13 @@ class FairShare:
     async def _run(self) -> None:
         is_reachable = True
         while True:
-            try:
-                for service, num_tokens in await self._counters.exchange(self._line.served()):
-                    self._line.absorb(service, num_tokens)
-                is_reachable = True
-            except CountersUnavailable as error:
-                if is_reachable:
-                    _log.warning("what other gateways serve is not known: %s", error)
-                is_reachable = False
-            await asyncio.sleep(PERIOD_S)
+            async with surviving("the exchange of what gateways serve"):
+                try:
+                    for service, num_tokens in await self._counters.exchange(self._line.served()):
+                        self._line.absorb(service, num_tokens)
+                    is_reachable = True
+                except CountersUnavailable as error:
+                    if is_reachable:
+                        _log.warning("what other gateways serve is not known: %s", error)
+                    is_reachable = False
+                await asyncio.sleep(PERIOD_S)

@@ -16,6 +16,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import JobEvent
 from tandem.core.ids import GatewayId, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Job
+from tandem.gateway.background import surviving
 from tandem.gateway.ports import ServedModel
 from tandem.gateway.text_models import TextModels
 from tandem.gateway.worker_link import LinkCalls, WorkerLink
@@ -148,18 +149,19 @@ class Fleet:
     async def _discover_forever(self) -> None:
         reachable = True
         while True:
-            try:
-                await self._meet(await self._discover())
-                if not reachable:
-                    log.info("workers can be listed again")
-                reachable = True
-            except TandemError as error:
-                if reachable:
-                    log.warning("cannot list workers, going on with those known: %s", error.message)
-                reachable = False
-            self._probe_pairs()
-            is_searching = reachable and self.ready() is not None
-            await asyncio.sleep(SEARCH_PERIOD_S if is_searching else DISCOVERY_PERIOD_S)
+            async with surviving("the look for workers"):
+                try:
+                    await self._meet(await self._discover())
+                    if not reachable:
+                        log.info("workers can be listed again")
+                    reachable = True
+                except TandemError as error:
+                    if reachable:
+                        log.warning("cannot list workers, going on with those known: %s", error.message)
+                    reachable = False
+                self._probe_pairs()
+                is_searching = reachable and self.ready() is not None
+                await asyncio.sleep(SEARCH_PERIOD_S if is_searching else DISCOVERY_PERIOD_S)
 
     async def _meet(self, refs: Sequence[WorkerRef]) -> None:
         """Link to new workers and new lives; drop a dead link once its worker is not listed any more.

@@ -22,6 +22,7 @@ from tandem.admission.tenant import Tenant
 from tandem.core.clock import Clock
 from tandem.core.ids import GatewayId, TenantId
 from tandem.gateway.account import Account
+from tandem.gateway.background import surviving
 from tandem.gateway.entry import Entry, FreeEntry, standing
 from tandem.gateway.standing import QuotaRefusal
 from tandem.stores.quota import RedisQuotas
@@ -168,11 +169,12 @@ class TenantQuotas:
 
     async def _keep(self) -> None:
         while True:
-            try:
-                await self._beat()
-            except StoreUnavailable as error:
-                self._lose(error)
-            await asyncio.sleep(self._store.ttl_s / BEATS_PER_TTL if self.is_reachable else RETRY_S)
+            async with surviving("the heartbeat of quotas"):
+                try:
+                    await self._beat()
+                except StoreUnavailable as error:
+                    self._lose(error)
+                await asyncio.sleep(self._store.ttl_s / BEATS_PER_TTL if self.is_reachable else RETRY_S)
 
     async def _beat(self) -> None:
         """Say that this gateway is up and what it has open, and come back to Redis if it was away."""

@@ -11,6 +11,7 @@ import logging
 from pathlib import Path
 
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.gateway.background import surviving
 from tandem.gateway.doorkeeper import KeyDoor
 from tandem.gateway.tenants_file import Tenants, parse_tenants
 
@@ -74,8 +75,9 @@ class TenantsWatch:
 
     async def _look_forever(self) -> None:
         while True:
-            await self.look()
-            await asyncio.sleep(POLL_S)
+            async with surviving("the look at the tenants file"):
+                await self.look()
+                await asyncio.sleep(POLL_S)
 
 
 def _signature(path: Path) -> _Signature:

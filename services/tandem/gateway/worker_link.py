@@ -178,6 +178,10 @@ class WorkerLink:
                 reason = error.message
             except TimeoutError:
                 reason = f"silent for {self._config.worker_silence_s:g} s"
+            except Exception as error:
+                # The worker sends it again. Requests of which nothing can ever be taken end by their own timeouts.
+                log.exception("what worker %s sends cannot be taken", self.ref)
+                reason = repr(error)
             if self.is_live:
                 self.is_live, down_since = False, self._clock.now()
                 self._seen(self)

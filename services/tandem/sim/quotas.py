@@ -70,7 +70,7 @@ class SimQuotas:
         if spent is not None:
             account.guess.learn(spent.output)
         used = None if spent is None else spent.total
-        account.book.settle(request, used, account.tenant.limits, _ms(now))
+        account.book.settle(request, used, account.tenant.limits, _ms(now), _FOR_EVER_MS)
 
     def check(self) -> None:
         """Nothing is reserved. Raises AssertionError naming what is."""

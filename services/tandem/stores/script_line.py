@@ -8,6 +8,7 @@ made, also those that nobody waits for.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from redis.exceptions import NoScriptError, RedisError
 
 MAX_CALLS = 256
 """In one pipeline: some milliseconds of the server's time, in which it answers nobody else's long wait."""
+log = logging.getLogger(__name__)
 Argument = str | bytes | int
 
 
@@ -73,7 +75,10 @@ class ScriptLine:
                 again = await self._round_trip([calls[index] for index in unknown])
                 for index, answer in zip(unknown, again, strict=True):
                     answers[index] = answer
-        except (RedisError, OSError) as error:
+        except Exception as error:
+            # Whatever it is: those who wait are told, or they would wait for ever.
+            if not isinstance(error, RedisError | OSError):
+                log.exception("calls of a script failed")
             answers = [error] * len(calls)
         return answers
 

@@ -6,7 +6,7 @@ import pytest
 
 from tandem.admission.bucket import MAX_LIMIT, UNIT, filled, full, wait_ms
 from tandem.admission.estimate import FIRST_GUESS, OutputGuess
-from tandem.admission.quota import CONCURRENCY, REQUESTS, TOKENS, Ask, Levels, Limits, QuotaBook
+from tandem.admission.quota import CONCURRENCY, MAX_BACK_MS, REQUESTS, TOKENS, Ask, Levels, Limits, QuotaBook
 
 TTL = 20_000
 
@@ -40,9 +40,9 @@ def test_a_refusal_takes_nothing_and_says_which_limit_and_how_long() -> None:
 def test_what_was_not_used_goes_back_and_what_was_too_much_is_owed() -> None:
     book, limits = QuotaBook(), Limits(0, 600, 0)
     book.reserve(Ask("a", 1, 500), limits, 0, TTL)
-    assert book.settle("a", 100, limits, 0) and book.levels == Levels(None, 500 * UNIT)
+    assert book.settle("a", 100, limits, 0, TTL) and book.levels == Levels(None, 500 * UNIT)
     book.reserve(Ask("b", 1, 500), limits, 0, TTL)
-    assert book.settle("b", 1100, limits, 0) and book.levels == Levels(None, -600 * UNIT)
+    assert book.settle("b", 1100, limits, 0, TTL) and book.levels == Levels(None, -600 * UNIT)
     refusal = book.reserve(Ask("c", 1, 1), limits, 0, TTL)
     assert (refusal.refused, refusal.wait_ms) == (TOKENS, 60_100)
     assert book.reserve(Ask("c", 1, 1), limits, 60_099, TTL).refused
@@ -54,14 +54,14 @@ def test_nothing_counts_twice() -> None:
     for _ in range(2):
         book.reserve(Ask("a", 1, 100), limits, 0, TTL)
     assert book.levels == Levels(9 * UNIT, 500 * UNIT)
-    assert [book.settle("a", 50, limits, 0) for _ in range(2)] == [True, False]
+    assert [book.settle("a", 50, limits, 0, TTL) for _ in range(2)] == [True, False]
     assert book.levels == Levels(9 * UNIT, 550 * UNIT)
 
 
 def test_a_request_that_never_began_is_as_if_it_had_never_been() -> None:
     book, limits = QuotaBook(), Limits(10, 600, 0)
     book.reserve(Ask("a", 1, 100), limits, 0, TTL)
-    book.settle("a", None, limits, 0)
+    book.settle("a", None, limits, 0, TTL)
     assert book.levels == Levels(full(10), full(600))
 
 
@@ -71,7 +71,7 @@ def test_whose_gateway_is_gone_is_settled_with_what_it_told() -> None:
     assert book.renew({"a": 150, "never": 3}, limits, 10_000, TTL) == ["never"]
     assert book.reserve(Ask("b", 1, 1), limits, 10_000 + TTL - 1, TTL).refused == CONCURRENCY
     assert not book.reserve(Ask("b", 1, 1), limits, 10_000 + TTL, TTL).refused
-    assert not book.settle("a", 400, limits, 10_000 + TTL)
+    assert not book.settle("a", 400, limits, 10_000 + TTL, TTL)
     assert book.renew({"a": 400}, limits, 10_000 + TTL, TTL) == ["a"]
     book.check()
 
@@ -82,7 +82,7 @@ def test_what_is_used_beyond_a_reservation_is_taken_at_once() -> None:
     book.renew({"a": 550}, limits, 0, TTL)
     book.renew({"a": 300}, limits, 0, TTL)  # a report that came late
     assert book.levels == Levels(None, 50 * UNIT)
-    book.settle("a", 560, limits, 0)
+    book.settle("a", 560, limits, 0, TTL)
     assert book.levels == Levels(None, 40 * UNIT)
 
 
@@ -92,6 +92,23 @@ def test_a_clock_that_goes_back_stands_still() -> None:
     assert book.reserve(Ask("b", 1, 1), limits, 0, TTL).refused
     assert book.reserve(Ask("b", 1, 1), limits, 60_099, TTL).refused
     assert not book.reserve(Ask("b", 1, 1), limits, 60_100, TTL).refused
+
+
+def test_a_clock_that_was_far_ahead_starves_nobody() -> None:
+    """An hour ahead, and then back: what was taken there stays taken, and comes back as fast as ever."""
+    book, limits, back = QuotaBook(), Limits(0, 600, 0), MAX_BACK_MS + 1
+    book.reserve(Ask("a", 1, 600), limits, 3_600_000, TTL)
+    refusal = book.reserve(Ask("b", 1, 1), limits, 3_600_000 - back, TTL)
+    assert (refusal.refused, refusal.wait_ms, refusal.levels) == (TOKENS, 100, Levels(None, 0))
+    assert not book.reserve(Ask("b", 1, 1), limits, 3_600_000 - back + 100, TTL).refused
+
+
+def test_what_was_reserved_by_a_clock_far_ahead_lapses_in_its_time() -> None:
+    book, limits = QuotaBook(), Limits(0, 600, 1)
+    book.reserve(Ask("a", 1, 600), limits, 3_600_000, TTL)
+    assert not book.settle("nobody", 0, limits, 0, TTL)
+    assert book.reserve(Ask("b", 1, 0), limits, TTL - 1, TTL).refused == CONCURRENCY
+    assert not book.reserve(Ask("b", 1, 600), limits, TTL, TTL).refused
 
 
 def test_limits_that_change_hold_from_the_next_call_on() -> None:

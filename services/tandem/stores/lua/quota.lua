@@ -9,7 +9,7 @@
 --         settle: id, tokens used (empty: it is as if it had never been)
 -- Returns both levels, then; reserve: the limit that refuses it or empty, and milliseconds to wait; renew: the ids that
 -- are not open; settle: 1, or 0 when it is not open.
-local UNIT, MAX_SWEEP = 60000, 256
+local UNIT, MAX_SWEEP, MAX_BACK = 60000, 256, 60000
 local verb, max_open, ttl, now = ARGV[1], tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 if not now then
   local time = redis.call('TIME')
@@ -17,6 +17,13 @@ if not now then
 end
 local held = redis.call('HMGET', KEYS[1], 'requests', 'tokens', 'at')
 local at = tonumber(held[3] or now)
+if now < at - MAX_BACK then
+  at = now
+  local latest = string.format('%.0f', now + ttl)
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '(' .. latest, '+inf')) do
+    redis.call('ZADD', KEYS[3], latest, id)
+  end
+end
 now = math.max(now, at)
 
 local limits, levels = {tonumber(ARGV[2]), tonumber(ARGV[3])}, {}
