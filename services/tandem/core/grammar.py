@@ -13,8 +13,12 @@ JSON_FORM: Mapping[str, Any] = {"whitespace_flexible": False, "item_separator": 
 so that no model loops on blanks; both ways of Python's `json`."""
 MAX_SOURCE_CHARS = 256 * 1024
 MAX_SYMBOLS = 50_000
-MAX_LEXER_STATES = 50_000
-"""Of one grammar: half a second of compiling, and some tens of MB."""
+MAX_LEXER_STATES = 25_000
+"""Of one grammar: half a second of compiling, and at most some 20 MB."""
+MAX_STEP_ITEMS = 8_000
+MAX_STEP_FUEL = 100_000
+"""Of one mask, in Earley items and in llguidance's units of lexer work: at most some 10 ms, for which every sequence of
+a step waits; `e: e e | "a"` takes 300 ms with llguidance's own bounds. Objects of 400 optional properties pass."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -344,7 +344,7 @@ def _tokens(part: Progress) -> list[Effect]:
 
 def _ending(part: Progress) -> Finished | Failed:
     if part.error is not None:
-        return Failed(part.key, ErrorKind.INTERNAL, part.error)
+        return Failed(part.key, part.error_kind, part.error)
     return Finished(part.key, part.finish, part.num_output, part.num_cached)
 
 

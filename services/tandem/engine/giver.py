@@ -39,7 +39,7 @@ class Giver:
         lease = self._leases.find(key)
         assert lease is not None, f"{job.key} runs without a lease"
         if progress.error is not None:
-            return self.withdraw(key, ErrorKind.INTERNAL, progress.error, now)
+            return self.withdraw(key, progress.error_kind, progress.error, now)
         if progress.finish is not None:
             return self.withdraw(key, ErrorKind.CANCELLED, "nothing is left to hand over", now)
         num_complete = len(lease.blocks) if progress.handed_over else progress.num_computed // self._pool.block_size

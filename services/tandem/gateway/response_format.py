@@ -13,14 +13,28 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.grammar import JSON_FORM, MAX_LEXER_STATES, MAX_SOURCE_CHARS, MAX_SYMBOLS, Grammar
+from tandem.core.grammar import (
+    JSON_FORM,
+    MAX_LEXER_STATES,
+    MAX_SOURCE_CHARS,
+    MAX_STEP_FUEL,
+    MAX_STEP_ITEMS,
+    MAX_SYMBOLS,
+    Grammar,
+)
 from tandem.gateway.json_depth import check_depth
 
 MAX_CHECKED = 256
 """Grammars that are known to be good."""
 MAX_GBNF_CHARS = 64 * 1024
 """What is rewritten here, where others wait: less than a tenth of a second."""
-_LIMITS = LLParserLimits(max_grammar_size=MAX_SYMBOLS, max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
+_LIMITS = LLParserLimits(
+    max_grammar_size=MAX_SYMBOLS,
+    max_lexer_states=MAX_LEXER_STATES,
+    step_max_items=MAX_STEP_ITEMS,
+    step_lexer_fuel=MAX_STEP_FUEL,
+    verbose_errors=False,
+)
 _ANY_OBJECT = Grammar("json_schema", '{"type":"object"}')
 
 

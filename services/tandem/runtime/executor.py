@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tandem.core.errors import TandemError
 from tandem.core.events import SampledToken
 from tandem.core.ids import BlockId, SeqId
 from tandem.kv.handoff import BlockDigest
@@ -175,6 +176,8 @@ class TorchExecutor:
                     drawn, is_complete = logits.sample_while_guessed(row, draw, guesses, adjust)
                     tokens += drawn
             return SliceResult(piece.seq, tokens, self._digests(piece), scores=scores, is_complete=is_complete)
+        except TandemError as error:
+            return SliceResult(piece.seq, error=error.message, error_kind=error.kind)
         except _FAILURES as error:
             return SliceResult(piece.seq, error=f"{type(error).__name__}: {error}")
 

@@ -18,12 +18,27 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.grammar import JSON_FORM, MAX_LEXER_STATES, MAX_SYMBOLS, Grammar
+from tandem.core.grammar import JSON_FORM, MAX_LEXER_STATES, MAX_STEP_FUEL, MAX_STEP_ITEMS, MAX_SYMBOLS, Grammar
 from tandem.core.ids import SeqId
 
-MAX_COMPILED = 64
-"""Grammars that stay compiled: those of running sequences, and of clients that ask for the same again."""
-_LIMITS = LLParserLimits(max_grammar_size=MAX_SYMBOLS, max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
+MAX_COMPILED = 32
+"""Grammars that stay compiled: those of running sequences, and of clients that ask for the same again. Each grows
+as it is walked, mostly to a MB or two and at most to some 20 (`MAX_LEXER_STATES`): 640 MB where all are hostile."""
+_FULL = "too many states"
+_MAX_ROW_ITEMS = {"json_schema": 2_000, "regex": 500, "lark": 500}
+"""Earley items at one place of a text, four for each optional property. Of a schema they cost linear time; of an
+ambiguous grammar that a client wrote it is quadratic or worse: 10 ms a mask for 500, 65 ms for 1,000."""
+
+
+def _limits(grammar: Grammar) -> LLParserLimits:
+    return LLParserLimits(
+        max_items_in_row=_MAX_ROW_ITEMS[grammar.kind],
+        max_grammar_size=MAX_SYMBOLS,
+        max_lexer_states=MAX_LEXER_STATES,
+        step_max_items=MAX_STEP_ITEMS,
+        step_lexer_fuel=MAX_STEP_FUEL,
+        verbose_errors=False,
+    )
 
 
 class GrammarMasks:
@@ -48,20 +63,19 @@ class GrammarMasks:
 
         A sequence ends by those of `stop_ids` that end sequences (where there are none, by all of `stop_ids`): they may
         come where the grammar may end. Without `stop_ids` an end-of-sequence token comes only where nothing else may.
-        Raises ValueError for a grammar that cannot be compiled, or that `output` does not follow.
+        Raises ValueError for a grammar that cannot be compiled, or that `output` does not follow, and INVALID_REQUEST
+        for one of which this mask takes too much work.
         """
         length = len(output)
         while length and output[length - 1] in self._no_text:
             length -= 1
-        matcher = self._walk(seq, grammar).to(output[:length])
-        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        matcher, mask = self._mask(seq, grammar, output[:length])
+        bits = np.frombuffer(mask, np.uint8)
         allowed = np.unpackbits(bits, bitorder="little", count=self._vocab_size).view(np.bool_)
         allowed[self._no_text] = False
         may_end = matcher.is_accepting()
         if may_end and (stop_ids or not allowed.any()):
             allowed[self._ends_of(stop_ids)] = True
-        if matcher.is_error():
-            raise ValueError(f"grammar: {matcher.get_error()}")
         if not (may_end or allowed.any()):
             raise ValueError("grammar: no token may come next")
         return torch.from_numpy(allowed)
@@ -85,6 +99,27 @@ class GrammarMasks:
         ends = [token for token in self._ends if token in stop_ids] or list(stop_ids) or self._ends
         return [token for token in ends if token < self._vocab_size]
 
+    def _mask(self, seq: SeqId, grammar: Grammar, output: Sequence[int]) -> tuple[LLMatcher, bytes]:
+        """All walks of a grammar share its lexer, so one that is full may be full of others' states: then again, with a
+        new one."""
+        walk = self._walk(seq, grammar)
+        matcher, mask = walk.mask(output)
+        if matcher.is_error() and _FULL in matcher.get_error():
+            self._forget(walk)
+            matcher, mask = self._walk(seq, grammar).mask(output)
+        if matcher.is_error():
+            del self._walks[seq]
+            message = f"this grammar cannot be followed within the bounds on work per token: {matcher.get_error()}"
+            raise TandemError(ErrorKind.INVALID_REQUEST, message)
+        return matcher, mask
+
+    def _forget(self, walk: _Walk) -> None:
+        """The walk, and what it began from unless somebody has replaced that already."""
+        self._walks = {seq: other for seq, other in self._walks.items() if other is not walk}
+        with self._lock:
+            if self._compiled.get(walk.grammar) is walk.beginning:
+                del self._compiled[walk.grammar]
+
     def _walk(self, seq: SeqId, grammar: Grammar) -> _Walk:
         walk = self._walks.get(seq)
         if walk is None or walk.grammar != grammar:
@@ -103,7 +138,7 @@ class GrammarMasks:
                 self._compiled.move_to_end(grammar)
                 return matcher
         # Not under the lock: the step that another sequence waits for needs it.
-        matcher = LLMatcher(self._tokenizer, _written(grammar), log_level=0, limits=_LIMITS)
+        matcher = LLMatcher(self._tokenizer, _written(grammar), log_level=0, limits=_limits(grammar))
         with self._lock:
             self._compiled[grammar] = matcher
             if len(self._compiled) > MAX_COMPILED:
@@ -117,25 +152,26 @@ class GrammarMasks:
 class _Walk:
     """One output's place in a grammar."""
 
-    __slots__ = ("_beginning", "_matcher", "_tokens", "grammar")
+    __slots__ = ("_matcher", "_tokens", "beginning", "grammar")
 
     def __init__(self, grammar: Grammar, beginning: LLMatcher) -> None:
         self.grammar = grammar
-        self._beginning = beginning
+        self.beginning = beginning
         self._matcher = beginning.deep_copy()
         self._tokens: list[int] = []
 
-    def to(self, output: Sequence[int]) -> LLMatcher:
-        """Raises ValueError when the grammar does not let `output` come."""
+    def mask(self, output: Sequence[int]) -> tuple[LLMatcher, bytes]:
+        """The matcher behind `output`, and its mask; it has an error where either took too much work. Raises ValueError
+        when the grammar does not let `output` come."""
         known = self._tokens
         if list(output[: len(known)]) != known:  # guesses that were wrong, or another output
-            self._matcher, known = self._beginning.deep_copy(), []
+            self._matcher, known = self.beginning.deep_copy(), []
         fresh = list(output[len(known) :])
         num_right = self._matcher.try_consume_tokens(fresh) if fresh else 0
         self._tokens = [*known, *fresh[:num_right]]
-        if num_right < len(fresh):
+        if num_right < len(fresh) and not self._matcher.is_error():
             raise ValueError(f"grammar: token {fresh[num_right]} may not follow {len(self._tokens)} of output")
-        return self._matcher
+        return self._matcher, b"" if self._matcher.is_error() else self._matcher.compute_bitmask()
 
 
 def _written(grammar: Grammar) -> str:

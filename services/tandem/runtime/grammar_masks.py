@@ -17,7 +17,8 @@ class GrammarMasks(Protocol):
     def allowed(self, seq: SeqId, grammar: Grammar, output: Sequence[int], stop_ids: frozenset[int]) -> torch.Tensor:
         """Bool `[vocab]`, on the CPU: the tokens that may follow `output`, all tokens that were drawn so far; those of
         `stop_ids` where the grammar may end; none where it must end and no token says so. Only read until the next
-        call. Raises ValueError when `output` breaks the grammar or the grammar is none."""
+        call. Raises ValueError when `output` breaks the grammar or the grammar is none, and INVALID_REQUEST when it
+        takes more work than a step may wait for."""
         ...
 
     def retain(self, seqs: Collection[SeqId]) -> None:

@@ -7,7 +7,9 @@ whoever does takes a copy, and the last to hold it writes in place (copy on writ
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from dataclasses import replace
 
+from tandem.core.errors import ErrorKind
 from tandem.core.events import FinishReason, SampledToken
 from tandem.core.request import Prefill
 from tandem.kv.handoff import BlockDigest
@@ -49,11 +51,11 @@ def first_draws(
     return whole, going_on
 
 
-def failure(seq: Sequence, error: str) -> Progress:
+def failure(seq: Sequence, error: str, kind: ErrorKind) -> Progress:
     """The end of a sequence, and of each choice that it stood for, in a step that went wrong."""
     facts = (seq.num_computed, seq.num_cached, seq.num_output)
-    parts = [Progress(seq.job.of(choice), *facts, error=error) for choice in seq.choices]
-    return Progress(seq.job, *facts, error=error, branches=tuple(parts)) if seq.is_undivided else parts[0]
+    parts = [Progress(seq.job.of(choice), *facts, error=error, error_kind=kind) for choice in seq.choices]
+    return replace(parts[0], job=seq.job, branches=tuple(parts)) if seq.is_undivided else parts[0]
 
 
 def divide(seq: Sequence, going_on: Many[Sequence], pool: BlockPool, num_seats: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tandem.core.errors import ErrorKind
 from tandem.core.events import FinishReason, SampledToken
 from tandem.core.ids import BlockId, JobKey
 from tandem.core.request import Job
@@ -84,6 +85,7 @@ class Progress:
     scores: tuple[SampledToken, ...] = ()
     first_tokens: tuple[SampledToken, ...] = ()
     branches: tuple[Progress, ...] = ()
+    error_kind: ErrorKind = ErrorKind.INTERNAL
 
     @property
     def parts(self) -> tuple[Progress, ...]:

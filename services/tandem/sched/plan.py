@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from tandem.core.errors import ErrorKind
 from tandem.core.events import SampledToken
 from tandem.core.ids import BlockId, SeqId
 from tandem.core.request import SamplingParams
@@ -97,7 +98,7 @@ class StepPlan:
 class SliceResult:
     """What one slice yielded: its drawn tokens in order, at most `1 + num_drafted`, all but the last of them guessed;
     or one for each choice. `scores` are those of `Slice.scored`. `is_complete`: by its grammar nothing may follow
-    these tokens, and there is no token that says so."""
+    these tokens, and there is no token that says so. `error_kind` says whose fault an `error` is."""
 
     seq: SeqId
     tokens: tuple[SampledToken, ...] = ()
@@ -105,6 +106,7 @@ class SliceResult:
     error: str | None = None
     scores: tuple[SampledToken, ...] = ()
     is_complete: bool = False
+    error_kind: ErrorKind = ErrorKind.INTERNAL
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,7 +221,7 @@ class Scheduler:
         seq.num_pending -= piece.sampling is not None
         if outcome.error is not None:
             self._end(seq)
-            return failure(seq, outcome.error)
+            return failure(seq, outcome.error, outcome.error_kind)
         seq.num_computed += piece.num_certain
         seq.num_scored = max(seq.num_scored, piece.start + len(piece.scored))
         if self.speculation is not None:

@@ -49,10 +49,13 @@ def events(effects: list[Effect]) -> list[object]:
     return [x.event for x in effects if isinstance(x, Emit)]
 
 
-def finish(e: Engine, plan: StepPlan | None, token: int, error: str | None = None) -> list[Effect]:
+def finish(
+    e: Engine, plan: StepPlan | None, token: int, error: str | None = None, kind: ErrorKind = ErrorKind.INTERNAL
+) -> list[Effect]:
     assert plan is not None
     results = [
-        SliceResult(p.seq, () if error or not p.sampling else (SampledToken(token),), (), error) for p in plan.slices
+        SliceResult(p.seq, () if error or not p.sampling else (SampledToken(token),), (), error, error_kind=kind)
+        for p in plan.slices
     ]
     return e.finish(StepResult(plan.number, tuple(results)), 1.0)
 
@@ -197,6 +200,20 @@ def test_nothing_left_to_hand_over(token: int, error: str | None, kind: ErrorKin
     (told,) = [x for x in effects if isinstance(x, EndHandoff)]
     (again,) = e.follow(KEY, OTHER, 2.0)
     assert isinstance(again, EndHandoff) and told.kind is again.kind is kind and e.is_idle
+
+
+@pytest.mark.parametrize("kind", [ErrorKind.INTERNAL, ErrorKind.INVALID_REQUEST])
+def test_a_slice_says_whose_fault_its_error_is(kind: ErrorKind) -> None:
+    e = engine()
+    e.follow(KEY, OTHER, 0.0)
+    e.submit(prefill(), 0.0)
+    step(e)
+    plan, effects = e.begin(1.0)
+    effects = [*effects, *finish(e, plan, 50, "x", kind)]
+    assert [x.kind for x in effects if isinstance(x, EndHandoff)] == [kind]
+    assert [x.kind for x in events(effects) if isinstance(x, Failed)] == [kind]
+    e.check()
+    assert e.is_idle
 
 
 def test_a_newer_attempt_takes_the_lease_over() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tandem.core.config import Bytes, EngineConfig, ModelConfig
-from tandem.core.errors import TandemError
+from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import SampledToken
 from tandem.core.grammar import Grammar
 from tandem.core.ids import BlockId, SeqId
@@ -279,3 +279,16 @@ def test_scores_do_not_depend_on_chunks_or_company(executor: TorchExecutor, cut:
     for row, score in zip(logprobs, found, strict=False):
         assert score.logprob == pytest.approx(float(row[score.id]), abs=1e-5)
         assert [token for token, _ in score.top] == row.topk(2).indices.tolist()
+
+
+def test_a_grammar_beyond_its_bounds_is_the_client_s_fault(
+    executor: TorchExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise TandemError(ErrorKind.INVALID_REQUEST, "too much work")
+
+    monkeypatch.setattr(executor._adjuster, "_allowed", refuse)
+    params = SamplingParams(max_tokens=8, temperature=0, grammar=Grammar("regex", "a*"))
+    bad, fine = _run(executor, 1, replace(_slice(1), sampling=Sampling(params, 0, 0, _PROMPT)), _slice(2, base=8))
+    assert (bad.error, bad.error_kind) == ("too much work", ErrorKind.INVALID_REQUEST)
+    assert fine.error is None

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from tandem.core.bundle import TokenizerBundle
-from tandem.core.errors import TandemError
+from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.grammar import Grammar
 from tandem.core.ids import SeqId
 from tandem.runtime import grammar as module
@@ -114,7 +114,7 @@ def test_what_cannot_be_compiled_or_never_ends_is_an_error_each_time(masks: Gram
         raise ValueError("it goes on for ever")
 
     for _ in range(2):
-        with pytest.raises(ValueError):
+        with pytest.raises((ValueError, TandemError)):
             walk()
 
 
@@ -173,3 +173,40 @@ def test_a_mask_depends_on_nothing_but_grammar_and_output(
         assert masks.num_kept[0] <= 2, "compiled grammars"
     masks.retain([])
     assert masks.num_kept[1] == 0
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar("lark", 'start: e\ne: e e | "a" | "b" | " "'),
+        Grammar("lark", "start: c\nc: /[a-z ]/ c | /[a-z]/"),
+    ],
+    ids=["ambiguous", "right-recursive"],
+)
+def test_a_grammar_that_takes_too_much_work_fails_alone(masks: GrammarMasks, grammar: Grammar) -> None:
+    def walk(grammar: Grammar, seq: int, num_tokens: int) -> None:
+        rng, output = random.Random(7), list[int]()
+        for _ in range(num_tokens):
+            output.append(rng.choice(sorted(follow(masks, grammar, output, (), seq) - {END, OTHER_END})))
+
+    with pytest.raises(TandemError, match="bounds on work per token") as caught:
+        walk(grammar, 0, 400)
+    assert caught.value.kind is ErrorKind.INVALID_REQUEST
+    walk(Grammar("json_schema", '{"type":"array","items":{"type":"string"},"minItems":50}'), 1, 50)
+
+
+def test_states_that_other_outputs_made_do_not_fail_an_output(
+    masks: GrammarMasks, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A grammar's outputs share its lexer, whose states are bounded."""
+    monkeypatch.setattr(module, "MAX_LEXER_STATES", 3_000)
+    grammar, texts = Grammar("regex", ".*a.{30}"), ["".join(random.Random(i).choices("ab", k=12)) for i in range(40)]
+    compiled: set[int] = set()
+    keep: list[object] = []
+    for seq, text in enumerate(texts):
+        output = tokenizer.encode(text, add_special_tokens=False).ids
+        for length in range(len(output)):
+            assert follow(masks, grammar, output[:length], seq=seq)
+        keep.append(masks._compiled[grammar])
+        compiled.add(id(keep[-1]))
+    assert len(compiled) > 1, "never full"
