@@ -139,7 +139,7 @@ def test_a_decode_worker_killed_in_mid_decode_comes_back(served: Served) -> None
 def test_a_signal_to_its_group_lets_a_stream_finish_and_leaves_nothing(served: Served, number: signal.Signals) -> None:
     """A terminal's Ctrl-C and a supervisor's SIGTERM go to the whole group."""
     redis = next(line for line in served.look().values() if "tandem-redis-" in line)
-    run_dir = Path(re.findall(r"\S*/tandem-redis-\w+", redis)[0])
+    run_dir = Path(re.findall(r"/\S*/tandem-redis-\w+", redis)[0])
     assert run_dir.is_dir()
     stream = Stream(served, max_tokens=40)
     stream.wait_events(3)
