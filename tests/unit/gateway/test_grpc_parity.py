@@ -17,6 +17,8 @@ from tandem.wire.gen import inference_pb2 as pb
 from tests.unit.gateway.conftest import Front, ScriptedStream
 from tests.unit.gateway.parity import HELLO, ask_grpc, ask_http, asked_both_ways, comparable, spell, whole_body
 
+pytestmark = pytest.mark.slow
+
 UNICODE = "Grüße 你好 👩‍🚀 é"
 Script = Callable[[Front], ScriptedStream]
 

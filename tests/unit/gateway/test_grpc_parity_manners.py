@@ -25,6 +25,8 @@ from tandem.wire.gen.inference_pb2_grpc import InferenceStub
 from tests.unit.gateway.conftest import Front, ScriptedDispatch
 from tests.unit.gateway.parity import HELLO, Outcome, asked_both_ways, comparable, whole_body
 
+pytestmark = pytest.mark.slow
+
 KEY = "sk-parity"
 TENANT = Tenant(id=TenantId("ada"), models=frozenset({"tiny"}), lane=Lane.STANDARD)
 SCHEMA = {"type": "object", "properties": {"z": {"type": "integer"}, "a": {"type": "string"}}, "required": ["z", "a"]}

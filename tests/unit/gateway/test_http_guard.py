@@ -27,6 +27,8 @@ from tests.property.effort import IS_QUICK
 from tests.unit.gateway.rig import Rig
 from tests.unit.gateway.scripted_worker import PATIENCE_S, ScriptedWorker, until
 
+pytestmark = pytest.mark.slow
+
 LIMITS = HttpLimits(linger_s=0.3, max_connections=32, max_pipelined=4, probes=PROBES, probe_room=2)
 HASTY = replace(LIMITS, request_timeout_s=0.3, stalled_client_s=0.3)
 """For those whose time is over. Nobody else is hurried, because the machine may be slow."""

@@ -13,6 +13,8 @@ import pytest
 
 from tests.unit.gateway.parity import comparable
 
+pytestmark = pytest.mark.slow
+
 Front = Any  # the fixtures' class lives in conftest
 ASK = {"role": "user", "content": "What is the capital of France?"}
 PARTS = [{"type": "text", "text": "What is the capital"}, {"type": "text", "text": " of France?"}]

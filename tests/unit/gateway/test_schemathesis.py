@@ -19,7 +19,7 @@ from tandem.core.request import Request
 from tests.property.effort import IS_SOAK, effort
 
 Front = Any  # the fixtures' classes live in conftest
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(0)] if IS_SOAK else []
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(0)] if IS_SOAK else [pytest.mark.slow]
 TOKEN = {"type": "integer", "minimum": 0, "maximum": 419}
 PROBABLE: dict[str, Any] = {
     "model": {"enum": ["tiny", "many", "none"]},
