@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
@@ -17,7 +18,7 @@ from tandem.wire.gen import inference_pb2 as pb
 Reply = TypeVar("Reply", bound=pb.ChatReply | pb.CompleteReply)
 
 
-class Form(Generic[Reply]):
+class Form(ABC, Generic[Reply]):
     """How one of the two kinds of replies says the same. `created` is in seconds since the epoch."""
 
     def __init__(self, answer: Answer, created: int, reply: type[Reply]) -> None:
@@ -36,7 +37,7 @@ class Form(Generic[Reply]):
         for part in parts:
             match part:
                 case Delta():
-                    if self._shows(part):
+                    if self._heading.shows(part):
                         deltas.setdefault(part.choice, []).append(part)
                 case Echo():
                     deltas.setdefault(part.choice, []).extend(part.deltas)
@@ -55,8 +56,9 @@ class Form(Generic[Reply]):
             self._close(reply)
         return reply
 
+    @abstractmethod
     def _add(self, reply: Reply, index: int, deltas: Sequence[Delta], reason: str) -> None:
-        raise NotImplementedError
+        """A choice with its next deltas, and why it has ended if it has."""
 
     def _next(self) -> Reply:
         if self._begun:
@@ -74,10 +76,6 @@ class Form(Generic[Reply]):
         if told.num_cached is not None:
             usage.prompt_tokens_details.cached_tokens = told.num_cached
         reply.path = self._answer.path
-
-    def _shows(self, delta: Delta) -> bool:
-        tells_token = self._heading.with_logprobs or self._heading.with_token_ids
-        return bool(delta.text or delta.reasoning or delta.tool_calls) or (tells_token and delta.token is not None)
 
     def _ids(self, deltas: Sequence[Delta]) -> list[int]:
         return [delta.token.id for delta in deltas if delta.token] if self._heading.with_token_ids else []

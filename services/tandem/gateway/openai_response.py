@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -55,6 +55,11 @@ class Heading:
             text=answer.served.text,
         )
 
+    def shows(self, delta: Delta) -> bool:
+        """A client would see something in it."""
+        tells_token = self.with_logprobs or self.with_token_ids
+        return bool(delta.text or delta.reasoning or delta.tool_calls) or (tells_token and delta.token is not None)
+
 
 class Form(Protocol):
     """How one of OpenAI's two endpoints writes the same answer. `usage` is that of the answer up to now."""
@@ -83,25 +88,30 @@ C = TypeVar("C")
 class _Chunks(ABC, Generic[C]):
     """The part of a form that the two endpoints share. `C` is a choice in a chunk."""
 
-    def __init__(self, heading: Heading) -> None:
+    def __init__(self, heading: Heading, make_chunk: Callable[..., msgspec.Struct]) -> None:
         self._heading = heading
+        self._make_chunk = make_chunk
+        self._named_fields: dict[str, Any] = {
+            name: getattr(heading, name) for name in ("id", "created", "model", "service_tier")
+        }
 
     @abstractmethod
     def _end(self, ending: Ending) -> C: ...
 
-    @abstractmethod
     def _chunk(self, choice: C | None, usage: Usage, path: str | None = None) -> bytes:
         """Without a choice: the one that has only the usage."""
+        chunk = self._make_chunk(
+            **self._named_fields,
+            choices=[] if choice is None else [choice],
+            usage=_usage_reply(usage) if choice is None else self._usage(usage),
+            tandem=UNSET if path is None else reply.TandemFacts(path),
+        )
+        return msgspec.json.encode(chunk)
 
     def closing(self, ending: Ending, usage: Usage, path: str | None) -> list[bytes]:
         if path is None or not self._heading.include_usage:
             return [self._chunk(self._end(ending), usage, path)]
         return [self._chunk(self._end(ending), usage), self._chunk(None, usage, path)]
-
-    def _shows(self, delta: Delta) -> bool:
-        tells_token = self._heading.with_logprobs or self._heading.with_token_ids
-        text = delta.text or delta.reasoning or delta.tool_calls
-        return bool(text) or (tells_token and delta.token is not None)
 
     def _ids(self, deltas: Iterable[Delta]) -> list[int] | UnsetType:
         """The field `token_ids` that vLLM adds to a choice."""
@@ -133,7 +143,7 @@ class ChatForm(_Chunks[reply.ChatChunkChoice]):
     """/v1/chat/completions."""
 
     def __init__(self, heading: Heading) -> None:
-        super().__init__(heading)
+        super().__init__(heading, reply.ChatChunk)
         self._is_plain = not (heading.with_logprobs or heading.with_token_ids or heading.continuous_usage)
         self._around: dict[int, tuple[bytes, bytes]] = {}
 
@@ -141,7 +151,7 @@ class ChatForm(_Chunks[reply.ChatChunkChoice]):
         return [self._chunk(reply.ChatChunkChoice(choice, reply.ChatDelta(role="assistant", content="")), usage)]
 
     def chunk(self, part: Delta | Echo, usage: Usage) -> list[bytes]:
-        if isinstance(part, Echo) or not self._shows(part):
+        if isinstance(part, Echo) or not self._heading.shows(part):
             return []
         if self._is_plain and not part.reasoning and not part.tool_calls:
             before, after = self._around.get(part.choice) or self._cut(part.choice, usage)
@@ -168,12 +178,9 @@ class ChatForm(_Chunks[reply.ChatChunkChoice]):
         return reply.ChatChunkChoice(ending.choice, reply.ChatDelta(), finish_reason=ending.reason.value)
 
     def body(self, parts: Sequence[Part], usage: Usage, path: str) -> bytes:
-        heading, gathered = self._heading, _Gathered(parts)
+        gathered = _Gathered(parts)
         whole = reply.ChatCompletion(
-            id=heading.id,
-            created=heading.created,
-            model=heading.model,
-            service_tier=heading.service_tier,
+            **self._named_fields,
             choices=[self._choice(ending, gathered.deltas[ending.choice]) for ending in gathered.endings()],
             usage=_usage_reply(usage),
             prompt_logprobs=self._prompt_scores(gathered.scored[0]) if gathered.scored else UNSET,
@@ -194,19 +201,6 @@ class ChatForm(_Chunks[reply.ChatChunkChoice]):
         )
         return reply.ChatChoice(ending.choice, message, self._logprobs(deltas), ending.reason.value, self._ids(deltas))
 
-    def _chunk(self, choice: reply.ChatChunkChoice | None, usage: Usage, path: str | None = None) -> bytes:
-        heading = self._heading
-        chunk = reply.ChatChunk(
-            id=heading.id,
-            created=heading.created,
-            model=heading.model,
-            service_tier=heading.service_tier,
-            choices=[] if choice is None else [choice],
-            usage=_usage_reply(usage) if choice is None else self._usage(usage),
-            tandem=UNSET if path is None else reply.TandemFacts(path),
-        )
-        return msgspec.json.encode(chunk)
-
     def _logprobs(self, deltas: Iterable[Delta]) -> reply.ChatLogprobs | None:
         if not self._heading.with_logprobs:
             return None
@@ -224,11 +218,14 @@ class ChatForm(_Chunks[reply.ChatChunkChoice]):
 class TextForm(_Chunks[reply.TextChoice]):
     """/v1/completions."""
 
+    def __init__(self, heading: Heading) -> None:
+        super().__init__(heading, reply.TextChunk)
+
     def opening(self, choice: int, usage: Usage) -> list[bytes]:
         return []
 
     def chunk(self, part: Delta | Echo, usage: Usage) -> list[bytes]:
-        if isinstance(part, Delta) and not self._shows(part):
+        if isinstance(part, Delta) and not self._heading.shows(part):
             return []
         deltas = part.deltas if isinstance(part, Echo) else [part]
         return [self._chunk(self._choice(part.choice, deltas, None), usage)]
@@ -237,7 +234,7 @@ class TextForm(_Chunks[reply.TextChoice]):
         return self._choice(ending.choice, [], ending.reason.value)
 
     def body(self, parts: Sequence[Part], usage: Usage, path: str) -> bytes:
-        heading, gathered = self._heading, _Gathered(parts)
+        gathered = _Gathered(parts)
         endings = gathered.endings()
         choices = [self._choice(end.choice, gathered.deltas[end.choice], end.reason.value) for end in endings]
         for scored in gathered.scored:
@@ -245,10 +242,7 @@ class TextForm(_Chunks[reply.TextChoice]):
             for choice in choices[scored.prompt * per_prompt : (scored.prompt + 1) * per_prompt]:
                 choice.prompt_logprobs = self._prompt_scores(scored)
         whole = reply.TextCompletion(
-            id=heading.id,
-            created=heading.created,
-            model=heading.model,
-            service_tier=heading.service_tier,
+            **self._named_fields,
             choices=choices,
             usage=_usage_reply(usage),
             tandem=reply.TandemFacts(path),
@@ -258,19 +252,6 @@ class TextForm(_Chunks[reply.TextChoice]):
     def _choice(self, index: int, deltas: Sequence[Delta], reason: str | None) -> reply.TextChoice:
         text = "".join(delta.text for delta in deltas)
         return reply.TextChoice(index, text, self._logprobs(deltas), reason, self._ids(deltas))
-
-    def _chunk(self, choice: reply.TextChoice | None, usage: Usage, path: str | None = None) -> bytes:
-        heading = self._heading
-        chunk = reply.TextChunk(
-            id=heading.id,
-            created=heading.created,
-            model=heading.model,
-            service_tier=heading.service_tier,
-            choices=[] if choice is None else [choice],
-            usage=_usage_reply(usage) if choice is None else self._usage(usage),
-            tandem=UNSET if path is None else reply.TandemFacts(path),
-        )
-        return msgspec.json.encode(chunk)
 
     def _logprobs(self, deltas: Iterable[Delta]) -> reply.TextLogprobs | None:
         placed = [(delta.token, delta.offset) for delta in deltas if delta.token]
