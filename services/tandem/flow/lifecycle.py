@@ -87,8 +87,8 @@ class RequestLife:
         self._giver: WorkerRef | None = None
         # Prompt tokens from the second on whose scores the client has.
         self._num_scored = 0
-        # Prompt tokens that were in a cache, as the first attempt told that drew a token.
-        self._num_cached: int | None = None
+        # Prompt tokens that were in a cache, as the first attempt told that drew a token; None: nobody has said.
+        self.num_cached: int | None = None
 
     @property
     def key(self) -> JobKey:
@@ -263,13 +263,15 @@ class RequestLife:
             return []
         choice = self._choices[index]
         due = choice.due()
-        if self._num_cached is None and due:
-            self._num_cached = due[0].num_cached_tokens
+        if self.num_cached is None and due:
+            self.num_cached = due[0].num_cached_tokens
         out: list[Command] = [Deliver(token) for token in due]
         end = choice.end
         if end is None:
             return out
-        outcome = end if self._num_cached is None else replace(end, num_cached_tokens=self._num_cached)
+        if self.num_cached is None:
+            self.num_cached = end.num_cached_tokens
+        outcome = replace(end, num_cached_tokens=self.num_cached)
         if len(self._choices) == 1:
             return [*out, *self._end(outcome)]
         return [*out, *self._close(index), EndChoice(outcome)]

@@ -37,7 +37,6 @@ class ActiveRequest:
         self.prefill_s = 0.0
         self.quota: QuotaEntry | None = None
         self.was_begun = False
-        self._num_output = self._num_cached = 0
         self._on_close = on_close
         self._on_finish = on_finish
         self._events = EventQueue()
@@ -52,21 +51,15 @@ class ActiveRequest:
         return any(map(self._is_wanted, self._events))
 
     def push(self, event: Token | PromptScored | Finished | TandemError) -> None:
-        if isinstance(event, Token):
-            self._num_output += 1
-            self._num_cached = max(self._num_cached, event.num_cached_tokens or 0)
-        elif isinstance(event, Finished):
-            self.was_begun = True
-            self._num_cached = max(self._num_cached, event.num_cached_tokens)
+        self.was_begun = self.was_begun or isinstance(event, Token | Finished)
         self._events.push(event)
 
     def spent(self) -> Spent | None:
         """A Meter. How much of a prompt an end before the first token left uncomputed nobody knows: all of it
         counts."""
-        # What it says may be here before the worker's word that it took the job.
-        if not self.was_begun and not self._num_output:
+        if not self.was_begun:
             return None
-        return Spent(len(self.life.request.prompt_tokens) - self._num_cached, self._num_output)
+        return Spent(len(self.life.request.prompt_tokens) - (self.life.num_cached or 0), self.life.num_delivered)
 
     @property
     def standing(self) -> Standing:

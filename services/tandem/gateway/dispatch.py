@@ -239,7 +239,7 @@ class Dispatcher:
         request = active.life.request.id
         self._active.pop(request, None)
         self._unplace(active)
-        self._waiting.leave(request, outcome.num_cached_tokens if isinstance(outcome, Finished) else None)
+        self._waiting.leave(request, active.life.num_cached)
         if not self._active:
             self._idle.set()
         active.push(outcome)

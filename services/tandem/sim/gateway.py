@@ -282,10 +282,9 @@ class SimGateway:
         now, trace = self._agenda.now, active.trace
         self._unplace(active)
         del self._active[trace.id]
-        num_cached = outcome.num_cached_tokens if isinstance(outcome, Finished) else None
-        self._waiting.leave(trace.id, num_cached)
+        self._waiting.leave(trace.id, active.life.num_cached)
         num_output = len(trace.token_times)
-        spent = Spent(trace.num_prompt - (num_cached or 0), num_output) if num_output else None
+        spent = Spent(trace.num_prompt - (active.life.num_cached or 0), num_output) if num_output else None
         self._quotas.settle(trace.id, active.life.request.tenant, spent, now)
         trace.end(outcome, now)
         kind = "finished" if isinstance(outcome, Finished) else outcome.kind.value

@@ -17,10 +17,11 @@ from tandem.admission.keys import hash_text, key_digest
 from tandem.admission.tenant import Tenant
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Failed, Finished, FinishReason
-from tandem.core.ids import HandoffId, JobKey, RequestId
+from tandem.core.events import Failed, Finished, FinishReason, Token
+from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.request import Generate, Request, SamplingParams
+from tandem.flow.commands import Deliver, End, EndChoice
 from tandem.flow.lifecycle import Phase, RequestLife
 from tandem.gateway.active import ActiveRequest
 from tandem.gateway.app import create_app
@@ -30,6 +31,7 @@ from tandem.gateway.ports import Meter, ServedModel
 from tandem.gateway.standing import Standing
 from tandem.gateway.tenants_file import parse_tenants
 from tandem.gateway.text import TextModel
+from tandem.routing.placement import Placement
 from tests.unit.gateway.conftest import ScriptedDispatch
 from tests.unit.gateway.rig import Rig, pulled, token
 from tests.unit.gateway.scripted_worker import until
@@ -248,23 +250,37 @@ async def test_tokens_may_come_before_the_answer_to_their_submit(rig: Rig, quota
     assert quotas.entries[0].closes == [Spent(16, 2)]
 
 
-def test_all_choices_count_and_their_prompt_once() -> None:
-    sampling = SamplingParams(max_tokens=4)
-    job = Request(id=RequestId("r"), model="m", prompt_tokens=(1,) * 10, sampling=sampling, num_choices=2)
+def running(sampling: SamplingParams, num_choices: int = 1) -> tuple[ActiveRequest, Callable[..., None]]:
+    """A request whose prompt has 10 tokens, at its worker, and how that worker tells it something."""
+    job = Request(id=RequestId("r"), model="m", prompt_tokens=(1,) * 10, sampling=sampling, num_choices=num_choices)
+    worker = WorkerRef(WorkerId("w"), 1, "w:1")
     active = ActiveRequest(RequestLife(job, HandoffId("h")), 0.0, lambda active: None, lambda active, choice: None)
+    active.life.placed(Placement(worker, worker))
+    active.life.accepted(worker, active.life.key)
+
+    def tell(*events: Token | Finished) -> None:
+        for event in events:
+            for command in active.life.reported(worker, event):
+                match command:
+                    case Deliver(each) | EndChoice(each) | End(each):
+                        active.push(each)
+
+    return active, tell
+
+
+def test_all_choices_count_and_their_prompt_once() -> None:
+    active, tell = running(SamplingParams(max_tokens=4), num_choices=2)
+    keys = [JobKey(RequestId("r"), 1, choice) for choice in (0, 1)]
     assert active.spent() is None
-    for choice, index in ((0, 0), (1, 0), (1, 1)):
-        active.push(token(JobKey(job.id, 1, choice), index))
+    tell(token(keys[0], 0), token(keys[1], 0), token(keys[1], 1))
     assert active.spent() == Spent(10, 3)
-    for choice in (0, 1):
-        active.push(Finished(JobKey(job.id, 1, choice), FinishReason.STOP, 2, 8))
+    tell(Finished(keys[0], FinishReason.STOP, 1, 8), Finished(keys[1], FinishReason.STOP, 2, 8))
     assert active.spent() == Spent(2, 3)
 
 
 def test_a_prompt_that_was_only_computed_counts() -> None:
-    job = Request(id=RequestId("r"), model="m", prompt_tokens=(1,) * 10, sampling=SamplingParams(max_tokens=0))
-    active = ActiveRequest(RequestLife(job, HandoffId("h")), 0.0, lambda active: None, lambda active, choice: None)
-    active.push(Finished(JobKey(job.id, 1), FinishReason.LENGTH, 0, 0))
+    active, tell = running(SamplingParams(max_tokens=0))
+    tell(Finished(active.life.key, FinishReason.LENGTH, 0, 0))
     assert active.spent() == Spent(10, 0)
 
 
