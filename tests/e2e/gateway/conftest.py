@@ -37,14 +37,18 @@ class Pair:
         for worker in (self.prefill, self.decode):
             until(worker.is_idle, f"an idle {worker.name}: {worker.books()}")
 
-    def ask(self, length: int, salt: int, max_tokens: int = 8) -> Answer:
-        with Post(self.gateway.url, completion(length, salt, max_tokens)) as post:
+    def ask(self, length: int, salt: int, max_tokens: int = 8, *, split: bool = True) -> Answer:
+        gateway = self.gateway if split else self.whole
+        with Post(gateway.url, completion(length, salt, max_tokens)) as post:
             return post.finish()
 
     def wait_serving(self) -> None:
-        """A request takes both workers."""
+        """A request takes both workers, or the decode worker alone."""
         self.gateway.wait_serving()
         until(lambda: self.ask(4, 0).path == "remote", "a request that is split")
+        self.whole.wait_serving()
+        # Until it has met the decode worker it has the prefill worker do all.
+        until(lambda: self.ask(40, 9, split=False) and self.decode.books().num_cached_blocks > 1, "one that is not")
 
 
 @pytest.fixture(scope="session")
@@ -59,7 +63,6 @@ def start_pair(running: Cluster) -> Pair:
         program.wait_ready()
     pair = Pair(running, prefill, decode, gateway, whole)
     pair.wait_serving()
-    whole.wait_serving()
     return pair
 
 
