@@ -153,7 +153,8 @@ class GrpcWay:
         return [self._log.served(request) for request in requests]
 
     async def _submit(self, job: Generate) -> None:
-        from tandem.wire.convert import Submission, decode_refusal, encode_submission
+        from tandem.wire.convert import decode_refusal
+        from tandem.wire.convert_job import Submission, encode_submission
 
         self._log.begin(job.request)
         reply = await self._stub.Submit(encode_submission(Submission(self._me, self._worker.incarnation, job)))

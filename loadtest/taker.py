@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from tandem.core.clock import SystemClock
 from tandem.core.events import Pulled, SampledToken
-from tandem.core.ids import HandoffId, RequestId, WorkerRef
+from tandem.core.ids import HandoffId, HandoffKey, RequestId, WorkerRef
 from tandem.core.request import Request, Resume, SamplingParams
 from tandem.engine.effects import Effect, Emit
 from tandem.engine.engine import Engine, HandoffLimits
 from tandem.engine.ports import BlockCopy, TransportPeer
-from tandem.kv.handoff import Announcement, BlockDigest, HandoffKey
+from tandem.kv.handoff import Announcement, BlockDigest
 from tandem.kv.layout import KVLayout
 from tandem.kv.pool import BlockPool
 from tandem.kv.pull_book import StartRead, Teardown

@@ -17,7 +17,8 @@ from tandem.core.events import Cancelled, Failed, JobEvent
 from tandem.core.ids import GatewayId, Incarnation, JobKey, WorkerId, WorkerRef
 from tandem.core.request import Job
 from tandem.wire.channels import open_channel
-from tandem.wire.convert import Submission, decode_refusal, decode_update, encode_submission
+from tandem.wire.convert import decode_refusal, decode_update
+from tandem.wire.convert_job import Submission, encode_submission
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.gen.worker_pb2_grpc import WorkerStub
 

@@ -10,19 +10,12 @@ from types import TracebackType
 import grpc.aio
 
 from tandem.core.events import JobEvent, PromptScored, Pulled, SampledToken, TerminalEvent, Token
-from tandem.core.ids import GatewayId, HandoffId, JobKey, RequestId, WorkerRef
+from tandem.core.ids import GatewayId, HandoffId, HandoffKey, JobKey, RequestId, WorkerRef
 from tandem.core.load import Books
 from tandem.core.request import Generate, Job, Prefill, Request, Resume, SamplingParams
-from tandem.kv.handoff import HandoffKey
 from tandem.wire.channels import open_channel
-from tandem.wire.convert import (
-    Submission,
-    decode_books,
-    decode_refusal,
-    decode_update,
-    encode_key,
-    encode_submission,
-)
+from tandem.wire.convert import decode_books, decode_refusal, decode_update
+from tandem.wire.convert_job import Submission, encode_key, encode_submission
 from tandem.wire.convert_kv import encode_handoff_key
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.gen.worker_pb2_grpc import WorkerStub

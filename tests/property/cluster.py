@@ -9,12 +9,11 @@ from random import Random
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, Finished, JobEvent, PromptScored, Pulled, SampledToken, Token
-from tandem.core.ids import BlockId, HandoffId, JobKey, RequestId, WorkerRef
+from tandem.core.ids import BlockId, HandoffId, HandoffKey, JobKey, RequestId, WorkerRef
 from tandem.core.request import Generate, Job, Request
 from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Unfollow
 from tandem.flow.commands import CancelJob, Command, Deliver, End, EndChoice, Place, ReleaseLease, Score, Submit
 from tandem.flow.lifecycle import Phase, RequestLife
-from tandem.kv.handoff import HandoffKey
 from tandem.kv.pull_book import StartRead, Teardown
 from tandem.routing.placement import Placement
 from tests.property.model import expected_output, expected_scores

@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import SampledToken
-from tandem.core.ids import BlockId, HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
-from tandem.kv.handoff import Announcement, BlockDigest, HandoffKey, LeaseState, PullState
+from tandem.core.ids import BlockId, HandoffId, HandoffKey, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
+from tandem.kv.handoff import Announcement, BlockDigest, LeaseState, PullState
 from tandem.kv.lease_book import Ended, LeaseBook
 from tandem.kv.pull_book import Arrived, Lost, PullBook, PullOutcome, ReadEnded, StartRead, Teardown
 from tests.property.effort import effort

@@ -6,9 +6,8 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tandem.core.ids import Incarnation, JobKey, WorkerId, WorkerRef
+from tandem.core.ids import HandoffKey, Incarnation, JobKey, WorkerId, WorkerRef
 from tandem.engine.engine import Engine, HandoffLimits
-from tandem.kv.handoff import HandoffKey
 from tandem.kv.pool import BlockPool
 from tandem.sched.plan import StepPlan
 from tandem.sched.policy import SchedulerLimits

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from tandem.core.errors import ErrorKind
-from tandem.core.ids import BlockHash, JobKey
+from tandem.core.ids import BlockHash, HandoffKey, JobKey
 
 
 class FinishReason(Enum):
@@ -107,7 +107,16 @@ class Pulled:
     busy_s: float
 
 
-JobEvent = Token | PromptScored | Pulled | Finished | Failed | Cancelled
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """A worker that drains wants a running choice to go on elsewhere, and offers its KV under `offer` while it goes on
+    drawing tokens itself. Not an end."""
+
+    key: JobKey
+    offer: HandoffKey
+
+
+JobEvent = Token | PromptScored | Pulled | Moving | Finished | Failed | Cancelled
 TerminalEvent = Finished | Failed | Cancelled
 
 

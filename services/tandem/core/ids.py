@@ -46,3 +46,14 @@ class WorkerRef:
 
     def __str__(self) -> str:
         return f"{self.id}@{self.address}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class HandoffKey:
+    """One grant of a hand-off; a greater attempt fences the smaller ones."""
+
+    handoff: HandoffId
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"{self.handoff}#{self.attempt}"

@@ -7,7 +7,7 @@ from typing import Self
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.grammar import Grammar
-from tandem.core.ids import OPEN_TENANT, BlockHash, HandoffId, JobKey, RequestId, TenantId, WorkerRef
+from tandem.core.ids import OPEN_TENANT, BlockHash, HandoffId, HandoffKey, JobKey, RequestId, TenantId, WorkerRef
 from tandem.core.lane import Lane
 
 MAX_TOP_LOGPROBS = 20
@@ -167,17 +167,29 @@ class Generate(_Job):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefill(_Job):
-    """Compute the known tokens, draw one, offer the KV under `handoff` for as long as its lease lives."""
+    """Compute the known tokens, draw one, offer the KV under `offer` for as long as its lease lives."""
 
     handoff: HandoffId
+
+    @property
+    def offer(self) -> HandoffKey:
+        return HandoffKey(self.handoff, self.attempt)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume(_Job):
-    """Take the KV that `source` offers under `handoff`, then decode to the end."""
+    """Take the KV that `source` offers under `offer`, then decode to the end.
+
+    `offer_attempt`: of the attempt that computes or has computed that KV; 0: this one's own Prefill does.
+    """
 
     handoff: HandoffId
     source: WorkerRef
+    offer_attempt: int = 0
+
+    @property
+    def offer(self) -> HandoffKey:
+        return HandoffKey(self.handoff, self.offer_attempt or self.attempt)
 
 
 Job = Generate | Prefill | Resume

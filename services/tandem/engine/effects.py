@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from tandem.core.errors import ErrorKind
 from tandem.core.events import JobEvent
-from tandem.core.ids import WorkerRef
-from tandem.kv.handoff import Announcement, HandoffKey
+from tandem.core.ids import HandoffKey, WorkerRef
+from tandem.kv.handoff import Announcement
 from tandem.kv.pull_book import StartRead, Teardown
 
 

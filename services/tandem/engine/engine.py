@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, Finished, PromptScored, Token, Tokens
-from tandem.core.ids import JobKey, WorkerRef
+from tandem.core.ids import HandoffKey, JobKey, WorkerRef
 from tandem.core.load import Books, Load
 from tandem.core.request import Job, Prefill, Resume
 from tandem.engine.accounts import books, load, pulled_event
 from tandem.engine.effects import Effect, Emit, Follow, Renew, Unfollow
 from tandem.engine.giver import Giver
 from tandem.engine.job_table import JobTable
-from tandem.kv.handoff import Announcement, HandoffKey
+from tandem.kv.handoff import Announcement
 from tandem.kv.pool import BlockPool, Holder
 from tandem.kv.pull_book import Arrived, Lost, Pull, PullBook, PullOutcome, ReadEnded, StartRead, Teardown
 from tandem.sched.outcome import Progress
@@ -78,8 +78,8 @@ class Engine:
         fenced, forbidden = met
         if self.draining:
             raise TandemError(ErrorKind.DRAINING, "this worker takes no new work", retry_after_s=1.0)
-        if isinstance(job, Resume) and self._pulls.find(_handoff_key(job)) is not None:
-            raise TandemError(ErrorKind.INVALID_REQUEST, f"another job pulls {_handoff_key(job)} already")
+        if isinstance(job, Resume) and self._pulls.find(job.offer) is not None:
+            raise TandemError(ErrorKind.INVALID_REQUEST, f"another job pulls {job.offer} already")
         self._jobs.forget(now)
         self._scheduler.add(job, now)
         effects = self._promise(job, now) if isinstance(job, Prefill) else []
@@ -88,8 +88,8 @@ class Engine:
         if isinstance(job, Resume):
             if not len(self._pulls):
                 self._next_renewal = max(self._next_renewal, now + self._handoff.lease_s / 3)
-            self._pulls.open(_handoff_key(job), job.key, job.source, now)
-            effects.append(Follow(job.source, _handoff_key(job)))
+            self._pulls.open(job.offer, job.key, job.source, now)
+            effects.append(Follow(job.source, job.offer))
         return effects + [effect for key in forbidden for effect in self.cancel(key, now)]
 
     def cancel(self, key: JobKey, now: float) -> list[Effect]:
@@ -307,9 +307,9 @@ class Engine:
         effects: list[Effect] = []
         if isinstance(job, Resume) and self._pulls.of_job(job.key) is not None:
             self._pulls.abandon(job.key, kind, reason, now)
-            effects.append(Unfollow(job.source, _handoff_key(job)))
+            effects.append(Unfollow(job.source, job.offer))
         if isinstance(job, Prefill):
-            effects += self._giver.withdraw(_handoff_key(job), kind, reason, now)
+            effects += self._giver.withdraw(job.offer, kind, reason, now)
         self._drop(self._jobs.live_keys(job.key), now)
         return effects
 
@@ -369,7 +369,3 @@ def _renewals(pulls: Iterable[Pull]) -> list[Effect]:
     for pull in pulls:
         keys.setdefault(pull.source, []).append(pull.key)
     return [Renew(source, tuple(mine)) for source, mine in keys.items()]
-
-
-def _handoff_key(job: Prefill | Resume) -> HandoffKey:
-    return HandoffKey(job.handoff, job.attempt)

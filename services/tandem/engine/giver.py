@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from tandem.core.errors import ErrorKind
-from tandem.core.ids import BlockId, JobKey, WorkerRef
+from tandem.core.ids import BlockId, HandoffKey, JobKey, WorkerRef
 from tandem.core.request import Prefill
 from tandem.engine.effects import Announce, Effect, EndHandoff
-from tandem.kv.handoff import HandoffKey
 from tandem.kv.lease_book import Ended, Lease, LeaseBook
 from tandem.kv.pool import BlockPool, Holder
 from tandem.sched.outcome import Progress
@@ -24,18 +23,18 @@ class Giver:
     def promise(self, job: Prefill, now: float) -> tuple[JobKey | None, list[Effect]]:
         """Open the lease of an accepted job; the job of an older attempt that this one ends comes back. Raises
         TandemError when the hand-off is fenced."""
-        older = self._leases.open(HandoffKey(job.handoff, job.attempt), job.key, now)
+        older = self._leases.open(job.offer, job.key, now)
         if older is None:
             return None, []
         return older.job, self._give_back(older, ErrorKind.CANCELLED, "fenced")
 
     def start(self, job: Prefill, blocks: tuple[BlockId, ...]) -> None:
         """The job got its blocks, held for the lease already."""
-        self._leases.start(HandoffKey(job.handoff, job.attempt), blocks)
+        self._leases.start(job.offer, blocks)
 
     def offer(self, job: Prefill, progress: Progress, now: float) -> list[Effect]:
         """Announce what a chunk completed; end the hand-off when there is nothing left to hand over."""
-        key = HandoffKey(job.handoff, job.attempt)
+        key = job.offer
         lease = self._leases.find(key)
         assert lease is not None, f"{job.key} runs without a lease"
         if progress.error is not None:

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from tandem.core.errors import TandemError
 from tandem.core.events import Finished, PromptScored, Token
-from tandem.core.ids import JobKey, WorkerRef
+from tandem.core.ids import HandoffKey, JobKey, WorkerRef
 from tandem.core.request import Job
-from tandem.kv.handoff import HandoffKey
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,11 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Failed, Finished, JobEvent, PromptScored, Pulled, Token
-from tandem.core.ids import HandoffId, JobKey, WorkerRef
+from tandem.core.events import Cancelled, Failed, Finished, JobEvent, Moving, PromptScored, Pulled, Token
+from tandem.core.ids import HandoffId, HandoffKey, JobKey, WorkerRef
 from tandem.core.request import Generate, Job, Prefill, Request, Resume
 from tandem.flow.choice import Choice
 from tandem.flow.commands import CancelJob, Command, Deliver, End, EndChoice, Place, ReleaseLease, Score, Submit
-from tandem.kv.handoff import HandoffKey
 from tandem.routing.placement import Placement
 
 ELSEWHERE = frozenset({ErrorKind.OVERLOADED, ErrorKind.DRAINING, ErrorKind.WORKER_LOST})
@@ -179,6 +178,8 @@ class RequestLife:
                 return self._deliver(event.key.choice)
             case Pulled():
                 self.pulled = event
+                return []
+            case Moving():
                 return []
             case Finished():
                 return self._take_finish(worker, event)

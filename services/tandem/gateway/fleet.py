@@ -14,13 +14,12 @@ from tandem.core.clock import Clock
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import JobEvent
-from tandem.core.ids import GatewayId, JobKey, RequestId, WorkerId, WorkerRef
+from tandem.core.ids import GatewayId, HandoffKey, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Job
 from tandem.gateway.background import surviving
 from tandem.gateway.ports import ServedModel
 from tandem.gateway.text_models import TextModels
 from tandem.gateway.worker_link import LinkCalls, WorkerLink
-from tandem.kv.handoff import HandoffKey
 from tandem.routing.placement import Placement
 from tandem.routing.roster import Roster
 from tandem.routing.view import ClusterView, Pair, WorkerView

@@ -19,25 +19,16 @@ from tandem.core.clock import Clock, wall_ns
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import JobEvent
-from tandem.core.ids import GatewayId, JobKey, RequestId, WorkerRef
+from tandem.core.ids import GatewayId, HandoffKey, JobKey, RequestId, WorkerRef
 from tandem.core.load import Load
 from tandem.core.request import Job, Resume
 from tandem.core.step_cost import StepCost
 from tandem.gateway.ports import ServedModel
 from tandem.gateway.text_models import TextModels
-from tandem.kv.handoff import HandoffKey
 from tandem.routing.view import Pool, WorkerView
 from tandem.wire.channels import open_channel
-from tandem.wire.convert import (
-    Submission,
-    decode_bundle,
-    decode_load,
-    decode_refusal,
-    decode_step_cost,
-    decode_update,
-    encode_key,
-    encode_submission,
-)
+from tandem.wire.convert import decode_bundle, decode_load, decode_refusal, decode_step_cost, decode_update
+from tandem.wire.convert_job import Submission, encode_key, encode_submission
 from tandem.wire.convert_kv import decode_worker, encode_handoff_key
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.gen.worker_pb2_grpc import WorkerStub

@@ -10,18 +10,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from tandem.core.events import SampledToken
-from tandem.core.ids import BlockId, HandoffId
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class HandoffKey:
-    """One grant of a hand-off; a greater attempt fences the smaller ones."""
-
-    handoff: HandoffId
-    attempt: int
-
-    def __str__(self) -> str:
-        return f"{self.handoff}#{self.attempt}"
+from tandem.core.ids import BlockId, HandoffKey
 
 
 @dataclass(frozen=True, slots=True)

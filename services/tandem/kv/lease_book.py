@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import SampledToken
-from tandem.core.ids import BlockId, HandoffId, JobKey, WorkerRef
-from tandem.kv.handoff import Announcement, BlockDigest, HandoffKey, LeaseEvent, LeaseState, next_lease
+from tandem.core.ids import BlockId, HandoffId, HandoffKey, JobKey, WorkerRef
+from tandem.kv.handoff import Announcement, BlockDigest, LeaseEvent, LeaseState, next_lease
 from tandem.kv.recent import Recent
 
 

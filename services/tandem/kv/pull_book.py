@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from tandem.core.errors import ErrorKind
 from tandem.core.events import SampledToken
-from tandem.core.ids import BlockId, JobKey, WorkerRef
-from tandem.kv.handoff import Announcement, BlockDigest, HandoffKey, PullEvent, PullState, next_pull
+from tandem.core.ids import BlockId, HandoffKey, JobKey, WorkerRef
+from tandem.kv.handoff import Announcement, BlockDigest, PullEvent, PullState, next_pull
 
 
 @dataclass(frozen=True, slots=True)

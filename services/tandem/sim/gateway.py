@@ -17,7 +17,7 @@ from tandem.admission.tenant import Tenant
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, Finished, JobEvent, SampledToken, Token
-from tandem.core.ids import HandoffId, JobKey, RequestId, TenantId, WorkerRef
+from tandem.core.ids import HandoffId, HandoffKey, JobKey, RequestId, TenantId, WorkerRef
 from tandem.core.load import Load
 from tandem.core.request import Job, Request, Resume
 from tandem.engine.effects import Effect
@@ -25,7 +25,6 @@ from tandem.engine.engine import Engine
 from tandem.flow.commands import CancelJob, Command, Deliver, End, EndChoice, Place, ReleaseLease, Score, Submit
 from tandem.flow.lifecycle import Phase, RequestLife
 from tandem.flow.waiting import Waiting
-from tandem.kv.handoff import HandoffKey
 from tandem.routing.roster import Roster
 from tandem.routing.view import WorkerView
 from tandem.sched.targets import NO_TARGETS, LatencyTargets

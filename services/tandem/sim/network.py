@@ -7,11 +7,10 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from tandem.core.events import JobEvent
-from tandem.core.ids import WorkerRef
+from tandem.core.ids import HandoffKey, WorkerRef
 from tandem.core.load import Load
 from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Unfollow
 from tandem.engine.engine import Engine
-from tandem.kv.handoff import HandoffKey
 from tandem.kv.pull_book import StartRead, Teardown
 from tandem.sim.agenda import Action, Agenda, Party
 from tandem.sim.stretch import Stretch

@@ -1,15 +1,15 @@
 """The values of the rooms as messages of worker.proto and back; never decides what a worker or a gateway does.
 
-`encode_*` takes our values, `decode_*` what a peer sent; kv.proto has its own file beside this one. A message that
-says less than it must, or says it wrongly, raises TandemError(INVALID_REQUEST); nothing else is raised for what a peer
-sent.
+`encode_*` takes our values, `decode_*` what a peer sent; jobs and kv.proto have files of their own beside this one.
+A message that says less than it must, or says it wrongly, raises TandemError(INVALID_REQUEST); nothing else is raised
+for what a peer sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
-from typing import TypedDict, assert_never, get_args
+from dataclasses import fields
+from typing import assert_never
 
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.errors import ErrorKind, TandemError
@@ -19,190 +19,26 @@ from tandem.core.events import (
     Finished,
     FinishReason,
     JobEvent,
+    Moving,
     PromptScored,
     Pulled,
     TerminalEvent,
     Token,
 )
-from tandem.core.grammar import Grammar, GrammarKind
-from tandem.core.ids import OPEN_TENANT, GatewayId, HandoffId, Incarnation, JobKey, RequestId, TenantId
+from tandem.core.ids import JobKey
 from tandem.core.lane import Lane
 from tandem.core.load import Books, Load
-from tandem.core.request import Generate, Job, Prefill, Request, Resume, SamplingParams
 from tandem.core.step_cost import StepCost
+from tandem.wire.convert_job import decode_key, encode_key
 from tandem.wire.convert_kv import (
+    decode_handoff_key,
     decode_sampled,
-    decode_worker,
+    encode_handoff_key,
     encode_sampled,
-    encode_worker,
     malformed,
     require,
 )
 from tandem.wire.gen import worker_pb2 as pb
-
-
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """A job, whose Watch stream carries its tokens, and which life of the worker is meant."""
-
-    gateway: GatewayId
-    incarnation: Incarnation
-    job: Job
-
-
-class _JobFacts(TypedDict):
-    """What all kinds of jobs have."""
-
-    request: Request
-    attempt: int
-    choice: int
-    num_choices: int
-    output_tokens: tuple[int, ...]
-
-
-# ---- jobs
-
-
-def encode_key(key: JobKey) -> pb.JobKey:
-    return pb.JobKey(request=key.request, attempt=key.attempt, choice=key.choice)
-
-
-def decode_key(message: pb.JobKey) -> JobKey:
-    require(message.request, "a job key has no request")
-    return JobKey(RequestId(message.request), message.attempt, message.choice)
-
-
-def encode_sampling(sampling: SamplingParams) -> pb.SamplingParams:
-    return pb.SamplingParams(
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        seed=sampling.seed,
-        stop_token_ids=sorted(sampling.stop_token_ids),
-        logprobs=sampling.logprobs,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty,
-        logit_bias=[pb.TokenBias(token=token, bias=bias) for token, bias in sampling.logit_bias],
-        min_tokens=sampling.min_tokens,
-        grammar=None
-        if sampling.grammar is None
-        else pb.Grammar(kind=sampling.grammar.kind, source=sampling.grammar.source),
-    )
-
-
-def decode_sampling(message: pb.SamplingParams) -> SamplingParams:
-    """The ranges are checked by SamplingParams itself."""
-    return SamplingParams(
-        max_tokens=message.max_tokens,
-        temperature=message.temperature,
-        top_p=message.top_p,
-        top_k=message.top_k,
-        min_p=message.min_p,
-        seed=message.seed,
-        stop_token_ids=frozenset(message.stop_token_ids),
-        logprobs=message.logprobs if message.HasField("logprobs") else None,
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
-        repetition_penalty=message.repetition_penalty or 1.0,
-        logit_bias=tuple((entry.token, entry.bias) for entry in message.logit_bias),
-        min_tokens=message.min_tokens,
-        grammar=_decode_grammar(message.grammar) if message.HasField("grammar") else None,
-    )
-
-
-def _decode_grammar(message: pb.Grammar) -> Grammar:
-    for kind in get_args(GrammarKind):
-        if kind == message.kind:
-            return Grammar(kind, message.source)
-    raise malformed(f"unknown kind of grammar {message.kind!r}")
-
-
-def encode_submission(submission: Submission) -> pb.SubmitRequest:
-    """Token ids and numbers come from clients: what does not fit its field is refused here, as a TandemError."""
-    job, request = submission.job, submission.job.request
-    try:
-        message = pb.SubmitRequest(
-            gateway=submission.gateway,
-            key=encode_key(job.key),
-            model=request.model,
-            prompt_tokens=request.prompt_tokens,
-            output_tokens=job.output_tokens,
-            sampling=encode_sampling(request.sampling),
-            priority=request.priority,
-            cache_salt=request.cache_salt,
-            incarnation=submission.incarnation,
-            lane=request.lane,
-            tenant=request.tenant,
-            num_choices=job.num_choices,
-            prompt_logprobs=request.prompt_logprobs,
-        )
-    except (ValueError, TypeError) as error:
-        raise TandemError(ErrorKind.INVALID_REQUEST, f"request {request.id} cannot be sent: {error}") from None
-    match job:
-        case Generate():
-            message.generate.SetInParent()
-        case Prefill():
-            message.prefill.handoff = job.handoff
-        case Resume():
-            message.resume.handoff = job.handoff
-            message.resume.source.CopyFrom(encode_worker(job.source))
-        case _:
-            assert_never(job)
-    return message
-
-
-def decode_submission(message: pb.SubmitRequest) -> Submission:
-    require(message.gateway, "a submission names no gateway")
-    require(message.incarnation, "a submission names no incarnation")
-    return Submission(GatewayId(message.gateway), Incarnation(message.incarnation), _decode_job(message))
-
-
-def _decode_job(message: pb.SubmitRequest) -> Job:
-    key = decode_key(message.key)
-    request = Request(
-        id=key.request,
-        model=message.model,
-        prompt_tokens=tuple(message.prompt_tokens),
-        sampling=decode_sampling(message.sampling),
-        priority=message.priority,
-        cache_salt=message.cache_salt,
-        lane=_decode_lane(message.lane),
-        tenant=TenantId(message.tenant or OPEN_TENANT),
-        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
-    )
-    facts = _JobFacts(
-        request=request,
-        attempt=key.attempt,
-        choice=key.choice,
-        num_choices=message.num_choices or 1,
-        output_tokens=tuple(message.output_tokens),
-    )
-    match message.WhichOneof("job"):
-        case "generate":
-            return Generate(**facts)
-        case "prefill":
-            return Prefill(**facts, handoff=_decode_handoff(message.prefill.handoff))
-        case "resume":
-            handoff, source = _decode_handoff(message.resume.handoff), decode_worker(message.resume.source)
-            return Resume(**facts, handoff=handoff, source=source)
-        case _:
-            raise malformed("a submission has no job")
-
-
-def _decode_lane(value: int) -> Lane:
-    try:
-        return Lane(value)
-    except ValueError:
-        raise malformed(f"unknown lane {value}") from None
-
-
-def _decode_handoff(handoff: str) -> HandoffId:
-    require(handoff, "a job has no hand-off id")
-    return HandoffId(handoff)
-
 
 # ---- errors
 
@@ -238,6 +74,8 @@ def encode_update(
         match event:
             case Token():
                 _add_token(update, runs, event)
+            case Moving():
+                update.moving.append(pb.MovingJob(key=encode_key(event.key), offer=encode_handoff_key(event.offer)))
             case PromptScored():
                 update.scores.append(_encode_scores(event))
             case Pulled():
@@ -298,9 +136,10 @@ def _encode_end(event: TerminalEvent) -> pb.JobEnd:
 
 
 def decode_update(message: pb.WatchUpdate) -> tuple[JobEvent, ...]:
-    """Arrived KV and scores first, then tokens in order, then ends."""
+    """Arrived and offered KV and scores first, then tokens in order, then ends."""
     events: list[JobEvent] = [_decode_pulled(pulled) for pulled in message.pulled]
     events += [_decode_scores(scores) for scores in message.scores]
+    events += [Moving(decode_key(each.key), decode_handoff_key(each.offer)) for each in message.moving]
     for run in message.runs:
         key = decode_key(run.key)
         num_cached = run.num_cached_tokens if run.HasField("num_cached_tokens") else None

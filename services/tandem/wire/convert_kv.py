@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import SampledToken
-from tandem.core.ids import BlockId, HandoffId, Incarnation, WorkerId, WorkerRef
+from tandem.core.ids import BlockId, HandoffId, HandoffKey, Incarnation, WorkerId, WorkerRef
 from tandem.engine.ports import TransportPeer
-from tandem.kv.handoff import Announcement, BlockDigest, HandoffKey
+from tandem.kv.handoff import Announcement, BlockDigest
 from tandem.kv.layout import ITEM_BYTES, KVGroup, KVLayout, KVRegion
 from tandem.wire.gen import kv_pb2 as pb
 

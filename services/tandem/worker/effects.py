@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from tandem.core.events import JobEvent
-from tandem.core.ids import WorkerRef
+from tandem.core.ids import HandoffKey, WorkerRef
 from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Unfollow
-from tandem.kv.handoff import HandoffKey
 from tandem.kv.pull_book import StartRead, Teardown
 from tandem.worker.driver import Snapshot
 from tandem.worker.gateways import Gateways

@@ -17,11 +17,10 @@ import grpc.aio
 
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
-from tandem.core.ids import WorkerRef
+from tandem.core.ids import HandoffKey, WorkerRef
 from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine
 from tandem.engine.ports import PeerError, TransportPeer
-from tandem.kv.handoff import HandoffKey
 from tandem.wire.channels import open_channel
 from tandem.wire.convert import decode_kind
 from tandem.wire.convert_kv import (

@@ -6,8 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from tandem.core.ids import WorkerRef
-from tandem.kv.handoff import HandoffKey
+from tandem.core.ids import HandoffKey, WorkerRef
 from tandem.worker.link import Link, LinkContext
 
 _log = logging.getLogger(__name__)

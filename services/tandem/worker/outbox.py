@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tandem.core.errors import ErrorKind
-from tandem.core.events import Failed, JobEvent, PromptScored, Pulled, TerminalEvent, Token
+from tandem.core.events import Failed, JobEvent, Moving, PromptScored, Pulled, TerminalEvent, Token
 from tandem.core.ids import GatewayId, JobKey
 
 MAX_SCORES = 4096
@@ -29,6 +29,8 @@ class _Log:
     num_scores_sent: int = 0
     pulled: Pulled | None = None
     pulled_sent: bool = False
+    moving: Moving | None = None
+    moving_sent: bool = False
     end: TerminalEvent | None = None
     end_sent_at: float | None = None
 
@@ -51,6 +53,8 @@ class _Log:
                 self.scores.append(event)
             case Pulled():
                 self.pulled = event
+            case Moving():
+                self.moving = event
             case _:
                 self.end = event
 
@@ -61,6 +65,9 @@ class _Log:
         if self.pulled is not None and not self.pulled_sent:
             self.pulled_sent = True
             events.append(self.pulled)
+        if self.moving is not None and not self.moving_sent:
+            self.moving_sent = True
+            events.append(self.moving)
         while max_scores > 0 and self.has_scores:
             scores = self.scores[self.num_scores_sent]
             self.num_scores_sent += 1
@@ -82,7 +89,7 @@ class _Log:
             return False
         self.next_index = next_index
         self.num_scores_sent = 0
-        self.pulled_sent = False
+        self.pulled_sent = self.moving_sent = False
         self.end_sent_at = None
         return True
 
@@ -90,7 +97,7 @@ class _Log:
         """Of what has come so far, send nothing (again); an end that comes is sent."""
         self.next_index = self.stop
         self.num_scores_sent = len(self.scores)
-        self.pulled_sent = True
+        self.pulled_sent = self.moving_sent = True
 
 
 class Outbox:

@@ -18,16 +18,8 @@ from tandem.core.request import Job
 from tandem.core.step_cost import StepCost
 from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine
-from tandem.wire.convert import (
-    Submission,
-    decode_key,
-    decode_submission,
-    encode_books,
-    encode_load,
-    encode_refusal,
-    encode_step_cost,
-    encode_update,
-)
+from tandem.wire.convert import encode_books, encode_load, encode_refusal, encode_step_cost, encode_update
+from tandem.wire.convert_job import Submission, decode_key, decode_submission
 from tandem.wire.convert_kv import decode_handoff_key
 from tandem.wire.gen import kv_pb2, worker_pb2
 from tandem.wire.gen.worker_pb2_grpc import WorkerServicer

@@ -8,11 +8,11 @@ import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, Finished, FinishReason, SampledToken, Token
-from tandem.core.ids import BlockId, HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
+from tandem.core.ids import BlockId, HandoffId, HandoffKey, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Generate, Prefill, Request, Resume, SamplingParams
 from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Unfollow
 from tandem.engine.engine import Engine, HandoffLimits
-from tandem.kv.handoff import Announcement, BlockDigest, HandoffKey
+from tandem.kv.handoff import Announcement, BlockDigest
 from tandem.kv.pool import BlockPool
 from tandem.kv.pull_book import StartRead, Teardown
 from tandem.sched.plan import SliceResult, StepPlan, StepResult

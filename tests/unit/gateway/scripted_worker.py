@@ -16,7 +16,8 @@ from tandem.core.ids import Incarnation, JobKey, WorkerId, WorkerRef
 from tandem.core.load import Load
 from tandem.core.request import Job, Prefill, Resume
 from tandem.wire.channels import server_options
-from tandem.wire.convert import decode_key, decode_submission, encode_load, encode_refusal, encode_update
+from tandem.wire.convert import encode_load, encode_refusal, encode_update
+from tandem.wire.convert_job import decode_key, decode_submission
 from tandem.wire.convert_kv import decode_handoff_key, encode_worker
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.gen.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server

@@ -6,8 +6,8 @@ import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import SampledToken
-from tandem.core.ids import BlockId, HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
-from tandem.kv.handoff import BlockDigest, HandoffError, HandoffKey, LeaseState
+from tandem.core.ids import BlockId, HandoffId, HandoffKey, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
+from tandem.kv.handoff import BlockDigest, HandoffError, LeaseState
 from tandem.kv.lease_book import LeaseBook
 
 TAKER = WorkerRef(WorkerId("taker"), Incarnation(1), "taker:1")

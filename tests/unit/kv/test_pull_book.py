@@ -6,8 +6,8 @@ import pytest
 
 from tandem.core.errors import ErrorKind
 from tandem.core.events import SampledToken
-from tandem.core.ids import BlockId, HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
-from tandem.kv.handoff import Announcement, BlockDigest, HandoffError, HandoffKey
+from tandem.core.ids import BlockId, HandoffId, HandoffKey, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
+from tandem.kv.handoff import Announcement, BlockDigest, HandoffError
 from tandem.kv.pull_book import Arrived, Lost, PullBook, PullOutcome, ReadEnded, StartRead, Teardown
 
 SOURCE = WorkerRef(WorkerId("p"), Incarnation(1), "p:1")

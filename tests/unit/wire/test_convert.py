@@ -12,16 +12,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Failed, Finished, FinishReason, JobEvent, Pulled, SampledToken, Token
-from tandem.core.ids import BlockId, GatewayId, HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
+from tandem.core.events import Cancelled, Failed, Finished, FinishReason, JobEvent, Moving, Pulled, SampledToken, Token
+from tandem.core.ids import (
+    BlockId,
+    GatewayId,
+    HandoffId,
+    HandoffKey,
+    Incarnation,
+    JobKey,
+    RequestId,
+    WorkerId,
+    WorkerRef,
+)
 from tandem.core.lane import Lane
 from tandem.core.load import Books, Load
 from tandem.core.request import MAX_COUNT, Generate, Prefill, Request, Resume, SamplingParams
 from tandem.core.step_cost import StepCost
 from tandem.engine.ports import TransportPeer
-from tandem.kv.handoff import Announcement, BlockDigest, HandoffKey
+from tandem.kv.handoff import Announcement, BlockDigest
 from tandem.kv.layout import KVGroup, KVLayout, KVRegion
-from tandem.wire import convert, convert_kv
+from tandem.wire import convert, convert_job, convert_kv
 from tandem.wire.gen import kv_pb2, worker_pb2
 
 U31, U32, U64 = st.integers(0, 2**31 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
@@ -61,10 +71,10 @@ jobs = st.one_of(
     for job in (
         st.builds(Generate, **common),
         st.builds(Prefill, **common, handoff=NAMES.map(HandoffId)),
-        st.builds(Resume, **common, handoff=NAMES.map(HandoffId), source=workers),
+        st.builds(Resume, **common, handoff=NAMES.map(HandoffId), source=workers, offer_attempt=U32),
     )
 )
-submissions = st.builds(convert.Submission, NAMES.map(GatewayId), st.integers(1, 2**64 - 1).map(Incarnation), jobs)
+submissions = st.builds(convert_job.Submission, NAMES.map(GatewayId), st.integers(1, 2**64 - 1).map(Incarnation), jobs)
 keys = st.builds(JobKey, NAMES.map(RequestId), U32, U32)
 sampled = st.builds(
     SampledToken,
@@ -77,6 +87,7 @@ failed = st.builds(Failed, keys, st.sampled_from(ErrorKind), st.text(max_size=20
 pulled = st.builds(Pulled, keys, U32, U64, U32, U64, SECONDS, SECONDS, SECONDS)
 tokens = st.builds(Token, keys, st.integers(0, 2**30), sampled)
 handoff_keys = st.builds(HandoffKey, NAMES.map(HandoffId), U32)
+moving = st.builds(Moving, keys, handoff_keys)
 counts = {"bool": st.booleans(), "int": U32, "tuple[int, ...]": st.tuples(*[st.integers(0, 2**40)] * len(Lane))}
 loads = st.builds(Load, **{f.name: counts[str(f.type)] for f in fields(Load)})
 books = st.builds(Books, **{f.name: counts[str(f.type)] for f in fields(Books)})
@@ -114,8 +125,8 @@ def sent(message: Any) -> Any:
 
 
 @given(submissions)
-def test_submissions_round_trip(submission: convert.Submission) -> None:
-    assert convert.decode_submission(sent(convert.encode_submission(submission))) == submission
+def test_submissions_round_trip(submission: convert_job.Submission) -> None:
+    assert convert_job.decode_submission(sent(convert_job.encode_submission(submission))) == submission
 
 
 @pytest.mark.parametrize(
@@ -123,19 +134,19 @@ def test_submissions_round_trip(submission: convert.Submission) -> None:
 )
 def test_choices_that_no_request_has_are_refused(choice: int, num_choices: int, output: list[int]) -> None:
     job = Generate(request=Request(id=RequestId("r"), model="m", prompt_tokens=(1,), sampling=GREEDY), attempt=1)
-    message = convert.encode_submission(convert.Submission(GatewayId("g"), Incarnation(1), job))
+    message = convert_job.encode_submission(convert_job.Submission(GatewayId("g"), Incarnation(1), job))
     message.key.choice, message.num_choices = choice, num_choices
     message.output_tokens.extend(output)
     with pytest.raises(TandemError, match="num_choices") as refusal:
-        convert.decode_submission(sent(message))
+        convert_job.decode_submission(sent(message))
     assert refusal.value.kind is ErrorKind.INVALID_REQUEST
 
 
-@given(st.lists(tokens | finished | failed | pulled | keys.map(Cancelled), max_size=8), loads)
+@given(st.lists(tokens | finished | failed | pulled | moving | keys.map(Cancelled), max_size=8), loads)
 def test_updates_carry_every_event_and_the_load(events: Sequence[JobEvent], load: Load) -> None:
     message = sent(convert.encode_update(events, load))
     got = convert.decode_update(message)
-    for kind in (Token, Pulled, (Finished, Failed, Cancelled)):
+    for kind in (Token, Pulled, Moving, (Finished, Failed, Cancelled)):
         want_of = [e for e in events if isinstance(e, kind)]
         got_of = [e for e in got if isinstance(e, kind)]
         assert sorted(map(repr, got_of)) == sorted(map(repr, want_of))
@@ -185,7 +196,7 @@ def test_refusals_round_trip(kind: ErrorKind) -> None:
 
 
 def test_an_error_of_a_newer_version_stays_an_error() -> None:
-    message = worker_pb2.JobEnd(key=convert.encode_key(JobKey(RequestId("r"), 1)))
+    message = worker_pb2.JobEnd(key=convert_job.encode_key(JobKey(RequestId("r"), 1)))
     message.failed.kind = "melted"
     (end,) = convert.decode_update(worker_pb2.WatchUpdate(ends=[message]))
     assert isinstance(end, Failed)
@@ -221,7 +232,7 @@ def a_submission() -> worker_pb2.SubmitRequest:
     )
     source = WorkerRef(WorkerId("w"), Incarnation(7), "host:1")
     job = Resume(request=request, attempt=1, handoff=HandoffId("h"), source=source)
-    return convert.encode_submission(convert.Submission(GatewayId("g"), Incarnation(9), job))
+    return convert_job.encode_submission(convert_job.Submission(GatewayId("g"), Incarnation(9), job))
 
 
 @pytest.mark.parametrize(
@@ -238,7 +249,7 @@ def test_a_submission_that_lacks_something_is_refused(field: str, told: str) -> 
     message = a_submission()
     message.ClearField(field)
     with pytest.raises(TandemError, match=told) as caught:
-        convert.decode_submission(message)
+        convert_job.decode_submission(message)
     assert caught.value.kind is ErrorKind.INVALID_REQUEST
 
 
@@ -247,7 +258,7 @@ def test_a_resume_whose_source_lacks_something_is_refused(field: str) -> None:
     message = a_submission()
     message.resume.source.ClearField(field)
     with pytest.raises(TandemError, match="a worker has an id"):
-        convert.decode_submission(message)
+        convert_job.decode_submission(message)
 
 
 def test_a_hand_off_without_a_name_is_refused() -> None:
@@ -255,7 +266,7 @@ def test_a_hand_off_without_a_name_is_refused() -> None:
     message.prefill.handoff = ""
     message.prefill.SetInParent()
     with pytest.raises(TandemError, match="no hand-off id"):
-        convert.decode_submission(message)
+        convert_job.decode_submission(message)
 
 
 @pytest.mark.parametrize("changes", [{"prompt_tokens": (-1,)}, {"prompt_tokens": (2**32,)}, {"model": "\ud800"}])
@@ -263,14 +274,14 @@ def test_what_does_not_fit_the_wire_is_refused_before_it_is_sent(changes: dict[s
     arguments: dict[str, Any] = {"model": "m", "prompt_tokens": (1,), **changes}
     request = Request(id=RequestId("r"), sampling=SamplingParams(max_tokens=1), **arguments)
     with pytest.raises(TandemError, match="cannot be sent") as caught:
-        convert.encode_submission(
-            convert.Submission(GatewayId("g"), Incarnation(1), Generate(request=request, attempt=1))
+        convert_job.encode_submission(
+            convert_job.Submission(GatewayId("g"), Incarnation(1), Generate(request=request, attempt=1))
         )
     assert caught.value.kind is ErrorKind.INVALID_REQUEST
 
 
 def test_ends_and_tokens_that_say_too_little_are_refused() -> None:
-    key = convert.encode_key(JobKey(RequestId("r"), 1))
+    key = convert_job.encode_key(JobKey(RequestId("r"), 1))
     no_end = worker_pb2.WatchUpdate(ends=[worker_pb2.JobEnd(key=key)])
     odd_reason = worker_pb2.WatchUpdate(
         ends=[worker_pb2.JobEnd(key=key, finished=worker_pb2.JobFinished(reason="bored"))]
@@ -338,7 +349,7 @@ def test_an_announcement_with_uneven_digests_is_refused() -> None:
 @given(st.binary(max_size=64))
 def test_garbage_is_a_typed_error_or_a_lawful_value(garbage: bytes) -> None:
     decoders: list[tuple[Any, Any]] = [
-        (worker_pb2.SubmitRequest, convert.decode_submission),
+        (worker_pb2.SubmitRequest, convert_job.decode_submission),
         (worker_pb2.WatchUpdate, convert.decode_update),
         (kv_pb2.TransportPeer, convert_kv.decode_peer),
         (kv_pb2.Announcement, convert_kv.decode_announcement),

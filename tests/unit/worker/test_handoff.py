@@ -10,9 +10,8 @@ import pytest
 from tandem.core.config import EngineConfig, HandoffConfig
 from tandem.core.errors import ErrorKind
 from tandem.core.events import Cancelled, Failed, Finished, FinishReason
-from tandem.core.ids import HandoffId, Incarnation
+from tandem.core.ids import HandoffId, HandoffKey, Incarnation
 from tandem.core.request import Prefill, Resume
-from tandem.kv.handoff import HandoffKey
 from tests.e2e.client import hand_over, new_request
 from tests.unit.worker.conftest import Gate, Nodes, pace
 from tests.unit.worker.fake_model import MODEL, continuation

@@ -12,12 +12,13 @@ from tandem.core.events import (
     Finished,
     FinishReason,
     JobEvent,
+    Moving,
     PromptScored,
     Pulled,
     SampledToken,
     Token,
 )
-from tandem.core.ids import GatewayId, JobKey, RequestId
+from tandem.core.ids import GatewayId, HandoffId, HandoffKey, JobKey, RequestId
 from tandem.worker.outbox import MAX_SCORES, Outbox
 
 KEYS = [JobKey(RequestId(name), 1) for name in "abc"]
@@ -28,7 +29,8 @@ def script(key: JobKey) -> list[JobEvent]:
     """All events of one job in order."""
     pulled = Pulled(key, 1, 1, 0, 0, 0.0, 0.0, 0.0)
     tokens: list[JobEvent] = [Token(key, i, SampledToken(i)) for i in range(NUM_TOKENS)]
-    return [tokens[0], pulled, *tokens[1:], Finished(key, FinishReason.LENGTH, NUM_TOKENS, 0)]
+    moving = Moving(key, HandoffKey(HandoffId(key.request), 1))
+    return [tokens[0], pulled, *tokens[1:3], moving, *tokens[3:], Finished(key, FinishReason.LENGTH, NUM_TOKENS, 0)]
 
 
 class Gateway:
@@ -48,7 +50,7 @@ class Gateway:
                 case Finished(key):
                     assert len(self.tokens[key]) == NUM_TOKENS, "an end before all tokens"
                     self.ended.add(key)
-                case Pulled():
+                case Pulled() | Moving():
                     pass
                 case _:
                     raise AssertionError(event)

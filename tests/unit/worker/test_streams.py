@@ -10,8 +10,7 @@ import grpc.aio
 import pytest
 
 from tandem.core.config import RedisConfig
-from tandem.core.ids import HandoffId, Incarnation, WorkerId, WorkerRef
-from tandem.kv.handoff import HandoffKey
+from tandem.core.ids import HandoffId, HandoffKey, Incarnation, WorkerId, WorkerRef
 from tandem.stores.registry import WorkerRegistry
 from tandem.wire.convert import decode_load
 from tandem.wire.convert_kv import decode_peer, decode_worker, encode_handoff_key, encode_worker

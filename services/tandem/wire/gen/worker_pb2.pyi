@@ -76,12 +76,14 @@ class PrefillJob(_message.Message):
     def __init__(self, handoff: _Optional[str] = ...) -> None: ...
 
 class ResumeJob(_message.Message):
-    __slots__ = ("handoff", "source")
+    __slots__ = ("handoff", "source", "offer_attempt")
     HANDOFF_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    OFFER_ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     handoff: str
     source: _kv_pb2.WorkerRef
-    def __init__(self, handoff: _Optional[str] = ..., source: _Optional[_Union[_kv_pb2.WorkerRef, _Mapping]] = ...) -> None: ...
+    offer_attempt: int
+    def __init__(self, handoff: _Optional[str] = ..., source: _Optional[_Union[_kv_pb2.WorkerRef, _Mapping]] = ..., offer_attempt: _Optional[int] = ...) -> None: ...
 
 class SubmitRequest(_message.Message):
     __slots__ = ("gateway", "key", "model", "prompt_tokens", "output_tokens", "sampling", "priority", "cache_salt", "generate", "prefill", "resume", "incarnation", "lane", "tenant", "num_choices", "prompt_logprobs")
@@ -266,20 +268,30 @@ class StepCost(_message.Message):
     def __init__(self, base_s: _Optional[float] = ..., prefill_token_s: _Optional[float] = ..., decode_seq_s: _Optional[float] = ..., decode_context_s: _Optional[float] = ..., prefill_pair_s: _Optional[float] = ...) -> None: ...
 
 class WatchUpdate(_message.Message):
-    __slots__ = ("runs", "pulled", "ends", "load", "step_cost", "scores")
+    __slots__ = ("runs", "pulled", "ends", "load", "step_cost", "scores", "moving")
     RUNS_FIELD_NUMBER: _ClassVar[int]
     PULLED_FIELD_NUMBER: _ClassVar[int]
     ENDS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     STEP_COST_FIELD_NUMBER: _ClassVar[int]
     SCORES_FIELD_NUMBER: _ClassVar[int]
+    MOVING_FIELD_NUMBER: _ClassVar[int]
     runs: _containers.RepeatedCompositeFieldContainer[TokenRun]
     pulled: _containers.RepeatedCompositeFieldContainer[PulledKV]
     ends: _containers.RepeatedCompositeFieldContainer[JobEnd]
     load: Load
     step_cost: StepCost
     scores: _containers.RepeatedCompositeFieldContainer[PromptScores]
-    def __init__(self, runs: _Optional[_Iterable[_Union[TokenRun, _Mapping]]] = ..., pulled: _Optional[_Iterable[_Union[PulledKV, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[JobEnd, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., step_cost: _Optional[_Union[StepCost, _Mapping]] = ..., scores: _Optional[_Iterable[_Union[PromptScores, _Mapping]]] = ...) -> None: ...
+    moving: _containers.RepeatedCompositeFieldContainer[MovingJob]
+    def __init__(self, runs: _Optional[_Iterable[_Union[TokenRun, _Mapping]]] = ..., pulled: _Optional[_Iterable[_Union[PulledKV, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[JobEnd, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., step_cost: _Optional[_Union[StepCost, _Mapping]] = ..., scores: _Optional[_Iterable[_Union[PromptScores, _Mapping]]] = ..., moving: _Optional[_Iterable[_Union[MovingJob, _Mapping]]] = ...) -> None: ...
+
+class MovingJob(_message.Message):
+    __slots__ = ("key", "offer")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    OFFER_FIELD_NUMBER: _ClassVar[int]
+    key: JobKey
+    offer: _kv_pb2.HandoffKey
+    def __init__(self, key: _Optional[_Union[JobKey, _Mapping]] = ..., offer: _Optional[_Union[_kv_pb2.HandoffKey, _Mapping]] = ...) -> None: ...
 
 class PromptScores(_message.Message):
     __slots__ = ("key", "first_index", "tokens")
