@@ -135,4 +135,11 @@ class BlockEvicted:
     hash: BlockHash
 
 
-KVFact = BlockStored | BlockEvicted
+@dataclass(frozen=True, slots=True)
+class BlockDemoted:
+    """The last copy of a block in device memory is gone, one in host memory is left. Stored again, it is back."""
+
+    hash: BlockHash
+
+
+KVFact = BlockStored | BlockEvicted | BlockDemoted
