@@ -66,6 +66,11 @@ class EngineConfig:
     enable_chunked_prefill: bool = _doc("off: a prompt is computed in one step, whatever the budget", True)
     enable_prefix_caching: bool = _doc("reuse the KV of equal prefixes", True)
     kv_cache_memory: Bytes = _doc("size of the KV pool", Bytes(1 << 30))
+    host_cache_memory: Bytes = _doc(
+        "host memory for blocks that the pool has no room for; 0: none. It pays where a GPU's memory is scarce: on a "
+        "CPU it is memory like the pool's, at the price of copies",
+        Bytes(0),
+    )
     num_threads: int = _doc("compute threads of one worker; 0: its share of the cores", 0)
     kernels: Literal["auto", "compiled", "reference"] = _doc(
         "auto: compiled ones where a C++ compiler, dtype and sizes allow, else plain torch", "auto"
@@ -268,7 +273,12 @@ _RULES: tuple[_Rule, ...] = (
     _one("gateway.max_connections", "must be at least 1", lambda v: v >= 1),
     _one("gateway.worker_silence_s", "must be at least 3, because workers speak once per second", lambda v: v >= 3),
     _one("gateway.max_queued", "must be at least 1, because every request begins in the queue", lambda v: v >= 1),
-    _one("engine.num_threads", "must not be negative", lambda v: v >= 0),
+    *_each("must not be negative", lambda v: v >= 0, "engine.num_threads", "engine.host_cache_memory"),
+    (
+        "engine.host_cache_memory",
+        "needs engine.enable_prefix_caching",
+        lambda c: not c.engine.host_cache_memory or c.engine.enable_prefix_caching,
+    ),
     *_each("must not be negative", lambda v: v >= 0, "worker.drain_s", "gateway.drain_s", "worker.gateway_grace_s"),
     _one("worker.queue_horizon_ms", "must not be negative", lambda v: v >= 0),
     *_each("must not be negative", lambda v: v >= 0, "serve.prefill", "serve.decode", "serve.mixed"),

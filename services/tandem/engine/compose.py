@@ -34,6 +34,7 @@ def compose_engine(config: Config, executor: Executor, model_fingerprint: str, m
         executor.num_blocks,
         executor.layout.block_size,
         enable_prefix_caching=engine.enable_prefix_caching,
+        num_host_slots=executor.num_host_slots if engine.enable_prefix_caching else 0,
     )
     deadlines = HandoffLimits(
         lease_s=handoff.lease_s,
