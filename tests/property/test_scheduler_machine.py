@@ -292,7 +292,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def check_plan(self, plan: StepPlan) -> None:
         limits = self.limits
-        assert 0 < len(plan.slices) + plan.num_host_copies and len(plan.slices) <= limits.max_num_seqs
+        assert len(plan.slices) + plan.num_host_copies > 0 and len(plan.slices) <= limits.max_num_seqs
         assert len({s.seq for s in plan.slices}) == len(plan.slices)
         for piece in plan.slices:
             seq = self.scheduler._by_id[piece.seq]
@@ -301,7 +301,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if limits.enable_chunked_prefill:
             assert over <= 0, f"{plan} exceeds the budget"
             return
-        largest = max(s.num_tokens for s in plan.slices)
+        largest = max((s.num_tokens for s in plan.slices), default=0)
         assert over < largest, f"{plan}: more than one prompt exceeds the budget"
         for piece in plan.slices:
             seq = self.scheduler._by_id[piece.seq]
