@@ -164,8 +164,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         leased = [b for blocks in self.leases.values() for b in blocks]
         reading = [b for blocks in self.landing for b in blocks]
         copied = [source for plan in self.plans for source, _ in (*plan.copies, *plan.spills)]
-        slots = [slot for plan in self.plans for _, slot in plan.spills]
-        slots += [slot for plan in self.plans for slot, _ in plan.fills]
+        slots = [slot for plan in self.plans for slot in plan.host_slots]
         self.pool.check(self.scheduler.tables(), leased, reading, copied, slots)
 
     @invariant()

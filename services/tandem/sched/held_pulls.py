@@ -6,9 +6,9 @@ pull begins when that plan is over; until then the plan names its sequence, whic
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
-from tandem.core.ids import BlockId, JobKey
+from tandem.core.ids import JobKey
 from tandem.sched.outcome import PullGrant
 from tandem.sched.plan import StepPlan
 from tandem.sched.sequence import Sequence as Seq
@@ -39,7 +39,7 @@ class HeldPulls:
         self, grants: Sequence[PullGrant], plans: Iterable[StepPlan], pulling: Mapping[JobKey, Seq]
     ) -> list[PullGrant]:
         """Keep back those with blocks that one of these open plans copies, oldest first; the others may begin."""
-        last = {block: plan.number for plan in plans for block in _copied(plan)}
+        last = {block: plan.number for plan in plans for block in plan.host_copied_blocks}
         free: list[PullGrant] = []
         for grant in grants:
             number = max((last[block] for block in grant.blocks if block in last), default=None) if last else None
@@ -51,15 +51,9 @@ class HeldPulls:
             self._by_plan.setdefault(number, []).append((seq, grant))
         return free
 
-    def committed(self, number: int) -> list[Seq]:
-        """A plan is over; returns those that it held up and that have ended meanwhile."""
+    def committed(self, number: int) -> None:
+        """A plan is over. Those that it held up and that have ended meanwhile are forgotten."""
         held = self._by_plan.pop(number, [])
         for seq, _ in held:
             seq.num_open_plans -= 1
         self._clear += [grant for seq, grant in held if seq.status is not Status.CLOSING]
-        return [seq for seq, _ in held if seq.status is Status.CLOSING]
-
-
-def _copied(plan: StepPlan) -> Iterator[BlockId]:
-    yield from (block for block, _ in plan.spills)
-    yield from (block for _, block in plan.fills)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from tandem.core.errors import ErrorKind
 from tandem.core.events import SampledToken
-from tandem.core.ids import BlockId, SeqId
+from tandem.core.ids import BlockId, HostSlot, SeqId
 from tandem.core.request import SamplingParams
 from tandem.kv.handoff import BlockDigest
 from tandem.kv.host_pool import Fill, Spill
@@ -98,6 +98,16 @@ class StepPlan:
     def num_host_copies(self) -> int:
         """Blocks that are copied to host memory or back."""
         return len(self.spills) + len(self.fills)
+
+    @property
+    def host_copied_blocks(self) -> tuple[BlockId, ...]:
+        """Of each copy to host memory or back the block of the pool."""
+        return (*(block for block, _ in self.spills), *(block for _, block in self.fills))
+
+    @property
+    def host_slots(self) -> tuple[HostSlot, ...]:
+        """Of each such copy the slot."""
+        return (*(slot for _, slot in self.spills), *(slot for slot, _ in self.fills))
 
     def __str__(self) -> str:
         parts = ", ".join(f"{s.seq}[{s.start}:{s.stop}){'*' if s.sampling else ''}" for s in self.slices)

@@ -149,10 +149,10 @@ class Scheduler:
             seq.num_open_plans -= 1
             if seq.status is not Status.CLOSING:
                 progress.append(self._advance(seq, piece, outcome))
-            else:
-                self._close_if_done(seq)
-        for seq in self._held.committed(result.number):
-            self._close_if_done(seq)
+        self._held.committed(result.number)
+        for seq in [seq for seq in self._closing.values() if seq.num_open_plans == 0]:
+            del self._closing[seq.id]
+            self._close(seq)
         return progress
 
     def run(self, limit: int) -> DecodeRun | None:
@@ -198,9 +198,7 @@ class Scheduler:
 
     def copied_slots(self) -> Iterator[HostSlot]:
         """Every host slot once per copy of an open plan."""
-        for plan in self._open.values():
-            yield from (slot for _, slot in plan.spills)
-            yield from (slot for slot, _ in plan.fills)
+        return (slot for plan in self._open.values() for slot in plan.host_slots)
 
     def check(self) -> None:
         """Re-add what sequences, queues and open plans say of each other. Raises AssertionError naming what is off."""
@@ -318,11 +316,6 @@ class Scheduler:
             seq.status = Status.CLOSING
             self._closing[seq.id] = seq
         else:
-            self._close(seq)
-
-    def _close_if_done(self, seq: Sequence) -> None:
-        if seq.num_open_plans == 0:
-            del self._closing[seq.id]
             self._close(seq)
 
     def _close(self, seq: Sequence) -> None:
