@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tandem.core.lane import Lane
 
@@ -18,6 +18,8 @@ class Load:
 
     `lane_tokens`: of the queued tokens those of each lane and all more urgent ones, `lane_longest` as many of them as
     the longest prompt has. Beside the longest prompt a worker takes on `num_horizon_tokens`; 0: any number.
+
+    `number` rises with every change in a worker's life: reports come by several ways, and the greatest is the newest.
     """
 
     num_running: int = 0
@@ -34,6 +36,7 @@ class Load:
     lane_tokens: tuple[int, ...] = ()
     lane_longest: tuple[int, ...] = ()
     num_horizon_tokens: int = 0
+    number: int = field(default=0, compare=False)
 
     def takes(self, num_tokens: int, lane: Lane, coming: Sequence[int] = ()) -> bool:
         """Whether a prompt of so many tokens to compute may be accepted now, after those `coming`."""

@@ -131,7 +131,7 @@ class WorkerLink:
         finally:
             if not isinstance(job, Resume):
                 self.expect(job.request.id, 0)
-        self._load = decode_load(reply.load)
+        self._take_load(reply.load)
         self._seen(self)
         if reply.HasField("refusal"):
             raise decode_refusal(reply.refusal)
@@ -216,13 +216,19 @@ class WorkerLink:
             self.is_live, self.is_gone = True, False
             log.info("worker %s (%s) is live", self.ref, self._pool_name())
         if update.HasField("load"):
-            self._load = decode_load(update.load)
+            self._take_load(update.load)
         if update.HasField("step_cost"):
             self._step_cost = decode_step_cost(update.step_cost)
         self._seen(self)
         calls.reported(self.ref, decode_update(update))
         if self._load.may_take_more_than(before):
             calls.changed(self.look())
+
+    def _take_load(self, message: pb.Load) -> None:
+        """Unless it is older than what is known: an idle worker would say nothing that puts it right."""
+        load = decode_load(message)
+        if load.number >= self._load.number:
+            self._load = load
 
     def _pool_name(self) -> str:
         return self._described.pool if self._described is not None else "?"

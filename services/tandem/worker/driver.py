@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from tandem.core.clock import Clock
@@ -243,7 +243,9 @@ class EngineDriver:
 
     def _dispatch(self, effects: Sequence[Effect]) -> None:
         engine = self._engine
-        snapshot = Snapshot(engine.load(), engine.num_live, engine.is_moving, engine.pacer.model.published)
+        load, before = engine.load(), self._snapshot.load
+        load = before if load == before else replace(load, number=before.number + 1)
+        snapshot = Snapshot(load, engine.num_live, engine.is_moving, engine.pacer.model.published)
         if effects or snapshot != self._snapshot:
             self._snapshot = snapshot
             self._sink.dispatch(effects, snapshot)
@@ -259,7 +261,7 @@ class EngineDriver:
         kind = ErrorKind.INTERNAL if error is not None else ErrorKind.WORKER_LOST
         message = "the engine failed" if error is not None else "the worker stopped"
         lost = [Emit(Failed(key, kind, message)) for key in self._engine.live_jobs()]
-        self._sink.dispatch(lost, Snapshot(Load(draining=True)))
+        self._sink.dispatch(lost, Snapshot(Load(draining=True, number=self._snapshot.load.number + 1)))
         self._sink.ended(error)
 
 
