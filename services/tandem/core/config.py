@@ -116,7 +116,7 @@ class WorkerConfig:
     gateway_grace_s: float = _doc("jobs of a gateway whose stream is gone live this long", 10.0)
     step_stall_s: float = _doc("a step longer than this (and 20 times its prediction) is unhealthy", 30.0)
     queue_horizon_ms: float = _doc(
-        "predicted prefill that it takes on beside its longest prompt, the rest waits in gateways; 0: two full steps",
+        "predicted prefill taken on beside the longest prompt of each size; the rest waits in gateways; 0: two steps",
         0.0,
     )
     step_log: str = _doc("directory for a file of each life's steps, which only grows; empty: none", "")
