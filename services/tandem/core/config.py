@@ -168,6 +168,23 @@ class RedisConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """How gateways and workers know each other; the same for all of them."""
+
+    secret_file: str = _doc(
+        "file with a secret of 32 bytes or more per line: the first signs, a second is accepted", ""
+    )
+    insecure: bool = _doc("a worker without a secret or TLS may listen where others reach it", False)
+    tls_cert_file: str = _doc("PEM; with all three, TLS between gateways and workers; names tandem-cluster", "")
+    tls_key_file: str = _doc("PEM, of tls_cert_file", "")
+    tls_ca_file: str = _doc("PEM; whose certificates are believed", "")
+
+    @property
+    def has_tls(self) -> bool:
+        return bool(self.tls_cert_file or self.tls_key_file or self.tls_ca_file)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServeConfig:
     prefill: int = _doc("prefill workers", 1)
     decode: int = _doc("decode workers", 1)
@@ -184,6 +201,7 @@ class Config:
     worker: WorkerConfig = WorkerConfig()
     gateway: GatewayConfig = GatewayConfig()
     redis: RedisConfig = RedisConfig()
+    cluster: ClusterConfig = ClusterConfig()
     serve: ServeConfig = ServeConfig()
 
 

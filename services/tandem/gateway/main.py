@@ -11,7 +11,7 @@ import resource
 import secrets
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import uvloop
 
@@ -34,6 +34,7 @@ from tandem.sched.targets import LatencyTargets
 from tandem.stores.prefix_index import IndexReader
 from tandem.stores.registry import RegistryUnavailable, WorkerRegistry
 from tandem.stores.service_counters import ServiceCounters
+from tandem.wire.trust import Trust
 
 log = logging.getLogger(__name__)
 FLUSH_S = 2.0
@@ -47,7 +48,8 @@ class Gateway:
         name = GatewayId(f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")
         clock = SystemClock()
         self._registry = WorkerRegistry(config.redis.url, config.redis.namespace)
-        self._fleet = Fleet(name, self._discover, TextModels(config.model.generation_config), clock, config.gateway)
+        texts, trust = TextModels(config.model.generation_config), Trust.of(name, config.cluster)
+        self._fleet = Fleet(name, self._discover, texts, clock, config.gateway, trust)
         self._tenancy = Tenancy(name, config, clock)
         targets = LatencyTargets.of(config.slo)
         reader = IndexReader(config.redis.url, config.redis.namespace)
@@ -110,9 +112,9 @@ class Gateway:
         await self._prefixes.stop()
         await self._registry.close()
 
-    async def _discover(self) -> Sequence[WorkerRef]:
+    async def _discover(self) -> Mapping[WorkerRef, str]:
         try:
-            return [record.worker for record in await self._registry.list()]
+            return {record.worker: record.role for record in await self._registry.list()}
         except RegistryUnavailable as error:
             raise TandemError(ErrorKind.NO_WORKER, f"the registry does not answer: {error}") from error
 

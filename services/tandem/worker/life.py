@@ -25,12 +25,14 @@ from tandem.stores.registry import WorkerRegistry
 from tandem.transfer.mover import Mover
 from tandem.transfer.transport import Transport
 from tandem.wire.gen.worker_pb2_grpc import add_WorkerServicer_to_server
+from tandem.wire.trust import Trust
 from tandem.worker.calibrate import calibrate
 from tandem.worker.driver import Command, EngineDriver
 from tandem.worker.effects import Router
 from tandem.worker.follow import FollowService
 from tandem.worker.gateways import Gateways
 from tandem.worker.identity import Identity
+from tandem.worker.introduction import Introduction
 from tandem.worker.link import LinkContext
 from tandem.worker.links import Links
 from tandem.worker.model import WorkerModel
@@ -62,6 +64,7 @@ class Worker:
         model: WorkerModel,
         me: WorkerRef,
         server: grpc.aio.Server,
+        trust: Trust,
         transport: Transport,
         clock: Clock,
     ) -> None:
@@ -74,7 +77,9 @@ class Worker:
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._tasks: list[asyncio.Task[None]] = []
+        self._trust = trust
         self._identity = _identity(config, model, me, transport)
+        self._introduction = Introduction(self._identity, trust)
         self._gateways = Gateways(config.worker.gateway_grace_s)
         self._takers = Takers()
         self._reads = ReadDesk(self._post, self._peer_lost, self._tested, self._moved_last, digests=self._digests)
@@ -187,6 +192,7 @@ class Worker:
             me=self.me,
             fingerprint=self._identity.fingerprint,
             transport_kind=self._identity.transport_kind,
+            trust=self._trust,
             clock=self._clock,
             post=self._driver.post,
             connect=self._reads.connect,
@@ -196,7 +202,7 @@ class Worker:
         fingerprint, lease_s = self._identity.fingerprint, self._config.handoff.lease_s
         follows = FollowService(self._driver, self._takers, fingerprint, lease_s)
         return WorkerService(
-            self._identity,
+            self._introduction,
             self._driver,
             self._router,
             self._gateways,
@@ -281,7 +287,7 @@ class Worker:
         )
         registry = WorkerRegistry(self._config.redis.url, self._config.redis.namespace)
         try:
-            await Heartbeat(registry, record).run()
+            await Heartbeat(registry, record, self._introduction.take_role).run()
         finally:
             await registry.close()
 
