@@ -20,7 +20,8 @@ from tandem.core.events import (
 from tandem.core.ids import HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Generate, Prefill, Request, Resume, SamplingParams
 from tandem.flow.commands import CancelJob, Command, Deliver, End, EndChoice, Place, ReleaseLease, Score, Submit
-from tandem.flow.lifecycle import PHASE_TABLE, Phase, RequestLife, Step
+from tandem.flow.lifecycle import RequestLife
+from tandem.flow.strand import PHASE_TABLE, Phase, Step
 from tandem.routing.placement import Placement
 
 P = WorkerRef(WorkerId("p"), Incarnation(1), "p:1")
@@ -89,12 +90,12 @@ def test_tokens_ahead_of_their_turn_wait() -> None:
 
 def test_consecutive_tokens_count_at_once_where_they_are_next() -> None:
     life = remote()
-    assert not life.streamed(D, key(), 1, 2), "the first one is missing"
+    assert not life.streamed(D, key(), 1, (101, 102)), "the first one is missing"
     assert shape(life.reported(P, token(0))) == shape([Deliver(token(0))])
-    assert not life.streamed(D, key(2), 1, 2) and not life.streamed(OTHER, key(), 1, 2)
-    assert life.streamed(D, key(), 1, 2) and life.num_delivered == 3
-    assert not life.streamed(D, key(), 1, 2), "once is enough"
-    assert life.streamed(D, key(), 3) and life.num_delivered == 4
+    assert not life.streamed(D, key(2), 1, (101, 102)) and not life.streamed(OTHER, key(), 1, (101, 102))
+    assert life.streamed(D, key(), 1, (101, 102)) and life.num_delivered == 3
+    assert not life.streamed(D, key(), 1, (101, 102)), "once is enough"
+    assert life.streamed(D, key(), 3, (103,)) and life.num_delivered == 4
 
 
 def test_a_finish_waits_for_the_tokens_it_counts() -> None:
@@ -282,7 +283,7 @@ def test_scores_come_once_and_before_all_tokens() -> None:
     assert life.reported(P, scores(1, 2)) == [Score(scores(1, 2))]
     assert life.reported(P, scores(1, 1)) == [], "a stream that was opened again tells from the start"
     assert life.reported(D, token(0)) == life.reported(D, token(1)) == []
-    assert not life.streamed(D, key(), 2)
+    assert not life.streamed(D, key(), 2, (102,))
     assert life.reported(D, token(2)) == life.reported(D, Finished(key(), FinishReason.LENGTH, 3, 0)) == []
     told = life.reported(P, scores(2, 2))
     assert told[0] == Score(scores(3, 1)) and shape(told[1:]) == [
