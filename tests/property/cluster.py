@@ -56,6 +56,7 @@ class Cluster:
         self.failures: list[Failed] = []
         self.num_pulled = 0
         self.num_refused = 0
+        self.num_given_up = 0
         self.has_faults = True
 
     def chance(self, probability: float) -> bool:
@@ -133,6 +134,9 @@ class Cluster:
         name = life.request.id
         assert name not in self.outcomes, f"{name} ended twice"
         self.outcomes[name] = outcome
+        if isinstance(outcome, TandemError) and outcome.kind not in (ErrorKind.CANCELLED, ErrorKind.CONTEXT_LENGTH):
+            assert "attempts in a row came to nothing" in outcome.message, outcome
+            self.num_given_up += 1
         for index in range(life.request.num_choices):
             told, expected = tuple(self.delivered[name, index]), self.expected[name, index]
             assert told == expected[: len(told)], f"{name}: {told} instead of {expected}"

@@ -453,11 +453,11 @@ class RequestLife:
         """End one choice, wherever it is open, while others go on."""
         self._receipt.close(index)
         strand = self._strand_of.pop(index)
-        if strand.choices == {index}:
+        strand.choices.discard(index)
+        if not strand.choices:
             out = self._undo(strand)
             self._replace(strand, ())
             return out
-        strand.choices.discard(index)
         works = [work for work in strand.works if index in work.choices]
         for work in works:
             strand.leave(work, index)
