@@ -138,7 +138,7 @@ class RequestLife:
         if isinstance(job, Resume) and not job.offer_attempt:
             strand.move(Step.BOOKED)
             return self._start(strand, job)
-        if isinstance(job, Resume):
+        if isinstance(job, Resume) and strand.is_source_open:
             self._count_move(strand)
         strand.move(Step.STARTED)
         return []
@@ -306,8 +306,9 @@ class RequestLife:
     def _take_pull(self, worker: WorkerRef, event: Pulled) -> list[Command]:
         for strand in self._strands:
             work = strand.find(worker, event.key.attempt)
-            if work is not None and strand.take_by(work):
+            if work is not None and isinstance(work.job, Resume):
                 self.pulled = event
+                strand.take(work.job.offer, work)
         return []
 
     def _take_offer(self, strand: Strand, work: Work, event: Moving) -> list[Command]:
@@ -389,7 +390,9 @@ class RequestLife:
         if works and all(work.has_given for work in works) and self._receipt.is_scored:
             return []
         if not is_source and strand.source is not None and strand.phase in (Phase.RUNNING, Phase.BOOKING):
-            return self._seek_another(strand, worker, error)
+            is_move = strand.source.prefill is None
+            end = [] if is_move else self._count_failure(strand, error)
+            return end or self._seek_another(strand, worker, error)
         if strand.phase in (Phase.BOOKING, Phase.STARTING):
             return self._requeue(strand, frozenset({worker}))
         return self._fail(strand, frozenset({worker}), error)
@@ -413,11 +416,15 @@ class RequestLife:
 
     def _fail(self, strand: Strand, workers: frozenset[WorkerRef], error: TandemError) -> list[Command]:
         """An attempt of which something may have come."""
+        return self._count_failure(strand, error) or self._requeue(strand, workers, has_failed=True)
+
+    def _count_failure(self, strand: Strand, error: TandemError) -> list[Command]:
+        """Empty unless it was the last that a request has."""
         strand.num_fruitless += 1
         if strand.num_fruitless > self._max_retries:
             return self._end(given_up(error, strand.num_fruitless))
         self._count_move(strand)
-        return self._requeue(strand, workers, has_failed=True)
+        return []
 
     def _requeue(self, strand: Strand, without: frozenset[WorkerRef], *, has_failed: bool = False) -> list[Command]:
         """Back to the line. Tokens that the client has stay its own: the next attempt draws those that follow."""

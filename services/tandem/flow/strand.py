@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from tandem.core.ids import HandoffKey, JobKey, WorkerRef
-from tandem.core.request import Job, Prefill, Resume
+from tandem.core.request import Job, Prefill
 
 
 class Phase(Enum):
@@ -175,17 +175,15 @@ class Strand:
             return [self]
         return [Strand(group, self.num_fruitless, self.num_moves) for group in groups]
 
-    def take_by(self, work: Work) -> bool:
-        """A job has all that was offered: whoever else works on it is not missed. False: it was known, or is not what
-        is offered now."""
-        job = work.job
-        if self.source is None or not isinstance(job, Resume) or self.source.offer != job.offer:
-            return False
+    def take(self, offer: HandoffKey, by: Work) -> None:
+        """A job has all that was offered: whoever else works on it is not missed. Nothing where something else is
+        offered now."""
+        if self.source is None or self.source.offer != offer:
+            return
         for other in self.works:
-            other.has_given = other is not work
+            other.has_given = other is not by
         self.source = None
         self.unfit.clear()
-        return True
 
     def clear(self) -> None:
         """Nobody works on it."""
