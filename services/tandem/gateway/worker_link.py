@@ -63,7 +63,7 @@ class WorkerLink:
         self.model: ServedModel | None = None
         self.is_live = False
         self.is_gone = False
-        self._role = ""
+        self._told_role = ""
         self._gateway = gateway
         self._texts = texts
         self._clock = clock
@@ -101,7 +101,7 @@ class WorkerLink:
         about = self._described
         if about is None or not self.is_live:
             return None
-        pool = _pool(self._role or about.role or about.pool)
+        pool = _pool(self._told_role if self._told_role in get_args(Pool) else about.role or about.pool)
         return WorkerView(
             self.ref, pool, about.model, about.fingerprint, self._load, tuple(self._placed.values()), self._step_cost
         )
@@ -113,9 +113,12 @@ class WorkerLink:
         return view
 
     def take_role(self, role: str) -> bool:
-        """The registry says what routers are to take this worker for; empty: what it says of itself. Whether that is
-        news; then whoever ranks workers has to forget this one first, and look at it again."""
-        is_news, self._role = role != self._role, role
+        """The registry says what routers are to take this worker for; empty, or not known here: what it says of itself.
+        Whether that is news; then whoever ranks workers has to forget this one first, and look at it again."""
+        is_news, self._told_role = role != self._told_role, role
+        if is_news:
+            meaning = "" if role in get_args(Pool) else ", which is what its pool is"
+            log.info("worker %s is taken for %r%s", self.ref, role, meaning)
         return is_news
 
     # ---- calls
