@@ -69,7 +69,7 @@ class WorkerLink:
         self._clock = clock
         self._config = config
         self._trust = trust
-        self._shown = trust.channel_signature()
+        self._shown = trust.shown()
         self._channel = trust.open_channel(ref.address)
         self._stub = trust.stub(self._channel, ref.incarnation)
         self._described: pb.DescribeReply | None = None
@@ -101,7 +101,7 @@ class WorkerLink:
         about = self._described
         if about is None or not self.is_live:
             return None
-        pool = _pool(self._told_role if self._told_role in get_args(Pool) else about.role or about.pool)
+        pool = _pool(self._told_role, about.role, about.pool)
         return WorkerView(
             self.ref, pool, about.model, about.fingerprint, self._load, tuple(self._placed.values()), self._step_cost
         )
@@ -195,7 +195,7 @@ class WorkerLink:
 
     async def _renew_channel(self) -> None:
         """A channel shows the certificate that it was opened with for as long as it is open."""
-        shown = self._trust.channel_signature()
+        shown = self._trust.shown()
         if shown == self._shown:
             return
         old, self._channel = self._channel, self._trust.open_channel(self.ref.address)
@@ -214,7 +214,7 @@ class WorkerLink:
             text = await self._texts.load(reply.bundle_digest, decode_bundle(reply.bundle))
             aliases = tuple(reply.aliases)
             self.model = ServedModel(reply.model, reply.max_model_len, text, wall_ns() // 10**9, aliases)
-        _pool(reply.role or reply.pool)
+        _pool(reply.role, reply.pool)
         self._described = reply
 
     async def _watch(self, calls: LinkCalls) -> None:
@@ -251,11 +251,12 @@ class WorkerLink:
         return view.pool if view is not None else "?"
 
 
-def _pool(name: str) -> Pool:
-    for pool in get_args(Pool):
-        if pool == name:
-            return pool  # type: ignore[no-any-return]
-    raise TandemError(ErrorKind.INTERNAL, f"a worker is in the unknown pool {name!r}")
+def _pool(*names: str) -> Pool:
+    """The first that this version knows."""
+    for name in names:
+        if name in get_args(Pool):
+            return name  # type: ignore[return-value]
+    raise TandemError(ErrorKind.INTERNAL, f"a worker is in the unknown pool {names[-1]!r}")
 
 
 def _nobody(link: WorkerLink) -> None:

@@ -90,6 +90,7 @@ class ScriptedWorker(WorkerServicer):
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
         reply = pb.DescribeReply(pool=self.pool, model="tiny", fingerprint="f", max_model_len=self.max_model_len)
         reply.worker.CopyFrom(encode_worker(self.ref))
+        reply.role = self.role
         reply.bundle_digest = self._bundle.digest
         if request.with_bundle:
             for field in ("tokenizer_json", "chat_template", "generation_config_json", "special_tokens_json"):
