@@ -43,7 +43,9 @@ def run(resolved: Resolved, _args: argparse.Namespace) -> int:
                 config = _private(resolved.config, stack, progress)
                 gateway, logs = _start(config, stack, progress, signals)
             progress.step("ready", "")
-            print(_banner(gateway, config, logs), flush=True)  # noqa: T201 - what the user waits for
+            # Only our own server's address: a user's may hold a password.
+            operating = "" if resolved.config.redis.url else _operating(config)
+            print(_banner(gateway, config, logs) + operating, flush=True)  # noqa: T201 - what the user waits for
             while not signals.event.wait(0.5):
                 if gateway.exit_code() is not None:
                     raise TandemError(ErrorKind.INTERNAL, f"the gateway ended with code {gateway.exit_code()}")
@@ -90,10 +92,8 @@ def _start(config: Config, stack: ExitStack, progress: Progress, signals: StopSi
 
 
 def _operating(config: Config) -> str:
-    """How to reach the cluster by command; not where the user has named its Redis, whose address may hold a password."""
+    """How to list the workers and set their roles."""
     redis = config.redis
-    if not redis.url.startswith("unix://"):
-        return ""
     where = f"--redis-url {redis.url} --namespace {redis.namespace} --secret-file {config.cluster.secret_file}"
     return f"  tandem role {where}\n"
 
@@ -128,4 +128,4 @@ and over gRPC at {gateway.grpc_target}
 
   tandem chat --url {url}        Ctrl-C drains and stops
   logs of the workers: {logs}
-{_operating(config)}"""
+"""
