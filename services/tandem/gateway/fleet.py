@@ -59,9 +59,9 @@ class Fleet:
         texts: TextModels,
         clock: Clock,
         config: GatewayConfig,
-        trust: Trust | None = None,
+        trust: Trust,
     ) -> None:
-        self._trust = trust or Trust(gateway)
+        self._trust = trust
         self._gateway = gateway
         self._discover = discover
         self._texts = texts

@@ -42,7 +42,7 @@ class Rig:
         self.registry_fails = False
         self._bundle = bundle
         clock = SystemClock()
-        self.fleet = Fleet(GatewayId("g"), self._discover, TextModels(), clock, self.config, trust)
+        self.fleet = Fleet(GatewayId("g"), self._discover, TextModels(), clock, self.config, trust or Trust("g"))
         self.dispatch = Dispatcher(self.fleet, self.config, clock, quotas or NoQuotas())
 
     async def start(self) -> None:

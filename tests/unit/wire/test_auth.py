@@ -97,12 +97,12 @@ def test_whatever_bytes_come_are_only_refused(header: bytes) -> None:
     assert judge(CallCheck(LIFE), header) in (Fault.WRONG, Fault.MALFORMED)
 
 
-@given(who=st.text(max_size=300))
+@given(who=st.text(st.characters(), max_size=300))
 def test_a_name_of_any_kind_is_carried_as_far_as_it_fits(who: str) -> None:
     header = seal(replace(STAMP, who=who), SUBMIT, SECRET)
     assert judge(CallCheck(LIFE), header) is None
     stamp = unseal(header)
-    assert stamp is not None and who.encode()[:100].decode(errors="ignore") in stamp.who
+    assert stamp is not None and stamp.who.startswith(who.encode(errors="replace")[:100].decode(errors="ignore"))
 
 
 Moves = st.lists(st.tuples(st.floats(-25, 40), st.integers(0, 12)), min_size=1, max_size=80)

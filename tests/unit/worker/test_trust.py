@@ -121,6 +121,15 @@ async def test_a_call_is_good_for_its_method_its_moment_and_its_life(node: Node,
             assert await refusal(channel, "Cancel", cancel) == unauthenticated, "a replay"
 
 
+async def test_of_many_copies_at_once_one_is_believed(node: Node, secret: Path) -> None:
+    signed = trust_in(secret).sign("/tandem.v1.Worker/Cancel", node.worker.me.incarnation)
+    async with open_channel(node.worker.me.address) as channel:
+        stub = WorkerStub(channel)
+        calls = [stub.Cancel(worker_pb2.CancelRequest(), metadata=signed.metadata, timeout=20) for _ in range(30)]
+        codes = [await call.code() for call in calls]
+    assert sorted(codes, key=str) == [grpc.StatusCode.OK] + [grpc.StatusCode.UNAUTHENTICATED] * 29
+
+
 async def test_large_metadata_and_bodies_are_refused_before_they_are_read(node: Node) -> None:
     """The body would be 32 MiB. Metadata beyond 8 KiB gRPC itself refuses."""
     async with open_channel(node.worker.me.address) as channel:
