@@ -106,6 +106,11 @@ class WorkerLink:
             self.ref, pool, about.model, about.fingerprint, self._load, tuple(self._placed.values()), self._step_cost
         )
 
+    @property
+    def block_size(self) -> int:
+        """Tokens; 0 while the worker is not described yet."""
+        return 0 if self._described is None else self._described.transport.layout.block_size
+
     def look(self) -> WorkerView:
         """`view` of a worker that has one."""
         view = self.view()
@@ -142,7 +147,7 @@ class WorkerLink:
         finally:
             if not isinstance(job, Resume):
                 self.expect(job.request.id, 0)
-        self._load = decode_load(reply.load)
+        self._take_load(reply.load)
         self._seen(self)
         if reply.HasField("refusal"):
             raise decode_refusal(reply.refusal)
@@ -238,13 +243,19 @@ class WorkerLink:
             self.is_live, self.is_gone = True, False
             log.info("worker %s (%s) is live", self.ref, self._pool_name())
         if update.HasField("load"):
-            self._load = decode_load(update.load)
+            self._take_load(update.load)
         if update.HasField("step_cost"):
             self._step_cost = decode_step_cost(update.step_cost)
         self._seen(self)
         calls.reported(self.ref, decode_update(update))
         if self._load.may_take_more_than(before):
             calls.changed(self.look())
+
+    def _take_load(self, message: pb.Load) -> None:
+        """Unless it is older than what is known: an idle worker would say nothing that puts it right."""
+        load = decode_load(message)
+        if load.number >= self._load.number:
+            self._load = load
 
     def _pool_name(self) -> str:
         view = self.view()

@@ -250,7 +250,8 @@ def _news(snapshot: Snapshot, told: Snapshot | None) -> tuple[Load | None, StepC
     """What has changed since a stream was told the last time; a worker that decodes seldom has any."""
     if told is None:
         return snapshot.load, snapshot.step_cost
-    load = None if snapshot.load == told.load else snapshot.load
+    # By number: a load that is as before once more is news to whoever heard in between, in an answer to Submit.
+    load = None if snapshot.load.number == told.load.number else snapshot.load
     return load, None if snapshot.step_cost == told.step_cost else snapshot.step_cost
 
 

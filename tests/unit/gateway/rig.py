@@ -16,6 +16,7 @@ from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, FinishReason, JobEvent, Pulled, SampledToken, Token
 from tandem.core.ids import GatewayId, JobKey, RequestId, WorkerRef
+from tandem.core.load import Load
 from tandem.core.request import Job, Prefill, Request, Resume, SamplingParams
 from tandem.gateway import fleet, worker_link
 from tandem.gateway.active import ActiveRequest
@@ -68,6 +69,10 @@ class Rig:
         await until(lambda: self.dispatch.ready() is None)
         await until(lambda: not self.left_over())
         return prefill, decode
+
+    def look(self, worker: ScriptedWorker) -> Load:
+        """What the gateway knows of a worker."""
+        return next(view.load for view in self.fleet.view().workers if view.ref == worker.ref)
 
     async def open(
         self,
