@@ -30,6 +30,7 @@ _COMMANDS = {
     "scale": _Command("loadtest.scale", "what a simulated request costs against the size of the cluster"),
     "overhead": _Command("loadtest.overhead", "what HTTP, gateway, gRPC and worker add to the bare engine"),
     "startup": _Command("loadtest.startup", "`tandem serve` from its first instruction to its first answer"),
+    "trust": _Command("loadtest.trust", "what the cluster's secret costs a call to a worker"),
     "transfer": _Command("loadtest.transfer", "the bandwidth of KV reads against bare ones of the same descriptors"),
 }
 

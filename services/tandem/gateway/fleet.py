@@ -59,9 +59,9 @@ class Fleet:
         texts: TextModels,
         clock: Clock,
         config: GatewayConfig,
-        trust: Trust | None = None,
+        trust: Trust,
     ) -> None:
-        self._trust = trust or Trust(gateway)
+        self._trust = trust
         self._gateway = gateway
         self._discover = discover
         self._texts = texts
@@ -204,7 +204,6 @@ class Fleet:
         """What runs on a worker goes on there, whatever it is taken for from now on."""
         news = [link for ref, role in roles.items() if (link := self._find(ref)) is not None and link.take_role(role)]
         for link in news:
-            log.info("worker %s is taken for %s", link.ref, roles[link.ref] or "what its pool is")
             self._roster.remove(link.ref)
             self._seen(link)
         if news:
