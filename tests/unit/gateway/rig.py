@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -100,10 +100,10 @@ class Rig:
     def left_over(self) -> list[object]:
         return [*self.dispatch._active.values(), *self.dispatch._tasks]
 
-    async def _discover(self) -> Sequence[WorkerRef]:
+    async def _discover(self) -> Mapping[WorkerRef, str]:
         if self.registry_fails:
             raise TandemError(ErrorKind.NO_WORKER, "the registry does not answer")
-        return [worker.ref for worker in self.workers]
+        return {worker.ref: worker.role for worker in self.workers}
 
 
 @asynccontextmanager
