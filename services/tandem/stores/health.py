@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Mapping
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +36,14 @@ class RedisHealth:
         if not self._failing:
             _log.warning("Redis fails; going on with what is known: %s of %s: %s", command, store, _words(error))
         self._failing.setdefault((store, command), _words(error))
+
+    def gauges(self) -> Mapping[str, float]:
+        """For `/metrics`."""
+        return {"tandem_redis_up": self.is_up}
+
+    def counts(self) -> Mapping[str, int]:
+        """What only grows, for `/metrics`."""
+        return {"tandem_redis_errors_total": self.num_errors.total()}
 
     def __repr__(self) -> str:
         return f"<redis {'up' if self.is_up else self.problem}, {self.num_errors.total()} errors>"

@@ -153,4 +153,3 @@ def _with_role(record: WorkerRecord, roles: Mapping[bytes, bytes]) -> WorkerReco
     name, life = _life(record.worker)
     role = roles.get(name.encode(), b"").decode(errors="replace")
     return replace(record, role=role[_LIFE_DIGITS:]) if role.startswith(life) else record
-
