@@ -170,7 +170,11 @@ class GatewayConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisConfig:
-    url: str = _doc("redis://, rediss:// or unix://; empty: an embedded server where `serve` starts one", "")
+    url: str = _doc(
+        "redis://, rediss:// or unix://; redis+cluster:// or rediss+cluster:// with nodes, between commas; "
+        "empty: an embedded server where `serve` starts one",
+        "",
+    )
     namespace: str = _doc("prefix of every key", "tandem")
     index_stride: int = _doc("blocks of a prompt for each one in the prefix index; the same in gateways and workers", 1)
 
@@ -235,7 +239,7 @@ def value_of(config: Config, key: str) -> Any:
 _Rule = tuple[str, str, Callable[[Config], bool]]
 
 _BLOCK_SIZES = frozenset({8, 16, 32, 64, 128, 256})
-_REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
+_REDIS_SCHEMES = ("redis://", "rediss://", "unix://", "redis+cluster://", "rediss+cluster://")
 
 
 def _each(rule: str, test: Callable[[Any], bool], *keys: str) -> list[_Rule]:

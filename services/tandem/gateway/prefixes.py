@@ -113,10 +113,10 @@ class PrefixIndex:
             async with surviving("the look at the prefix index"):
                 try:
                     has_more = await self._follow()
-                    self._reached(None)
-                except IndexUnavailable as error:
+                    self._is_reachable = True
+                except IndexUnavailable:
                     has_more = False
-                    self._reached(error)
+                    self._is_reachable = False
                 if not has_more:
                     await asyncio.sleep(POLL_S if self._is_reachable else RETRY_S)
 
@@ -149,15 +149,6 @@ class PrefixIndex:
             self._mirror.load(worker, snapshot.number, await _held(snapshot))
         else:
             await self._reader.want(worker, least)
-
-    def _reached(self, error: IndexUnavailable | None) -> None:
-        if (error is None) == self._is_reachable:
-            return
-        self._is_reachable = error is None
-        if error is not None:
-            _log.warning("the prefix index is unreachable, going on with what is known: %s", error)
-        else:
-            _log.info("the prefix index can be read again")
 
     def __repr__(self) -> str:
         return f"<prefix index {'reachable' if self._is_reachable else 'unreachable'}: {self._mirror!r}>"

@@ -19,6 +19,7 @@ from tandem.core.events import KVFact
 from tandem.core.ids import WorkerRef
 from tandem.kv.prefix_log import PrefixLog
 from tandem.routing.prefix_mirror import Entry
+from tandem.stores.health import RedisHealth
 from tandem.stores.index_format import Snapshot
 from tandem.stores.prefix_index import MAX_FACTS, IndexUnavailable, IndexWriter
 
@@ -69,9 +70,9 @@ class Publisher:
                         await self._renew()
                         renew_at = self._clock.now() + RENEW_S
                     await self._tell()
-                    self._reached(None)
-                except IndexUnavailable as error:
-                    self._reached(error)
+                    self._is_reachable = True
+                except IndexUnavailable:
+                    self._is_reachable = False
         finally:
             with contextlib.suppress(IndexUnavailable):
                 await self._writer.withdraw()
@@ -120,23 +121,16 @@ class Publisher:
             raise
         self._covered = number
 
-    def _reached(self, error: IndexUnavailable | None) -> None:
-        if (error is None) == self._is_reachable:
-            return
-        self._is_reachable = error is None
-        if error is not None:
-            _log.warning("%s cannot tell the prefix index: %s", self._worker, error)
-        else:
-            _log.info("%s tells the prefix index again", self._worker)
-
     def __repr__(self) -> str:
         return f"<publisher of {self._worker}: {self._facts!r}>"
 
 
-def compose_publisher(config: RedisConfig, worker: WorkerRef, num_blocks: int, clock: Clock) -> Publisher | None:
+def compose_publisher(
+    config: RedisConfig, worker: WorkerRef, num_blocks: int, clock: Clock, health: RedisHealth
+) -> Publisher | None:
     """None where nobody listens. `num_blocks` that the worker can hold."""
     if not config.url:
         return None
-    writer = IndexWriter(config.url, config.namespace, worker)
+    writer = IndexWriter(config.url, config.namespace, worker, health=health)
     capacity = num_blocks // config.index_stride
     return Publisher(writer, worker, PrefixLog(config.index_stride, num_blocks, MAX_WAITING), capacity, clock)
