@@ -111,17 +111,20 @@ class PrefixIndex:
     async def _follow_forever(self) -> None:
         while True:
             async with surviving("the look at the prefix index"):
-                try:
-                    has_more = await self._follow()
-                    self._reached(None)
-                except IndexUnavailable as error:
-                    has_more = False
-                    self._reached(error)
-                if not has_more:
+                if not await self.follow():
                     await asyncio.sleep(POLL_S if self._is_reachable else RETRY_S)
 
+    async def follow(self) -> bool:
+        """One look at what is new. True: there is more already."""
+        try:
+            has_more = await self._follow()
+            self._reached(None)
+        except IndexUnavailable as error:
+            self._reached(error)
+            return False
+        return has_more
+
     async def _follow(self) -> bool:
-        """One look. True: there is more already."""
         for gone in self._mirror.expect(self._fleet.workers()):
             self._false_hits.forget(gone)
         entries, has_more = await self._reader.read()
