@@ -68,6 +68,11 @@ class PrefixIndex:
 
     # ---- what is known
 
+    @property
+    def table(self) -> PrefixTable:
+        """To be read only."""
+        return self._mirror.table
+
     def match(self, hashes: Sequence[BlockHash]) -> Mapping[WorkerRef, PrefixHit]:
         """As `PrefixTable.match`."""
         return self._mirror.table.match(hashes)
