@@ -23,7 +23,7 @@ from tandem.gateway.caller import Caller
 from tandem.gateway.dispatch import Dispatcher
 from tandem.gateway.entry import NoQuotas
 from tandem.gateway.fleet import Fleet
-from tandem.gateway.ports import Quotas
+from tandem.gateway.ports import NO_PREFIXES, KnownPrefixes, Quotas
 from tandem.gateway.text_models import TextModels
 from tests.unit.gateway.scripted_worker import ScriptedWorker, until
 
@@ -33,14 +33,20 @@ _numbers = itertools.count(1)
 class Rig:
     """`workers` is what the registry lists, unless `registry_fails`. `left_over` says what the dispatcher forgot."""
 
-    def __init__(self, bundle: TokenizerBundle, quotas: Quotas | None = None, **config: object) -> None:
+    def __init__(
+        self,
+        bundle: TokenizerBundle,
+        quotas: Quotas | None = None,
+        prefixes: KnownPrefixes = NO_PREFIXES,
+        **config: object,
+    ) -> None:
         self.config = replace(GatewayConfig(), **config)  # type: ignore[arg-type]
         self.workers: list[ScriptedWorker] = []
         self.registry_fails = False
         self._bundle = bundle
         clock = SystemClock()
         self.fleet = Fleet(GatewayId("g"), self._discover, TextModels(), clock, self.config)
-        self.dispatch = Dispatcher(self.fleet, self.config, clock, quotas or NoQuotas())
+        self.dispatch = Dispatcher(self.fleet, self.config, clock, quotas or NoQuotas(), prefixes=prefixes)
 
     async def start(self) -> None:
         await self.dispatch.start()
@@ -113,8 +119,8 @@ async def rigs(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> AsyncIt
     )
     made: list[Rig] = []
 
-    def make(quotas: Quotas | None = None, **config: object) -> Rig:
-        made.append(Rig(bundle, quotas, **config))
+    def make(quotas: Quotas | None = None, prefixes: KnownPrefixes = NO_PREFIXES, **config: object) -> Rig:
+        made.append(Rig(bundle, quotas, prefixes, **config))
         return made[-1]
 
     try:
