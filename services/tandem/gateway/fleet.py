@@ -104,7 +104,7 @@ class Fleet:
         different ones, those of the one that was met first count; None while nobody serves it."""
         for link in self._links.values():
             view = link.view()
-            if view is not None and view.model == model:
+            if view is not None and view.model == model and link.block_size:
                 return view.fingerprint, link.block_size
         return None
 

@@ -24,7 +24,7 @@ from tandem.gateway.caller import Caller
 from tandem.gateway.dispatch import Dispatcher
 from tandem.gateway.entry import NoQuotas
 from tandem.gateway.fleet import Fleet
-from tandem.gateway.ports import Quotas
+from tandem.gateway.ports import NO_PREFIXES, KnownPrefixes, Quotas
 from tandem.gateway.text_models import TextModels
 from tandem.wire.trust import Trust
 from tests.unit.gateway.scripted_worker import ScriptedWorker, until
@@ -36,7 +36,12 @@ class Rig:
     """`workers` is what the registry lists, unless `registry_fails`. `left_over` says what the dispatcher forgot."""
 
     def __init__(
-        self, bundle: TokenizerBundle, quotas: Quotas | None = None, trust: Trust | None = None, **config: object
+        self,
+        bundle: TokenizerBundle,
+        quotas: Quotas | None = None,
+        trust: Trust | None = None,
+        prefixes: KnownPrefixes = NO_PREFIXES,
+        **config: object,
     ) -> None:
         self.config = replace(GatewayConfig(), **config)  # type: ignore[arg-type]
         self.workers: list[ScriptedWorker] = []
@@ -44,7 +49,7 @@ class Rig:
         self._bundle = bundle
         clock = SystemClock()
         self.fleet = Fleet(GatewayId("g"), self._discover, TextModels(), clock, self.config, trust or Trust("g"))
-        self.dispatch = Dispatcher(self.fleet, self.config, clock, quotas or NoQuotas())
+        self.dispatch = Dispatcher(self.fleet, self.config, clock, quotas or NoQuotas(), prefixes=prefixes)
 
     async def start(self) -> None:
         await self.dispatch.start()
@@ -121,8 +126,13 @@ async def rigs(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> AsyncIt
     )
     made: list[Rig] = []
 
-    def make(quotas: Quotas | None = None, trust: Trust | None = None, **config: object) -> Rig:
-        made.append(Rig(bundle, quotas, trust, **config))
+    def make(
+        quotas: Quotas | None = None,
+        trust: Trust | None = None,
+        prefixes: KnownPrefixes = NO_PREFIXES,
+        **config: object,
+    ) -> Rig:
+        made.append(Rig(bundle, quotas, trust, prefixes, **config))
         return made[-1]
 
     try:
