@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from tandem.core.lane import Lane
 
+HORIZON_STEPS = 2
+"""While one step runs the next is filled from what is here, and the gateways have that long to send more."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:

@@ -7,31 +7,48 @@ many wait behind it. It stays first: nobody overtakes it but those whose turn co
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 
 from tandem.admission.line import Line
 from tandem.admission.predict import Forecast, queue_full, ttft_error
 from tandem.admission.ticket import Ticket
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import TandemError
-from tandem.core.ids import RequestId, WorkerRef
+from tandem.core.ids import BlockHash, RequestId, WorkerRef
 from tandem.core.request import Request
 from tandem.flow.expectation import expect
-from tandem.routing.placement import Placement
+from tandem.routing.placement import NoPlacement, Placement
+from tandem.routing.prefix_table import PrefixHit
 from tandem.routing.roster import Roster
-from tandem.routing.router import BUSY, Disaggregation, Want, place
+from tandem.routing.router import BUSY, BY_COST, Disaggregation, Routing, place, place_taker
 from tandem.routing.view import WorkerView
+from tandem.routing.want import EXPECTED_OUTPUT, Want
 from tandem.sched.targets import NO_TARGETS, LatencyTargets
 
 REFUSAL_BACKOFF_S = 0.1
 """A worker that refused is asked again after so long, or when it says that it may take more."""
 
 
+class Prefixes(Protocol):
+    """What workers hold of prompts, as far as is known: a hint."""
+
+    def match(self, hashes: Sequence[BlockHash]) -> Mapping[WorkerRef, PrefixHit]: ...
+
+
 class Turn(NamedTuple):
     request: RequestId
     placement: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """What is asked for one that waits or was sent. `hashes` of its prompt's blocks; None: nobody knows them."""
+
+    want: Want
+    hashes: Sequence[BlockHash] | None
+    mode: Disaggregation | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,40 +62,49 @@ class Admitted:
 
 
 class Waiting:
-    """`line` has a standing for each request from `admit` until `line.leave`."""
+    """`line` has a standing for each request from `admit` until `line.leave`. `prefixes`: None where nobody keeps
+    them."""
 
-    def __init__(self, roster: Roster, config: GatewayConfig, targets: LatencyTargets = NO_TARGETS) -> None:
+    def __init__(
+        self, roster: Roster, config: GatewayConfig, targets: LatencyTargets = NO_TARGETS,
+        routing: Routing = BY_COST, prefixes: Prefixes | None = None,
+    ) -> None:  # fmt: skip
         self.line = Line(config.max_queued)
         self._roster = roster
         self._config = config
         self._targets = targets
-        self._policies: dict[RequestId, Disaggregation] = {}
+        self._routing = routing
+        self._prefixes = prefixes
+        self._claims: dict[RequestId, _Claim] = {}
         self._full_until: dict[WorkerRef, float] = {}
-        self._blocked: dict[str, Want] = {}
+        self._blocked: dict[str, tuple[Want, Disaggregation]] = {}
         self._why: dict[str, str] = {}
+        self._num_turns = 0
 
     def admit(
         self, request: Request, *, weight: float = 1.0, timeout_s: float | None = None,
-        policy: Disaggregation | None = None,
+        policy: Disaggregation | None = None, hashes: Sequence[BlockHash] | None = None, session: str = "",
     ) -> Admitted:  # fmt: skip
-        """Take a place in the line. `timeout_s`: what the client's deadline leaves. Raises TandemError(SLO_MISS), and
-        keeps nothing, for what by prediction comes too late."""
+        """Take a place in the line. `timeout_s`: what the client's deadline leaves; `hashes`: of the prompt's full
+        blocks, where they are known; `session`: what belongs together. Raises TandemError(SLO_MISS), and keeps nothing,
+        for what by prediction comes too late."""
         ticket = self.line.ticket(request, weight)
+        # Of a prompt whose tokens are scored every one is computed.
+        claim = _Claim(_want(request, session), hashes if request.prompt_logprobs is None else (), policy)
         target_s = self._targets.lane(request.lane).ttft_s
         expected = None
         if timeout_s is not None or target_s > 0:
-            expected = self._expect(request.model, ticket)
+            expected = self._expect(ticket, claim)
         if expected is not None and self._config.early_rejection == "on":
             error = ttft_error(expected, target_s, timeout_s)
             if error is not None:
                 raise error
         leaves = self.line.enter(request, ticket)
-        if policy is not None:
-            self._policies[request.id] = policy
+        self._claims[request.id] = claim
         prefill_s = 0.0 if expected is None else expected.prefill_s
         if leaves is None:
             return Admitted(prefill_s=prefill_s)
-        return Admitted(leaves, queue_full(self._config.max_queued, self._expect(request.model, ticket)), prefill_s)
+        return Admitted(leaves, queue_full(self._config.max_queued, self._expect(ticket, claim)), prefill_s)
 
     def next(self, now: float) -> Turn | None:
         """The request that is sent now and where to; None when the first of every model must wait. It has left its
@@ -90,10 +116,16 @@ class Waiting:
                 return turn
         return None
 
+    def taker(self, request: RequestId, giver: WorkerView, excluded: frozenset[WorkerRef]) -> Placement | NoPlacement:
+        """Who goes on with a request whose KV is at `giver`. It needs no turn: it has had one."""
+        claim = self._claims[request]
+        want = self._looked_up(claim, self.line.charged(request))
+        return place_taker(self._roster, want, giver, excluded | self._full_until.keys(), self._routing)
+
     def leave(self, request: RequestId, num_cached: int | None = None) -> None:
         """It has ended; `num_cached` as `Line.leave`."""
         self.line.leave(request, num_cached)
-        self._policies.pop(request, None)
+        self._claims.pop(request, None)
 
     def why(self, model: str) -> str:
         """What the first in line waits for, for people."""
@@ -110,9 +142,12 @@ class Waiting:
             return False
         if self._full_until.pop(view.ref, None) is not None:
             return True
-        want = self._blocked.get(view.model)
+        blocked = self._blocked.get(view.model)
+        if blocked is None:
+            return True
         # What waits for a worker that computes prompts is helped by no other, nor by one that still has enough.
-        return want is None or (self._computes(view) and view.takes(want.num_tokens, want.lane))
+        want, mode = blocked
+        return (view.prefills or mode in ("off", "auto")) and want.suits(view)
 
     # ---- inside
 
@@ -120,22 +155,48 @@ class Waiting:
         request = self.line.first(model)
         if request is None:
             return None
-        want = Want(model, self.line.charged(request), self.line.lane(request))
-        policy = self._policies.get(request, self._config.disaggregation)
-        outcome = place(self._roster, want, policy, self._full_until.keys())
+        claim = self._claims[request]
+        want = self._looked_up(claim, self.line.charged(request))
+        mode = claim.mode or self._config.disaggregation
+        outcome = place(self._roster, want, mode, self._full_until.keys(), self._routing)
         if isinstance(outcome, Placement):
             self._blocked.pop(model, None)
-            self.line.send(request)
+            self._num_turns += 1
+            self.line.send(request, self._num_uncached(want, outcome))
             return Turn(request, outcome)
         self._why[model] = outcome.reason
         if outcome is BUSY:
-            self._blocked[model] = want
+            self._blocked[model] = want, mode
         else:
             self._blocked.pop(model, None)
         return None
 
-    def _computes(self, view: WorkerView) -> bool:
-        return view.prefills or self._config.disaggregation == "off"
+    def _looked_up(self, claim: _Claim, num_charged: int) -> Want:
+        """With what workers hold of the prompt now. Where nobody knows, `num_charged` tokens are probably to compute."""
+        want = replace(claim.want, num_tokens=num_charged, turn=self._num_turns)
+        if self._prefixes is None or claim.hashes is None:
+            return want
+        return replace(want, hits=self._prefixes.match(claim.hashes))
 
-    def _expect(self, model: str, ticket: Ticket) -> Forecast | None:
-        return expect(self.line, model, ticket, self._roster.prefillers(model))
+    def _num_uncached(self, want: Want, placement: Placement) -> int:
+        worker = self._roster.find(want.model, placement.prefill)
+        return want.num_tokens if worker is None else want.num_uncached(worker)
+
+    def _expect(self, ticket: Ticket, claim: _Claim) -> Forecast | None:
+        """With the longest prefix that any worker holds."""
+        workers = self._roster.prefillers(claim.want.model)
+        want = self._looked_up(claim, ticket.num_tokens)
+        best = min(map(want.num_uncached, workers), default=ticket.num_tokens)
+        return expect(self.line, claim.want.model, replace(ticket, num_tokens=max(1, best)), workers)
+
+
+def _want(request: Request, session: str) -> Want:
+    num_prompt, num_output = len(request.prompt_tokens), min(request.sampling.max_tokens, EXPECTED_OUTPUT)
+    return Want(
+        request.model,
+        lane=request.lane,
+        num_prompt=num_prompt,
+        num_output=num_output * request.num_choices,
+        key=request.id,
+        session=session,
+    )

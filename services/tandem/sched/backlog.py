@@ -8,14 +8,11 @@ from itertools import accumulate
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.lane import Lane
-from tandem.core.load import beside_longest
+from tandem.core.load import HORIZON_STEPS, beside_longest
 from tandem.core.step_cost import StepCost, StepFeatures
 from tandem.kv.pool import BlockPool
 from tandem.sched.policy import SchedulerLimits
 from tandem.sched.sequence import Sequence, Status
-
-HORIZON_STEPS = 2
-"""While one step runs the next is filled from what is here, and the gateways have that long to send more."""
 
 
 @dataclass(frozen=True, slots=True)
