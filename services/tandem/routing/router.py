@@ -168,15 +168,22 @@ class _Choice:
 
 
 def _settle(offers: Offers, want: Want) -> Placement | NoPlacement:
-    """Pick of those that can be made now, unless one that cannot is better by more than predictions are good for."""
+    """Pick of those that can be made now, unless one that cannot is worth waiting for."""
     if not offers.now:
         return BUSY
     picked = pick(offers.now, want)
-    best = offers.best
-    assert best is not None, "there are offers"
-    if picked.cost.total_s > best.total_s + margin_s(best) and best not in offers.now:
+    if any(_is_worth_waiting(later, picked.cost) for later in offers.later):
         return WORTH_WAITING
     return _placed(picked)
+
+
+def _is_worth_waiting(later: PairCost, now: PairCost) -> bool:
+    """Who waits holds up those behind it. So between workers of one kind it waits only where the whole wait is shorter
+    than the computation that a prefix saves, which serves all."""
+    if later.is_local != now.is_local:
+        return later.total_s + margin_s(now) < now.total_s
+    wait_s = later.prefill.wait_s + later.prefill.compute_s
+    return later.total_s < now.total_s and wait_s + margin_s(now) < now.prefill.compute_s
 
 
 def _placed(picked: Pick) -> Placement:
