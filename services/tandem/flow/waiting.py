@@ -32,23 +32,29 @@ REFUSAL_BACKOFF_S = 0.1
 
 
 class Prefixes(Protocol):
-    """What workers hold of prompts, as far as is known: a hint."""
+    """What is known of the blocks that workers hold."""
 
-    def match(self, hashes: Sequence[BlockHash]) -> Mapping[WorkerRef, PrefixHit]: ...
+    def match(self, hashes: Sequence[BlockHash]) -> Mapping[WorkerRef, PrefixHit]:
+        """What each worker holds of a chain; those that hold nothing are left out."""
+        ...
 
 
 class Turn(NamedTuple):
+    """`num_hit_blocks`: leading blocks of the prompt that the worker which computes it probably holds."""
+
     request: RequestId
     placement: Placement
+    num_hit_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """What is asked for one that waits or was sent. `hashes` of its prompt's blocks; None: nobody knows them."""
+    """What is asked for one that waits or was sent. `is_scored`: every token of its prompt is computed."""
 
     want: Want
-    hashes: Sequence[BlockHash] | None
+    hashes: Sequence[BlockHash]
     mode: Disaggregation | None
+    is_scored: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,7 @@ class Waiting:
 
     def __init__(
         self, roster: Roster, config: GatewayConfig, targets: LatencyTargets = NO_TARGETS,
-        routing: Routing = BY_COST, prefixes: Prefixes | None = None,
+        prefixes: Prefixes | None = None, routing: Routing = BY_COST,
     ) -> None:  # fmt: skip
         self.line = Line(config.max_queued)
         self._roster = roster
@@ -83,14 +89,13 @@ class Waiting:
 
     def admit(
         self, request: Request, *, weight: float = 1.0, timeout_s: float | None = None,
-        policy: Disaggregation | None = None, hashes: Sequence[BlockHash] | None = None, session: str = "",
+        policy: Disaggregation | None = None, hashes: Sequence[BlockHash] = (), session: str = "",
     ) -> Admitted:  # fmt: skip
         """Take a place in the line. `timeout_s`: what the client's deadline leaves; `hashes`: of the prompt's full
-        blocks, where they are known; `session`: what belongs together. Raises TandemError(SLO_MISS), and keeps nothing,
+        blocks, none where nobody knows them; `session`: what belongs together. Raises TandemError(SLO_MISS), and keeps nothing,
         for what by prediction comes too late."""
         ticket = self.line.ticket(request, weight)
-        # Of a prompt whose tokens are scored every one is computed.
-        claim = _Claim(_want(request, session), hashes if request.prompt_logprobs is None else (), policy)
+        claim = _Claim(_want(request, session), hashes, policy, is_scored=request.prompt_logprobs is not None)
         target_s = self._targets.lane(request.lane).ttft_s
         expected = None
         if timeout_s is not None or target_s > 0:
@@ -162,8 +167,11 @@ class Waiting:
         if isinstance(outcome, Placement):
             self._blocked.pop(model, None)
             self._num_turns += 1
-            self.line.send(request, self._num_uncached(want, outcome))
-            return Turn(request, outcome)
+            worker = self._roster.find(model, outcome.prefill)
+            assert worker is not None, f"{outcome.prefill} was chosen"
+            self.line.send(request, want.num_uncached(worker))
+            hit = None if want.hits is None else want.hits.get(worker.ref)
+            return Turn(request, outcome, 0 if hit is None else hit.num_blocks)
         self._why[model] = outcome.reason
         if outcome is BUSY:
             self._blocked[model] = want, mode
@@ -174,13 +182,11 @@ class Waiting:
     def _looked_up(self, claim: _Claim, num_charged: int) -> Want:
         """With what workers hold of the prompt now. Where nobody knows, `num_charged` tokens are probably to compute."""
         want = replace(claim.want, num_tokens=num_charged, turn=self._num_turns)
-        if self._prefixes is None or claim.hashes is None:
+        if claim.is_scored:
+            return replace(want, hits={})
+        if self._prefixes is None or not claim.hashes:
             return want
         return replace(want, hits=self._prefixes.match(claim.hashes))
-
-    def _num_uncached(self, want: Want, placement: Placement) -> int:
-        worker = self._roster.find(want.model, placement.prefill)
-        return want.num_tokens if worker is None else want.num_uncached(worker)
 
     def _expect(self, ticket: Ticket, claim: _Claim) -> Forecast | None:
         """With the longest prefix that any worker holds."""

@@ -89,6 +89,19 @@ class Fleet:
         views = tuple(view for link in self._links.values() if (view := link.view()) is not None)
         return ClusterView(views, frozenset(self._linked), frozenset(self._failed))
 
+    def workers(self) -> list[WorkerRef]:
+        """All that there are links to, live or not at the moment."""
+        return [link.ref for link in self._links.values()]
+
+    def cache_root(self, model: str) -> tuple[str, int] | None:
+        """What the names of a model's cached blocks depend on: fingerprint and block size. Where workers have
+        different ones, those of the one that was met first count; None while nobody serves it."""
+        for link in self._links.values():
+            view = link.view()
+            if view is not None and view.model == model:
+                return view.fingerprint, link.block_size
+        return None
+
     def candidates(self) -> Roster:
         """What requests are placed among, as it is at any time."""
         return self._roster

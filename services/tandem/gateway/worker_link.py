@@ -104,6 +104,11 @@ class WorkerLink:
             self.ref, pool, about.model, about.fingerprint, self._load, tuple(self._placed.values()), self._step_cost
         )
 
+    @property
+    def block_size(self) -> int:
+        """Tokens; 0 while the worker is not described yet."""
+        return 0 if self._described is None else self._described.transport.layout.block_size
+
     def look(self) -> WorkerView:
         """`view` of a worker that has one."""
         view = self.view()

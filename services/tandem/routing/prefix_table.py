@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from tandem.core.events import KVFact
 from tandem.core.ids import BlockHash, WorkerRef
+from tandem.kv.held_blocks import Chain, HeldBlocks
 from tandem.kv.prefix_word import DEVICE, HOST, word_of
-from tandem.routing.held_blocks import Chain, HeldBlocks
 
 
 class PrefixHit(NamedTuple):
@@ -69,6 +69,10 @@ class PrefixTable:
     def held(self, worker: WorkerRef) -> HeldBlocks | None:
         """What is known of a worker, to be read only."""
         return self._held.get(worker)
+
+    @property
+    def num_workers(self) -> int:
+        return len(self._held)
 
     @property
     def num_blocks(self) -> int:

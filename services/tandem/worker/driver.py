@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 
 from tandem.core.clock import Clock
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Failed
+from tandem.core.events import Failed, KVFact
 from tandem.core.load import Load
 from tandem.core.step_cost import StepCost
 from tandem.engine.effects import Effect, Emit
@@ -54,6 +54,10 @@ class EffectSink(Protocol):
 
     def dispatch(self, effects: Sequence[Effect], snapshot: Snapshot) -> None:
         """Carry the effects out in order. Called when there are some, or when the snapshot has changed."""
+        ...
+
+    def told(self, facts: Sequence[KVFact]) -> None:
+        """What became of cached blocks, in order; only of an engine that records it."""
         ...
 
     def ended(self, error: str | None) -> None:
@@ -243,6 +247,9 @@ class EngineDriver:
 
     def _dispatch(self, effects: Sequence[Effect]) -> None:
         engine = self._engine
+        facts = engine.take_facts()
+        if facts:
+            self._sink.told(facts)
         snapshot = Snapshot(engine.load(), engine.num_live, engine.is_moving, engine.pacer.model.published)
         if effects or snapshot != self._snapshot:
             self._snapshot = snapshot

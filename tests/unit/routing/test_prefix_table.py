@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tandem.core.events import BlockDemoted, BlockEvicted, BlockStored, KVFact
 from tandem.core.ids import BlockHash, Incarnation, WorkerId, WorkerRef
 from tandem.kv.hashing import chain_hashes, root_hash
+from tandem.kv.held_blocks import HeldBlocks
 from tandem.kv.prefix_word import DEVICE, GONE, HOST, TIER_MASK, name_of, word_of
-from tandem.routing.held_blocks import HeldBlocks
 from tandem.routing.prefix_table import PrefixHit, PrefixTable
 from tests.property.effort import effort
 

@@ -86,6 +86,10 @@ class HeldBlocks:
             else:
                 self._remove(word)
 
+    def slots(self) -> array[int]:
+        """A copy of the table: the words, and 0 in between."""
+        return self._slots[:]
+
     @property
     def num_bytes(self) -> int:
         """Of memory."""
