@@ -66,7 +66,9 @@ class Line:
         """Wait. Returns who must leave because more wait than may; that may be the request itself."""
         queue = self._queues.setdefault(request.model, FairQueue())
         number = queue.push(request.id, ticket)
-        self._standings[request.id] = _Standing(request.model, ticket, number, len(request.prompt_tokens), ticket.num_tokens)
+        self._standings[request.id] = _Standing(
+            request.model, ticket, number, len(request.prompt_tokens), ticket.num_tokens
+        )
         self._num_waiting += 1
         return queue.fullest() if self._num_waiting > self._max_queued else None
 

@@ -129,8 +129,12 @@ class GatewayConfig:
     grpc_port: int = _doc("gRPC port; 0: any free one; -1: the one after port, any free one where that is 0", -1)
     auth: Literal["keys", "off"] = _doc("keys: whoever has none is refused; off: everybody is served", "keys")
     tenants: str = _doc("YAML file of tenants and the hashes of their keys; read again when it changes", "")
-    disaggregation: Literal["off", "prefer", "strict"] = _doc(
-        "off: never split; prefer: split when both pools live; strict: refuse otherwise", "prefer"
+    disaggregation: Literal["off", "auto", "prefer", "strict"] = _doc(
+        "off: never split; auto: where it costs less; prefer: split when both pools live; strict: refuse otherwise",
+        "prefer",
+    )
+    routing_policy: Literal["cost", "random", "round_robin", "least_loaded", "prefix"] = _doc(
+        "how workers are chosen; all but cost are there to compare with", "cost"
     )
     max_body: Bytes = _doc("largest request body or gRPC message", Bytes(4 << 20))
     request_timeout_s: float = _doc("a request that has not arrived whole for this long is refused", 60.0)

@@ -10,6 +10,7 @@ from tandem.admission.predict import Forecast, Prefiller, forecast
 from tandem.admission.ticket import Ticket
 from tandem.routing.view import WorkerView
 
+
 def expect(line: Line, model: str, ticket: Ticket, workers: Iterable[WorkerView]) -> Forecast | None:
     """Of one that comes now. `workers` compute prompts; None: none of them has told what its steps cost."""
     found = [each for view in workers if (each := _prefiller(view, ticket)) is not None]

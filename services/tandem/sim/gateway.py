@@ -16,20 +16,24 @@ from tandem.admission.estimate import Spent
 from tandem.admission.tenant import Tenant
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Failed, Finished, JobEvent, SampledToken, Token
-from tandem.core.ids import HandoffId, HandoffKey, JobKey, RequestId, TenantId, WorkerRef
+from tandem.core.events import Cancelled, Failed, Finished, JobEvent, Pulled, SampledToken, Token
+from tandem.core.ids import BlockHash, HandoffId, HandoffKey, JobKey, RequestId, TenantId, WorkerRef
 from tandem.core.load import Load
-from tandem.core.request import Job, Request, Resume
+from tandem.core.request import Job, Prefill, Request, Resume
 from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine
 from tandem.flow.commands import CancelJob, Command, Deliver, End, EndChoice, Place, ReleaseLease, Score, Submit
 from tandem.flow.lifecycle import Phase, RequestLife
 from tandem.flow.waiting import Waiting
+from tandem.kv.hashing import prompt_hashes, root_hash
+from tandem.routing.links import Links
 from tandem.routing.roster import Roster
+from tandem.routing.router import Routing
 from tandem.routing.view import WorkerView
 from tandem.sched.targets import NO_TARGETS, LatencyTargets
 from tandem.sim.agenda import Agenda, Party
 from tandem.sim.delivery import Delivery
+from tandem.sim.index import SimIndex
 from tandem.sim.network import Network
 from tandem.sim.quotas import SimQuotas
 from tandem.sim.stretch import Stretch
@@ -56,11 +60,12 @@ class _Active:
 @dataclass(slots=True)
 class _Link:
     """What the gateway knows of a worker. `placed`: prompt tokens to compute of requests that were placed
-    there and not taken yet; `coming` are steps that the worker has taken, some of which it has not heard of yet."""
+    there and not taken yet, `decoding`: requests placed there to decode of which it has not answered; `coming` are steps that the worker has taken, some of which it has not heard of yet."""
 
     worker: SimWorker
     load: Load
     placed: dict[RequestId, int] = field(default_factory=dict)
+    decoding: set[RequestId] = field(default_factory=set)
     coming: deque[Stretch] = field(default_factory=deque)
 
     def view(self, num_free: int) -> WorkerView:
@@ -68,7 +73,11 @@ class _Link:
         if num_free != load.num_free_blocks:
             load = replace(load, num_free_blocks=num_free)
         cost = worker.engine.pacer.model.published
-        return WorkerView(worker.ref, worker.spec.pool, MODEL, FINGERPRINT, load, tuple(self.placed.values()), cost)
+        layout = worker.spec.layout
+        return WorkerView(
+            worker.ref, worker.spec.pool, MODEL, FINGERPRINT, load, tuple(self.placed.values()), cost,
+            num_coming=len(self.decoding), block_size=layout.block_size, block_bytes=layout.block_bytes,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +101,7 @@ class SimGateway:
         delivery: Delivery,
         party: Party,
         terms: Terms,
+        index: SimIndex | None = None,
     ) -> None:
         self.party = party
         self._agenda = agenda
@@ -104,7 +114,10 @@ class SimGateway:
             self._changed(link)
         self._active: dict[RequestId, _Active] = {}
         self._quotas = SimQuotas(terms.tenants)
-        self._waiting = Waiting(self._roster, config, terms.targets)
+        self._index = index
+        self._kv_links = Links()
+        routing = Routing(config.routing_policy, self._kv_links)
+        self._waiting = Waiting(self._roster, config, terms.targets, index, routing)
         self._is_ticking = False
 
     @property
@@ -119,6 +132,7 @@ class SimGateway:
         assert not len(self._waiting.line), "a request that has ended waits for a place"
         assert not self._active, f"{len(self._active)} requests have no end: {list(self._active.values())[:3]}"
         for link in self._links.values():
+            assert not link.decoding, f"{link.decoding} were to decode at {link.worker!r} and never taken"
             assert not link.placed, f"{link.placed} were placed at {link.worker!r} and never taken"
 
     def open(self, ask: Ask, ended: Ended) -> None:
@@ -134,7 +148,9 @@ class SimGateway:
         self._enter(request, trace, ended)
         tenant = self._quotas.tenant(request.tenant)
         try:
-            admitted = self._waiting.admit(request, weight=tenant.weight, policy=tenant.disaggregation)
+            admitted = self._waiting.admit(
+                request, weight=tenant.weight, policy=tenant.disaggregation, hashes=self._names(request)
+            )
         except TandemError as error:
             self._refuse(trace.id, error)
             return
@@ -168,6 +184,7 @@ class SimGateway:
                 if _may_end(event):
                     self._catch_up(active, but=worker)
                 active.moved_at = self._agenda.now
+                self._measure(active, event)
                 self._carry_out(active, active.life.reported(worker, event))
         if has_room and self._waiting.may_go_on(self._view(link)):
             self._place_queued()
@@ -234,6 +251,13 @@ class SimGateway:
 
     # ---- inside
 
+    def _names(self, request: Request) -> Sequence[BlockHash]:
+        """Of its prompt's blocks. All workers have blocks of one size."""
+        if self._index is None:
+            return ()
+        block_size = next(iter(self._links.values())).worker.spec.layout.block_size
+        return prompt_hashes(root_hash(FINGERPRINT, block_size, request.cache_salt), request, block_size)
+
     def _enter(self, request: Request, trace: Trace, ended: Ended) -> None:
         now, life = self._agenda.now, RequestLife(request, HandoffId(f"h-{request.id}"))
         self._active[request.id] = _Active(life, trace, ended, now, now)
@@ -250,6 +274,9 @@ class SimGateway:
             link = self._links[turn.placement.prefill]
             link.placed[turn.request] = self._waiting.line.charged(turn.request)
             self._changed(link)
+            taker = self._links[turn.placement.decode]
+            taker.decoding.add(turn.request)
+            self._changed(taker)
             self._carry_out(active, active.life.placed(turn.placement))
 
     def _carry_out(self, active: _Active, commands: Sequence[Command], at: float | None = None) -> None:
@@ -293,9 +320,15 @@ class SimGateway:
 
     def _unplace(self, active: _Active) -> None:
         """It does not go where it was to."""
-        placement = active.life.placement
-        if placement is not None and self._links[placement.prefill].placed.pop(active.life.request.id, 0):
-            self._changed(self._links[placement.prefill])
+        placement, request = active.life.placement, active.life.request.id
+        if placement is None:
+            return
+        giver, taker = self._links[placement.prefill], self._links[placement.decode]
+        if giver.placed.pop(request, 0):
+            self._changed(giver)
+        if request in taker.decoding:
+            taker.decoding.discard(request)
+            self._changed(taker)
 
     def _cancel(self, worker: WorkerRef, keys: Sequence[JobKey]) -> None:
         def run(engine: Engine, now: float) -> list[Effect]:
@@ -313,6 +346,8 @@ class SimGateway:
         def answered(refusal: TandemError | None, load: Load) -> None:
             if not isinstance(job, Resume):
                 link.placed.pop(job.request.id, None)
+            if not isinstance(job, Prefill):
+                link.decoding.discard(job.request.id)
             self._take_in(link)
             link.load = load
             self._changed(link)
@@ -331,7 +366,16 @@ class SimGateway:
 
         self._network.send(f"submit {type(job).__name__} {job.key}", arrive, self.party, worker.party)
 
+    def _measure(self, active: _Active, event: JobEvent) -> None:
+        """How fast a pull was."""
+        placement = active.life.placement
+        if isinstance(event, Pulled) and placement is not None:
+            giver, taker = self._links[placement.prefill], self._links[placement.decode]
+            self._kv_links.observe(self._view(giver), self._view(taker), event.num_bytes, event.busy_s)
+
     def _tick(self) -> None:
+        if self._index is not None:
+            self._index.collect(link.worker for link in self._links.values())
         for active in list(self._active.values()):
             error = self._overdue(active)
             if error is not None:

@@ -95,7 +95,10 @@ class SimWorker:
     the last of them ends, when the step ends during which something comes, or when somebody looks (`settle`).
     """
 
-    def __init__(self, agenda: Agenda, spec: WorkerSpec, name: str, outlet: Outlet, seed: int, party: Party) -> None:
+    def __init__(
+        self, agenda: Agenda, spec: WorkerSpec, name: str, outlet: Outlet, seed: int, party: Party,
+        *, records_facts: bool = False,
+    ) -> None:  # fmt: skip
         self.ref = WorkerRef(WorkerId(name), Incarnation(1), name)
         self.spec = spec
         self.party = party
@@ -107,7 +110,9 @@ class SimWorker:
             spec.layout, spec.num_blocks, spec.step_time, seed=seed, worker=name, residuals=spec.residuals
         )
         max_model_len = spec.config.engine.max_model_len or spec.num_blocks * spec.layout.block_size
-        self.engine = compose_engine(spec.config, self._executor, FINGERPRINT, max_model_len)
+        self.engine = compose_engine(
+            spec.config, self._executor, FINGERPRINT, max_model_len, records_facts=records_facts
+        )
         if spec.calibration is not None:
             self.engine.pacer.calibrated(spec.calibration)
         self._agenda = agenda
