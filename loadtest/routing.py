@@ -2,8 +2,8 @@
 
     TANDEM_TRACES=DIR python -m loadtest routing [--pools prefill=4,decode=4] [--speedup 3] [--count 12031]
 
-Every policy gets the same requests, workers and prefix index. Prompts are those of Mooncake's conversation trace (Qin et
-al., FAST 2025), whose blocks of 512 tokens say what they have in common.
+Every policy gets the same requests, workers and prefix index. Prompts are those of Mooncake's conversation trace (Qin
+et al., FAST 2025), whose blocks of 512 tokens say what they have in common.
 """
 
 from __future__ import annotations
@@ -112,8 +112,14 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
     ttft, itl = whole.ttft, whole.itl
     assert ttft is not None and itl is not None, "no request was served"
     return (
-        outcome.policy, f"{outcome.report.cached_share:.1%}", ms(ttft.p50), ms(ttft.p99), ms(itl.p99), f"{outcome.local_share:.0%}", str(whole.num_requests - whole.num_complete),
-    )  # fmt: skip
+        outcome.policy,
+        f"{outcome.report.cached_share:.1%}",
+        ms(ttft.p50),
+        ms(ttft.p99),
+        ms(itl.p99),
+        f"{outcome.local_share:.0%}",
+        str(whole.num_requests - whole.num_complete),
+    )
 
 
 def _said(outcome: Outcome) -> Outcome:

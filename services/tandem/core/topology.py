@@ -32,3 +32,6 @@ class Topology:
         if self.zone and self.zone == other.zone:
             return Distance.ZONE
         return Distance.FAR
+
+
+UNLABELLED = Topology()

@@ -92,8 +92,8 @@ class Waiting:
         policy: Disaggregation | None = None, hashes: Sequence[BlockHash] = (), session: str = "",
     ) -> Admitted:  # fmt: skip
         """Take a place in the line. `timeout_s`: what the client's deadline leaves; `hashes`: of the prompt's full
-        blocks, none where nobody knows them; `session`: what belongs together. Raises TandemError(SLO_MISS), and keeps nothing,
-        for what by prediction comes too late."""
+        blocks, none where nobody knows them; `session`: what belongs together. Raises TandemError(SLO_MISS), and keeps
+        nothing, for what by prediction comes too late."""
         ticket = self.line.ticket(request, weight)
         claim = _Claim(_want(request, session), hashes, policy, is_scored=request.prompt_logprobs is not None)
         target_s = self._targets.lane(request.lane).ttft_s
@@ -180,7 +180,7 @@ class Waiting:
         return None
 
     def _looked_up(self, claim: _Claim, num_charged: int) -> Want:
-        """With what workers hold of the prompt now. Where nobody knows, `num_charged` tokens are probably to compute."""
+        """With what workers hold of the prompt now. Where nobody knows, `num_charged` tokens are to compute."""
         want = replace(claim.want, num_tokens=num_charged, turn=self._num_turns)
         if claim.is_scored:
             return replace(want, hits={})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 
 from tandem.admission.estimate import Spent
 from tandem.core.errors import TandemError
@@ -48,6 +48,10 @@ class ActiveRequest:
     @property
     def path(self) -> str:
         return self.life.placement.path if self.life.placement is not None else ""
+
+    @property
+    def reasons(self) -> Mapping[str, object]:
+        return self.life.placement.reasons if self.life.placement is not None else {}
 
     @property
     def has_more(self) -> bool:

@@ -9,7 +9,7 @@ from tandem.core.topology import Distance
 from tandem.routing.view import Pair, WorkerView
 
 PRIOR_BANDWIDTH = {Distance.HOST: 20e9, Distance.RACK: 10e9, Distance.ZONE: 5e9, Distance.FAR: 2.5e9}
-"""Bytes per second while nothing was measured: the order counts more than the numbers, which the first pulls replace."""
+"""Bytes per second while nothing was measured. The order counts; the numbers are replaced by the first pulls."""
 MEMORY_BYTES = 1 << 30
 """Of about so many last bytes a measured bandwidth is the mean; so a probe of one block hardly counts."""
 PRIOR_BYTES = 16 << 20

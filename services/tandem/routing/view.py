@@ -11,7 +11,7 @@ from tandem.core.ids import WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.load import HORIZON_STEPS, Load, beside_longest
 from tandem.core.step_cost import StepCost
-from tandem.core.topology import Topology
+from tandem.core.topology import UNLABELLED, Topology
 
 Pool = Literal["prefill", "decode", "mixed"]
 Pair = tuple[WorkerRef, WorkerRef]
@@ -36,7 +36,7 @@ class WorkerView:
     unreported: tuple[int, ...] = ()
     step_cost: StepCost | None = None
     num_coming: int = 0
-    topology: Topology = Topology()
+    topology: Topology = UNLABELLED
     block_size: int = 0
     block_bytes: int = 0
 

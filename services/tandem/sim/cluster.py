@@ -13,7 +13,6 @@ from tandem.core.ids import RequestId
 from tandem.sim.agenda import Agenda, Party
 from tandem.sim.delivery import Delivery
 from tandem.sim.gateway import SimGateway, Terms
-from tandem.sim.index import SimIndex
 from tandem.sim.log import Log, combined
 from tandem.sim.network import Network
 from tandem.sim.trace import Trace
@@ -27,7 +26,7 @@ class ClusterSpec:
     """`workers`: each kind and how many of it. Seconds are one way: between any two processes, and before the first
     byte of a read. `delivery_s`: times that a token takes from the gateway to its client, each as likely as any other.
     `seed` draws those and the residuals. `terms` are those of the tenants. `index_delay_s`: after so long a gateway
-    knows what a worker's prefix cache got or lost; None: it never does."""
+    knows what a worker's prefix cache got or lost."""
 
     workers: tuple[tuple[WorkerSpec, int], ...]
     gateway: GatewayConfig
@@ -36,7 +35,7 @@ class ClusterSpec:
     delivery_s: tuple[float, ...] = (0.0,)
     seed: int = 0
     terms: Terms = field(default_factory=Terms)
-    index_delay_s: float | None = 0.05
+    index_delay_s: float = 0.05
 
 
 class SimCluster:
@@ -46,26 +45,15 @@ class SimCluster:
         self._agenda = Agenda()
         self._clients = Party(0, Log())
         self._fabric = Fabric(self._agenda, spec.read_latency_s)
-        self._network = Network(self._agenda, self._fabric, spec.latency_s)
+        self._network = Network(self._agenda, self._fabric, spec.latency_s, spec.index_delay_s)
         kinds = [kind for kind, number in spec.workers for _ in range(number)]
         self.workers = [
-            SimWorker(
-                self._agenda,
-                kind,
-                f"{kind.pool}-{i}",
-                self._network,
-                spec.seed,
-                Party(2 + i, Log()),
-                records_facts=spec.index_delay_s is not None,
-            )  # fmt: skip
+            SimWorker(self._agenda, kind, f"{kind.pool}-{i}", self._network, spec.seed, Party(2 + i, Log()))
             for i, kind in enumerate(kinds)
         ]
         delivery = Delivery(spec.delivery_s, spec.seed)
         party = Party(1, Log())
-        index = None if spec.index_delay_s is None else SimIndex(self._agenda, spec.index_delay_s)
-        self._gateway = SimGateway(
-            self._agenda, self._network, self.workers, spec.gateway, delivery, party, spec.terms, index
-        )
+        self._gateway = SimGateway(self._agenda, self._network, self.workers, spec.gateway, delivery, party, spec.terms)
         self._network.attach(self.workers, self._gateway)
 
     @property

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from tandem.admission.estimate import Spent
@@ -33,6 +32,7 @@ from tandem.routing.view import WorkerView
 from tandem.sched.targets import NO_TARGETS, LatencyTargets
 from tandem.sim.agenda import Agenda, Party
 from tandem.sim.delivery import Delivery
+from tandem.sim.gateway_link import GatewayLink, tried_pairs
 from tandem.sim.index import SimIndex
 from tandem.sim.network import Network
 from tandem.sim.quotas import SimQuotas
@@ -57,29 +57,6 @@ class _Active:
     moved_at: float
 
 
-@dataclass(slots=True)
-class _Link:
-    """What the gateway knows of a worker. `placed`: prompt tokens to compute of requests that were placed
-    there and not taken yet, `decoding`: requests placed there to decode of which it has not answered; `coming` are steps that the worker has taken, some of which it has not heard of yet."""
-
-    worker: SimWorker
-    load: Load
-    placed: dict[RequestId, int] = field(default_factory=dict)
-    decoding: set[RequestId] = field(default_factory=set)
-    coming: deque[Stretch] = field(default_factory=deque)
-
-    def view(self, num_free: int) -> WorkerView:
-        worker, load = self.worker, self.load
-        if num_free != load.num_free_blocks:
-            load = replace(load, num_free_blocks=num_free)
-        cost = worker.engine.pacer.model.published
-        layout = worker.spec.layout
-        return WorkerView(
-            worker.ref, worker.spec.pool, MODEL, FINGERPRINT, load, tuple(self.placed.values()), cost,
-            num_coming=len(self.decoding), block_size=layout.block_size, block_bytes=layout.block_bytes,
-        )  # fmt: skip
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     """Of those who ask: tenants' own, None: everybody is served alike and without limits; and what each lane was
@@ -101,23 +78,22 @@ class SimGateway:
         delivery: Delivery,
         party: Party,
         terms: Terms,
-        index: SimIndex | None = None,
     ) -> None:
         self.party = party
         self._agenda = agenda
         self._network = network
         self._delivery = delivery
         self._config = config
-        self._links = {worker.ref: _Link(worker, worker.engine.load()) for worker in workers}
-        self._roster = Roster(_pairs(workers, config), frozenset())
+        self._links = {worker.ref: GatewayLink(worker, worker.engine.load()) for worker in workers}
+        self._roster = Roster(tried_pairs(workers, config), frozenset())
         for link in self._links.values():
             self._changed(link)
         self._active: dict[RequestId, _Active] = {}
         self._quotas = SimQuotas(terms.tenants)
-        self._index = index
+        self._index = SimIndex(agenda, network.index_delay_s)
         self._kv_links = Links()
         routing = Routing(config.routing_policy, self._kv_links)
-        self._waiting = Waiting(self._roster, config, terms.targets, index, routing)
+        self._waiting = Waiting(self._roster, config, terms.targets, self._index, routing)
         self._is_ticking = False
 
     @property
@@ -198,7 +174,7 @@ class SimGateway:
             link.worker.settle()
             self._take_in(link)
 
-    def _take_in(self, link: _Link) -> None:
+    def _take_in(self, link: GatewayLink) -> None:
         while link.coming and (num_come := self._num_come(link, link.coming[0])):
             stretch = link.coming.popleft()
             if num_come < len(stretch.ends):
@@ -206,14 +182,14 @@ class SimGateway:
                 link.coming.appendleft(rest)
             self._hear_stretch(link, stretch)
 
-    def _num_come(self, link: _Link, stretch: Stretch) -> int:
+    def _num_come(self, link: GatewayLink, stretch: Stretch) -> int:
         """How many of its steps the gateway has heard of."""
         agenda, delay_s, party = self._agenda, self._network.latency_s, link.worker.party
         if agenda.now > stretch.ends[-1] + delay_s:
             return len(stretch.ends)
         return bisect_left(stretch.ends, True, key=lambda end: not agenda.has_passed(end + delay_s, party))
 
-    def _hear_stretch(self, link: _Link, stretch: Stretch) -> None:
+    def _hear_stretch(self, link: GatewayLink, stretch: Stretch) -> None:
         worker, delay_s = link.worker.ref, self._network.latency_s
         link.load = stretch.load
         if stretch.num_free[-1] != link.load.num_free_blocks:
@@ -233,11 +209,11 @@ class SimGateway:
                 event = Token(tokens.key, tokens.first_index + i, SampledToken(token))
                 self._carry_out(active, active.life.reported(worker, event), times[i])
 
-    def _changed(self, link: _Link) -> None:
+    def _changed(self, link: GatewayLink) -> None:
         """Whatever was heard or sent, and not only that blocks were taken, as each step does."""
         self._roster.put(partial(self._view, link))
 
-    def _view(self, link: _Link) -> WorkerView:
+    def _view(self, link: GatewayLink) -> WorkerView:
         """As of now, without taking anything in: while a worker only decodes, blocks become fewer."""
         num_free = link.worker.num_free_seen(self._network.latency_s)
         if num_free is None:
@@ -253,8 +229,6 @@ class SimGateway:
 
     def _names(self, request: Request) -> Sequence[BlockHash]:
         """Of its prompt's blocks. All workers have blocks of one size."""
-        if self._index is None:
-            return ()
         block_size = next(iter(self._links.values())).worker.spec.layout.block_size
         return prompt_hashes(root_hash(FINGERPRINT, block_size, request.cache_salt), request, block_size)
 
@@ -339,7 +313,7 @@ class SimGateway:
     def _release(self, worker: WorkerRef, key: HandoffKey) -> None:
         self._network.post(worker, f"release {key}", lambda engine, now: engine.release(key, now), self.party)
 
-    def _submit(self, active: _Active, link: _Link, job: Job) -> None:
+    def _submit(self, active: _Active, link: GatewayLink, job: Job) -> None:
         """A call whose answer brings the worker's load along."""
         worker = link.worker
 
@@ -374,8 +348,7 @@ class SimGateway:
             self._kv_links.observe(self._view(giver), self._view(taker), event.num_bytes, event.busy_s)
 
     def _tick(self) -> None:
-        if self._index is not None:
-            self._index.collect(link.worker for link in self._links.values())
+        self._index.collect(link.worker for link in self._links.values())
         for active in list(self._active.values()):
             error = self._overdue(active)
             if error is not None:
@@ -403,19 +376,3 @@ class SimGateway:
 def _may_end(event: JobEvent) -> bool:
     """Whether it may end a request for which another worker has steps ahead."""
     return isinstance(event, Failed | Cancelled) or (isinstance(event, Finished) and event.reason is not None)
-
-
-def _pairs(workers: Sequence[SimWorker], config: GatewayConfig) -> frozenset[tuple[WorkerRef, WorkerRef]]:
-    """Those that a gateway tries: none without a split, and two mixed workers only where every request is split."""
-    if config.disaggregation == "off":
-        return frozenset()
-    pools = [(w.ref, w.spec.pool) for w in workers]
-    return frozenset(
-        (giver, taker)
-        for giver, gives in pools
-        for taker, takes in pools
-        if giver != taker
-        and gives != "decode"
-        and takes != "prefill"
-        and (gives != takes or config.disaggregation == "strict")
-    )

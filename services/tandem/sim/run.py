@@ -43,7 +43,8 @@ def simulate(
     look: Look | None = None,
     each: Callable[[Trace], None] | None = None,
 ) -> tuple[Report, Tally]:
-    """Run a workload to its end and check that nothing is left open; `each` gets the trace of every request. Raises ValueError when there is no request."""
+    """Run a workload to its end and check that nothing is left open; `each` gets the trace of every request. Raises
+    ValueError when there is no request."""
     cluster, tally = SimCluster(spec), Tally(slo)
 
     def ended(trace: Trace) -> None:

@@ -95,10 +95,7 @@ class SimWorker:
     the last of them ends, when the step ends during which something comes, or when somebody looks (`settle`).
     """
 
-    def __init__(
-        self, agenda: Agenda, spec: WorkerSpec, name: str, outlet: Outlet, seed: int, party: Party,
-        *, records_facts: bool = False,
-    ) -> None:  # fmt: skip
+    def __init__(self, agenda: Agenda, spec: WorkerSpec, name: str, outlet: Outlet, seed: int, party: Party) -> None:
         self.ref = WorkerRef(WorkerId(name), Incarnation(1), name)
         self.spec = spec
         self.party = party
@@ -110,9 +107,7 @@ class SimWorker:
             spec.layout, spec.num_blocks, spec.step_time, seed=seed, worker=name, residuals=spec.residuals
         )
         max_model_len = spec.config.engine.max_model_len or spec.num_blocks * spec.layout.block_size
-        self.engine = compose_engine(
-            spec.config, self._executor, FINGERPRINT, max_model_len, records_facts=records_facts
-        )
+        self.engine = compose_engine(spec.config, self._executor, FINGERPRINT, max_model_len, records_facts=True)
         if spec.calibration is not None:
             self.engine.pacer.calibrated(spec.calibration)
         self._agenda = agenda
