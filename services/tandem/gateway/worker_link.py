@@ -199,7 +199,7 @@ class WorkerLink:
         while True:
             reason = "the stream ended"
             try:
-                await self._renew_channel()
+                self._renew_channel()
                 await self._describe()
                 await self._watch(calls)
             except grpc.aio.AioRpcError as error:
@@ -220,15 +220,16 @@ class WorkerLink:
                 calls.lost(self.ref, reason)
             await asyncio.sleep(RETRY_S)
 
-    async def _renew_channel(self) -> None:
-        """A channel shows the certificate that it was opened with for as long as it is open."""
+    def _renew_channel(self) -> None:
+        """A channel shows the certificate that it was opened with for as long as it is open. The calls on the old one
+        end by themselves: none takes longer than `CALL_TIMEOUT_S`, and one that is cut off tells nobody."""
         shown = self._trust.shown()
         if shown == self._shown:
             return
         old, self._channel = self._channel, self._trust.open_channel(self.ref.address)
         self._stub = self._trust.stub(self._channel, self.ref.incarnation)
         self._shown = shown
-        await old.close(CALL_TIMEOUT_S)
+        self._send(old.close(CALL_TIMEOUT_S))
 
     async def _describe(self) -> None:
         """Make sure that the worker at this address is the life we mean, and learn what it serves."""

@@ -105,8 +105,8 @@ class Trust:
         if not is_believed and self._secret.look():
             is_believed = is_proven(reply.transport_proof, nonce, said, self._secret.current(now))
         if not is_believed:
-            who = reply.worker.id or "who answers"
-            message = f"{who} does not prove that it knows the cluster's secret (cluster.secret_file)"
+            # Nothing of what a stranger says goes further than here, into no log either.
+            message = "who answers does not prove that it knows the cluster's secret (cluster.secret_file)"
             raise TandemError(ErrorKind.UNAUTHENTICATED, message)
 
     # ---- as a server

@@ -16,7 +16,7 @@ from tandem.wire.trust import Trust
 from tests.certificates import Authority
 from tests.e2e.cluster import PATIENCE_S
 from tests.e2e.gateway.conftest import SETTINGS
-from tests.e2e.gateway.http import Answer, Post, completion
+from tests.e2e.gateway.http import LONG_ANSWER, Answer, Post, completion
 from tests.e2e.gateway.processes import Cluster, Gateway, Worker, cluster, until
 
 NUM_PROMPTS = 6
@@ -94,7 +94,8 @@ def test_a_cluster_with_a_secret_and_an_operator(tmp_path: Path, redis_url: str,
         for program in (gateway, *workers.values()):
             assert not [line for line in program.complaints() if "is refused: it is signed with another" not in line]
         for worker in workers.values():
-            assert worker.log.count("it is signed with another secret") == 1, "once, not once per call"
+            # Once per minute, and this takes less than three; the stranger has called some hundred times.
+            assert 1 <= worker.log.count("it is signed with another secret") <= 3
         assert all("s" * 64 not in program.log and "w" * 64 not in program.log for program in running.programs)
 
 
@@ -136,7 +137,7 @@ def _rotate(secret: Path, gateway: Gateway) -> None:
 
 
 def _drain_one(here: tuple[str, ...], gateway: Gateway, workers: dict[str, Worker], wrong: Path) -> None:
-    with Post(gateway.url, completion(40, 99, 2000, stream=True)) as post:
+    with Post(gateway.url, completion(40, 99, LONG_ANSWER, stream=True)) as post:
         post.wait_events(2)
         busy = [worker for worker in workers.values() if worker.describe().load.num_running]
         drained = busy[-1].name

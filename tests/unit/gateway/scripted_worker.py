@@ -61,7 +61,7 @@ class ScriptedWorker(WorkerServicer):
 
     async def start(self) -> ScriptedWorker:
         add_WorkerServicer_to_server(self, self._server)
-        port = self._server.add_insecure_port("127.0.0.1:0")
+        port = self._trust.listen(self._server, "127.0.0.1:0")
         self.ref = WorkerRef(self.ref.id, self.ref.incarnation, f"127.0.0.1:{port}")
         await self._server.start()
         return self

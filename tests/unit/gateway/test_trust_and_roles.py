@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tandem.core.ids import Incarnation, WorkerRef
 from tandem.gateway import worker_link
 from tandem.wire.secret_file import SecretFile
 from tandem.wire.trust import Trust
+from tests.certificates import Authority
 from tests.unit.gateway.rig import Rig, collect, pulled, token
 from tests.unit.gateway.scripted_worker import ScriptedWorker, until
 
@@ -66,6 +68,30 @@ async def test_a_worker_that_proves_nothing_is_not_used(
     await until(lambda: lines_about(worker, caplog))
     assert "does not prove that it knows the cluster's secret" in lines_about(worker, caplog)[0]
     assert worker.positions == [] and worker.jobs == []
+
+
+async def test_a_gateway_comes_back_with_new_certificates(
+    make_rig: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another CA altogether, in place of the old one, while a request runs."""
+    monkeypatch.setattr(worker_link, "RECONNECT_S", 20.0)
+    ours, fresh = (Authority(tmp_path / name).issue("all") for name in ("ours", "fresh"))
+    rig = make_rig(trust=Trust.of("g", ours))
+    worker = await rig.add("w", "mixed", trust=Trust.of("w", ours))
+    await rig.start()
+    await until(lambda: rig.dispatch.ready() is None)
+    request = await rig.running()
+    key = request.life.key
+    worker.tell(token(key, 0))
+    for name in ("tls_key_file", "tls_cert_file", "tls_ca_file"):
+        shutil.copyfile(getattr(fresh, name), getattr(ours, name))
+    link, watched = rig.fleet._links[worker.ref.id], len(worker.positions)
+    before = link._channel
+    worker.break_streams()
+    await until(lambda: len(worker.positions) > watched)
+    assert link._channel is not before
+    worker.tell(token(key, 1), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 0))
+    assert await collect(request) == [0, 1, 2]
 
 
 async def test_another_life_at_an_address_is_no_member_s_failure(
