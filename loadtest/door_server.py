@@ -15,7 +15,7 @@ import gc
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -86,8 +86,8 @@ async def _linked(worker: str, config: GatewayConfig, stack: AsyncExitStack) -> 
     name, _, address = worker.partition("@")
     clock, ref = SystemClock(), WorkerRef(WorkerId(name), Incarnation(1), address)
 
-    async def discover() -> Sequence[WorkerRef]:
-        return [ref]
+    async def discover() -> Mapping[WorkerRef, str]:
+        return {ref: ""}
 
     fleet = Fleet(GatewayId("door"), discover, TextModels(), clock, config)
     dispatcher = Dispatcher(fleet, config, clock, NoQuotas())

@@ -10,7 +10,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from tandem.core.clock import SystemClock
-from tandem.core.events import Pulled, SampledToken
+from tandem.core.events import KVFact, Pulled, SampledToken
 from tandem.core.ids import HandoffId, HandoffKey, RequestId, WorkerRef
 from tandem.core.request import Request, Resume, SamplingParams
 from tandem.engine.effects import Effect, Emit
@@ -127,6 +127,9 @@ class Taker:
                     self._arrived.set()
                 case _:
                     """Nobody is there to be told."""
+
+    def told(self, facts: Sequence[KVFact]) -> None:
+        """Its engine records none."""
 
     def ended(self, error: str | None) -> None:
         if error is not None:

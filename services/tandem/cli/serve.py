@@ -15,6 +15,7 @@ from tandem.cli.gateway_child import GatewayChild
 from tandem.cli.logs import set_up_logging
 from tandem.cli.own_session import enter_own_session
 from tandem.cli.progress import Progress
+from tandem.cli.run_secret import run_secret
 from tandem.cli.stop import StopSignals
 from tandem.cli.threads import threads_by_pool
 from tandem.core.clock import SystemClock
@@ -60,6 +61,9 @@ def _start(config: Config, stack: ExitStack, progress: Progress, signals: StopSi
         progress.step("redis", "starting an embedded server")
         server = stack.enter_context(_embedded_server())
         config = replace(config, redis=replace(config.redis, url=server.url))
+    if not config.cluster.secret_file:
+        secret_file = str(stack.enter_context(run_secret()))
+        config = replace(config, cluster=replace(config.cluster, secret_file=secret_file))
     gateway = stack.enter_context(GatewayChild(config))
     progress.step("model", f"preparing {config.model.id}")
     _prepare_model(config)

@@ -121,7 +121,7 @@ class WorkerConfig:
     gateway_grace_s: float = _doc("jobs of a gateway whose stream is gone live this long", 10.0)
     step_stall_s: float = _doc("a step longer than this (and 20 times its prediction) is unhealthy", 30.0)
     queue_horizon_ms: float = _doc(
-        "predicted prefill that it takes on beside its longest prompt, the rest waits in gateways; 0: two full steps",
+        "predicted prefill taken on beside the longest prompt of each size; the rest waits in gateways; 0: two steps",
         0.0,
     )
     step_log: str = _doc("directory for a file of each life's steps, which only grows; empty: none", "")
@@ -169,6 +169,24 @@ class GatewayConfig:
 class RedisConfig:
     url: str = _doc("redis://, rediss:// or unix://; empty: an embedded server where `serve` starts one", "")
     namespace: str = _doc("prefix of every key", "tandem")
+    index_stride: int = _doc("blocks of a prompt for each one in the prefix index; the same in gateways and workers", 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """How gateways and workers know each other; the same for all of them."""
+
+    secret_file: str = _doc(
+        "file with a secret of 32 bytes or more per line: the first signs, a second is accepted", ""
+    )
+    insecure: bool = _doc("a worker without a secret or TLS may listen where others reach it", False)
+    tls_cert_file: str = _doc("PEM; with all three, TLS between gateways and workers; names tandem-cluster", "")
+    tls_key_file: str = _doc("PEM, of tls_cert_file", "")
+    tls_ca_file: str = _doc("PEM; whose certificates are believed", "")
+
+    @property
+    def has_tls(self) -> bool:
+        return bool(self.tls_cert_file or self.tls_key_file or self.tls_ca_file)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +206,7 @@ class Config:
     worker: WorkerConfig = WorkerConfig()
     gateway: GatewayConfig = GatewayConfig()
     redis: RedisConfig = RedisConfig()
+    cluster: ClusterConfig = ClusterConfig()
     serve: ServeConfig = ServeConfig()
 
 
@@ -257,6 +276,7 @@ _RULES: tuple[_Rule, ...] = (
         lambda c: c.speculative.ngram_max >= c.speculative.ngram_min,
     ),
     _one("redis.url", f"must start with {', '.join(_REDIS_SCHEMES)}", lambda v: not v or v.startswith(_REDIS_SCHEMES)),
+    _one("redis.index_stride", "must be between 1 and 64", lambda v: 1 <= v <= 64),
     _one("redis.namespace", "must be letters, digits, '.', '_' or '-'", _is_plain),
     *_each("must be between 0 and 65535", lambda v: 0 <= v <= 65535, "worker.port", "gateway.port"),
     (

@@ -19,6 +19,8 @@ def load(scheduler: Scheduler, pool: BlockPool, draining: bool) -> Load:
         num_queued_tokens=occupancy.backlog.tokens[-1],
         lane_tokens=occupancy.backlog.tokens,
         lane_longest=occupancy.backlog.longest,
+        size_tokens=occupancy.backlog.size_tokens,
+        size_longest=occupancy.backlog.size_longest,
         num_horizon_tokens=occupancy.backlog.num_horizon_tokens,
         num_blocks=pool.num_blocks,
         num_free_blocks=pool.num_free,

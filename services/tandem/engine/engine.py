@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Failed, Finished, PromptScored, Token, Tokens
+from tandem.core.events import Cancelled, Failed, Finished, KVFact, PromptScored, Token, Tokens
 from tandem.core.ids import HandoffKey, JobKey, WorkerRef
 from tandem.core.load import Books, Load
 from tandem.core.request import Job, Prefill, Resume
@@ -199,6 +199,10 @@ class Engine:
     def peer_lost(self, source: WorkerRef, reason: str, *, proven: bool, now: float) -> list[Effect]:
         """The transport gave a peer up; `proven`: none of its reads can still write."""
         return self._carry_out(self._pulls.peer_lost(source, reason, proven=proven, now=now), now)
+
+    def take_facts(self) -> list[KVFact]:
+        """As `BlockPool.take_facts`."""
+        return self._pool.take_facts()
 
     # ---- time
 

@@ -7,19 +7,20 @@ many wait behind it. It stays first: nobody overtakes it but those whose turn co
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from tandem.admission.line import Line
 from tandem.admission.predict import Forecast, queue_full, ttft_error
 from tandem.admission.ticket import Ticket
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import TandemError
-from tandem.core.ids import RequestId, WorkerRef
+from tandem.core.ids import BlockHash, RequestId, WorkerRef
 from tandem.core.request import Request
 from tandem.flow.expectation import expect
 from tandem.routing.placement import Placement
+from tandem.routing.prefix_table import PrefixHit
 from tandem.routing.roster import Roster
 from tandem.routing.router import BUSY, Disaggregation, Want, place
 from tandem.routing.view import WorkerView
@@ -30,8 +31,19 @@ REFUSAL_BACKOFF_S = 0.1
 
 
 class Turn(NamedTuple):
+    """`num_hit_blocks`: leading blocks of the prompt that the worker which computes it probably holds."""
+
     request: RequestId
     placement: Placement
+    num_hit_blocks: int = 0
+
+
+class Prefixes(Protocol):
+    """What is known of the blocks that workers hold."""
+
+    def match(self, hashes: Sequence[BlockHash]) -> Mapping[WorkerRef, PrefixHit]:
+        """What each worker holds of a chain; those that hold nothing are left out."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +59,19 @@ class Admitted:
 class Waiting:
     """`line` has a standing for each request from `admit` until `line.leave`."""
 
-    def __init__(self, roster: Roster, config: GatewayConfig, targets: LatencyTargets = NO_TARGETS) -> None:
+    def __init__(
+        self,
+        roster: Roster,
+        config: GatewayConfig,
+        targets: LatencyTargets = NO_TARGETS,
+        prefixes: Prefixes | None = None,
+    ) -> None:
         self.line = Line(config.max_queued)
         self._roster = roster
         self._config = config
         self._targets = targets
+        self._prefixes = prefixes
+        self._hashes: dict[RequestId, Sequence[BlockHash]] = {}
         self._policies: dict[RequestId, Disaggregation] = {}
         self._full_until: dict[WorkerRef, float] = {}
         self._blocked: dict[str, Want] = {}
@@ -59,10 +79,11 @@ class Waiting:
 
     def admit(
         self, request: Request, *, weight: float = 1.0, timeout_s: float | None = None,
-        policy: Disaggregation | None = None,
+        policy: Disaggregation | None = None, hashes: Sequence[BlockHash] = (),
     ) -> Admitted:  # fmt: skip
-        """Take a place in the line. `timeout_s`: what the client's deadline leaves. Raises TandemError(SLO_MISS), and
-        keeps nothing, for what by prediction comes too late."""
+        """Take a place in the line. `timeout_s`: what the client's deadline leaves; `hashes`: of the prompt's full
+        blocks, where they are known. Raises TandemError(SLO_MISS), and keeps nothing, for what by prediction comes too
+        late."""
         ticket = self.line.ticket(request, weight)
         target_s = self._targets.lane(request.lane).ttft_s
         expected = None
@@ -75,6 +96,8 @@ class Waiting:
         leaves = self.line.enter(request, ticket)
         if policy is not None:
             self._policies[request.id] = policy
+        if hashes:
+            self._hashes[request.id] = hashes
         prefill_s = 0.0 if expected is None else expected.prefill_s
         if leaves is None:
             return Admitted(prefill_s=prefill_s)
@@ -94,6 +117,7 @@ class Waiting:
         """It has ended; `num_cached` as `Line.leave`."""
         self.line.leave(request, num_cached)
         self._policies.pop(request, None)
+        self._hashes.pop(request, None)
 
     def why(self, model: str) -> str:
         """What the first in line waits for, for people."""
@@ -126,13 +150,20 @@ class Waiting:
         if isinstance(outcome, Placement):
             self._blocked.pop(model, None)
             self.line.send(request)
-            return Turn(request, outcome)
+            return Turn(request, outcome, self._num_hits(request, outcome.prefill))
         self._why[model] = outcome.reason
         if outcome is BUSY:
             self._blocked[model] = want
         else:
             self._blocked.pop(model, None)
         return None
+
+    def _num_hits(self, request: RequestId, worker: WorkerRef) -> int:
+        hashes = self._hashes.get(request)
+        if self._prefixes is None or hashes is None:
+            return 0
+        hit = self._prefixes.match(hashes).get(worker)
+        return 0 if hit is None else hit.num_blocks
 
     def _computes(self, view: WorkerView) -> bool:
         return view.prefills or self._config.disaggregation == "off"

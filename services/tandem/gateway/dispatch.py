@@ -17,7 +17,7 @@ from tandem.core.clock import Clock
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, JobEvent, Token
-from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerRef
+from tandem.core.ids import BlockHash, HandoffId, JobKey, RequestId, WorkerRef
 from tandem.core.request import Job, Request, SamplingParams
 from tandem.flow.commands import CancelJob, Command, Deliver, End, EndChoice, Place, ReleaseLease, Score, Submit
 from tandem.flow.lifecycle import Phase, RequestLife
@@ -26,7 +26,7 @@ from tandem.gateway.active import ActiveRequest
 from tandem.gateway.background import surviving
 from tandem.gateway.caller import Caller
 from tandem.gateway.fleet import Fleet
-from tandem.gateway.ports import Quotas, ServedModel
+from tandem.gateway.ports import NO_PREFIXES, KnownPrefixes, Quotas, ServedModel
 from tandem.routing.placement import Placement
 from tandem.routing.view import WorkerView
 from tandem.sched.targets import NO_TARGETS, LatencyTargets
@@ -39,13 +39,20 @@ class Dispatcher:
     """The one Dispatch of a gateway. All of it runs on one event loop."""
 
     def __init__(
-        self, fleet: Fleet, config: GatewayConfig, clock: Clock, quotas: Quotas, targets: LatencyTargets = NO_TARGETS
+        self,
+        fleet: Fleet,
+        config: GatewayConfig,
+        clock: Clock,
+        quotas: Quotas,
+        targets: LatencyTargets = NO_TARGETS,
+        prefixes: KnownPrefixes = NO_PREFIXES,
     ) -> None:
         self._fleet = fleet
         self._quotas = quotas
         self._config = config
         self._clock = clock
-        self._waiting = Waiting(fleet.candidates(), config, targets)
+        self._waiting = Waiting(fleet.candidates(), config, targets, prefixes)
+        self._prefixes = prefixes
         self._active: dict[RequestId, ActiveRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.Task[None] | None = None
@@ -96,8 +103,9 @@ class Dispatcher:
         most = request.sampling.max_tokens * request.num_choices
         quota = await self._quotas.enter(caller.tenant, len(request.prompt_tokens), most)
         try:
+            hashes = await self._prefixes.name(request)
             self._refuse_when_draining()  # it may be by now
-            active = self._enter(request, caller)
+            active = self._enter(request, caller, hashes)
         except BaseException:
             quota.close()
             raise
@@ -115,6 +123,8 @@ class Dispatcher:
             if active is None:
                 continue
             active.moved_at = now
+            if type(event) is Token and event.num_cached_tokens is not None:
+                self._prefixes.reported(active.take_predicted(), event.num_cached_tokens)
             # A job's first token says more than what was drawn.
             if (
                 type(event) is Token
@@ -159,6 +169,7 @@ class Dispatcher:
         while (turn := self._waiting.next(self._clock.now())) is not None:
             active = self._active[turn.request]
             self._fleet.expect(turn.placement.prefill, turn.request, self._waiting.line.charged(turn.request))
+            active.predicted = self._prefixes.predict(active.life.request, turn.placement.prefill, turn.num_hit_blocks)
             self._carry_out(active, active.life.placed(turn.placement))
 
     # ---- inside
@@ -173,11 +184,11 @@ class Dispatcher:
         if self._draining:
             raise TandemError(ErrorKind.DRAINING, "this gateway is shutting down", retry_after_s=1.0)
 
-    def _enter(self, request: Request, caller: Caller) -> ActiveRequest:
+    def _enter(self, request: Request, caller: Caller, hashes: Sequence[BlockHash]) -> ActiveRequest:
         """A place in the line. Raises TandemError when there is none, or when it would come too late."""
         tenant = caller.tenant
         admitted = self._waiting.admit(
-            request, weight=tenant.weight, timeout_s=caller.timeout_s, policy=tenant.disaggregation
+            request, weight=tenant.weight, timeout_s=caller.timeout_s, policy=tenant.disaggregation, hashes=hashes
         )
         if admitted.leaves is not None and admitted.error is not None:
             self._make_room(admitted.leaves, admitted.error)

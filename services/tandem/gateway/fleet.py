@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from tandem.core.clock import Clock
@@ -23,6 +23,7 @@ from tandem.gateway.worker_link import LinkCalls, WorkerLink
 from tandem.routing.placement import Placement
 from tandem.routing.roster import Roster
 from tandem.routing.view import ClusterView, Pair, WorkerView
+from tandem.wire.trust import Trust
 
 log = logging.getLogger(__name__)
 DISCOVERY_PERIOD_S = 1.0
@@ -48,16 +49,19 @@ class Listener(Protocol):
 
 
 class Fleet:
-    """Links by worker id. `discover` lists the workers that say they live; it may fail, then the last list stands."""
+    """Links by worker id. `discover` lists the workers that say they live, each with the role that was set for it or an
+    empty one; it may fail, then the last list stands."""
 
     def __init__(
         self,
         gateway: GatewayId,
-        discover: Callable[[], Awaitable[Sequence[WorkerRef]]],
+        discover: Callable[[], Awaitable[Mapping[WorkerRef, str]]],
         texts: TextModels,
         clock: Clock,
         config: GatewayConfig,
+        trust: Trust | None = None,
     ) -> None:
+        self._trust = trust or Trust(gateway)
         self._gateway = gateway
         self._discover = discover
         self._texts = texts
@@ -88,6 +92,19 @@ class Fleet:
     def view(self) -> ClusterView:
         views = tuple(view for link in self._links.values() if (view := link.view()) is not None)
         return ClusterView(views, frozenset(self._linked), frozenset(self._failed))
+
+    def workers(self) -> list[WorkerRef]:
+        """All that there are links to, live or not at the moment."""
+        return [link.ref for link in self._links.values()]
+
+    def cache_root(self, model: str) -> tuple[str, int] | None:
+        """What the names of a model's cached blocks depend on: fingerprint and block size. Where workers have
+        different ones, those of the one that was met first count; None while nobody serves it."""
+        for link in self._links.values():
+            view = link.view()
+            if view is not None and view.model == model:
+                return view.fingerprint, link.block_size
+        return None
 
     def candidates(self) -> Roster:
         """What requests are placed among, as it is at any time."""
@@ -162,8 +179,8 @@ class Fleet:
                 is_searching = reachable and self.ready() is not None
                 await asyncio.sleep(SEARCH_PERIOD_S if is_searching else DISCOVERY_PERIOD_S)
 
-    async def _meet(self, refs: Sequence[WorkerRef]) -> None:
-        """Link to new workers and new lives; drop a dead link once its worker is not listed any more.
+    async def _meet(self, refs: Mapping[WorkerRef, str]) -> None:
+        """Link to new workers and new lives; drop a dead link once its worker is not listed any more; take new roles.
 
         Of two lives that answer, the newer one counts. Where that is gone, whoever is listed does: a clock may have
         been set back between them.
@@ -181,11 +198,23 @@ class Fleet:
             del self._links[link.ref.id]
             self._drop(link, "gone")
             await link.close()
+        self._take_roles(refs)
+
+    def _take_roles(self, roles: Mapping[WorkerRef, str]) -> None:
+        """What runs on a worker goes on there, whatever it is taken for from now on."""
+        news = [link for ref, role in roles.items() if (link := self._find(ref)) is not None and link.take_role(role)]
+        for link in news:
+            log.info("worker %s is taken for %s", link.ref, roles[link.ref] or "what its pool is")
+            self._roster.remove(link.ref)
+            self._seen(link)
+        if news:
+            assert self._listener is not None
+            self._listener.place_queued()
 
     def _open(self, ref: WorkerRef) -> WorkerLink:
         told = self._listener
         assert told is not None
-        link = WorkerLink(self._gateway, ref, self._texts, self._clock, self._config)
+        link = WorkerLink(self._gateway, ref, self._texts, self._clock, self._config, self._trust)
         link.start(LinkCalls(told.reported, self._lost, told.positions, told.may_go_on, self._seen))
         return link
 

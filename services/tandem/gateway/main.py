@@ -11,7 +11,7 @@ import resource
 import secrets
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import uvloop
 
@@ -26,12 +26,15 @@ from tandem.gateway.fleet import Fleet
 from tandem.gateway.grpc_server import GrpcServer
 from tandem.gateway.health import PROBES
 from tandem.gateway.http_guard import HttpLimits
+from tandem.gateway.prefixes import PrefixIndex
 from tandem.gateway.server import HttpServer
 from tandem.gateway.tenancy import Tenancy
 from tandem.gateway.text_models import TextModels
 from tandem.sched.targets import LatencyTargets
+from tandem.stores.prefix_index import IndexReader
 from tandem.stores.registry import RegistryUnavailable, WorkerRegistry
 from tandem.stores.service_counters import ServiceCounters
+from tandem.wire.trust import Trust
 
 log = logging.getLogger(__name__)
 FLUSH_S = 2.0
@@ -45,13 +48,16 @@ class Gateway:
         name = GatewayId(f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")
         clock = SystemClock()
         self._registry = WorkerRegistry(config.redis.url, config.redis.namespace)
-        self._fleet = Fleet(name, self._discover, TextModels(config.model.generation_config), clock, config.gateway)
+        texts, trust = TextModels(config.model.generation_config), Trust.of(name, config.cluster)
+        self._fleet = Fleet(name, self._discover, texts, clock, config.gateway, trust)
         self._tenancy = Tenancy(name, config, clock)
         targets = LatencyTargets.of(config.slo)
-        self._dispatcher = Dispatcher(self._fleet, config.gateway, clock, self._tenancy.quotas, targets)
+        reader = IndexReader(config.redis.url, config.redis.namespace)
+        self._prefixes = PrefixIndex(reader, self._fleet, config.redis.index_stride, clock)
+        self._dispatcher = Dispatcher(self._fleet, config.gateway, clock, self._tenancy.quotas, targets, self._prefixes)
         self._share = FairShare(self._dispatcher.line, ServiceCounters(config.redis.url, config.redis.namespace, name))
         door = self._tenancy.door
-        app = create_app(self._dispatcher, door, config.gateway)
+        app = create_app(self._dispatcher, door, config.gateway, [self._prefixes])
         limits = HttpLimits(
             request_timeout_s=config.gateway.request_timeout_s,
             stalled_client_s=config.gateway.stalled_client_s,
@@ -87,6 +93,7 @@ class Gateway:
         await self._tenancy.start()
         await self._dispatcher.start()
         await self._fleet.start(self._dispatcher)
+        await self._prefixes.start()
         await self._share.start()
         await self._server.start()
         await self._grpc.start(self._config.host, self._config.own_grpc_port)
@@ -102,11 +109,12 @@ class Gateway:
         await self._dispatcher.stop()
         await self._tenancy.stop()
         await self._share.stop()
+        await self._prefixes.stop()
         await self._registry.close()
 
-    async def _discover(self) -> Sequence[WorkerRef]:
+    async def _discover(self) -> Mapping[WorkerRef, str]:
         try:
-            return [record.worker for record in await self._registry.list()]
+            return {record.worker: record.role for record in await self._registry.list()}
         except RegistryUnavailable as error:
             raise TandemError(ErrorKind.NO_WORKER, f"the registry does not answer: {error}") from error
 

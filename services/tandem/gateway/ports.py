@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from tandem.admission.estimate import Spent
 from tandem.admission.tenant import OPEN, Tenant
 from tandem.core.events import Finished, PromptScored, Token
+from tandem.core.ids import BlockHash, WorkerRef
 from tandem.core.request import Request
+from tandem.flow.waiting import Prefixes
 from tandem.gateway.caller import Caller
 from tandem.gateway.standing import Standing
 from tandem.gateway.text import TextModel
+from tandem.routing.false_hits import Prediction
+from tandem.routing.prefix_table import PrefixHit
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,51 @@ class Quotas(Protocol):
     async def enter(self, tenant: Tenant, num_prompt_tokens: int, max_output_tokens: int) -> QuotaEntry:
         """Reserve what a request may use. Raises TandemError(QUOTA) with the limit that it met as its reason, or
         INVALID_REQUEST where it is larger than any minute's worth."""
+        ...
+
+
+class KnownPrefixes(Prefixes, Protocol):
+    """What is known of workers' caches, and how true it has proven."""
+
+    async def name(self, request: Request) -> Sequence[BlockHash]:
+        """What the prompt's full blocks are called; nothing where no worker serves the model."""
+        ...
+
+    def predict(self, request: Request, worker: WorkerRef, num_blocks: int) -> Prediction | None:
+        """What a hit of so many leading blocks comes to; None for no hit."""
+        ...
+
+    def reported(self, predicted: Prediction | None, num_cached: int) -> None:
+        """How many tokens of a prompt a worker found in its cache, against those that were predicted."""
+        ...
+
+
+class _NoPrefixes:
+    """A KnownPrefixes that knows of none; prompts are not even hashed."""
+
+    def match(self, hashes: Sequence[BlockHash]) -> Mapping[WorkerRef, PrefixHit]:
+        return {}
+
+    async def name(self, request: Request) -> Sequence[BlockHash]:
+        return ()
+
+    def predict(self, request: Request, worker: WorkerRef, num_blocks: int) -> Prediction | None:
+        return None
+
+    def reported(self, predicted: Prediction | None, num_cached: int) -> None:
+        return
+
+
+NO_PREFIXES: KnownPrefixes = _NoPrefixes()
+
+
+class Gauges(Protocol):
+    """What some part of a gateway tells `/metrics`, by name."""
+
+    def gauges(self) -> Mapping[str, float]: ...
+
+    def counts(self) -> Mapping[str, int]:
+        """What only grows."""
         ...
 
 

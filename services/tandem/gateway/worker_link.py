@@ -26,13 +26,12 @@ from tandem.core.step_cost import StepCost
 from tandem.gateway.ports import ServedModel
 from tandem.gateway.text_models import TextModels
 from tandem.routing.view import Pool, WorkerView
-from tandem.wire.channels import open_channel
 from tandem.wire.convert import decode_bundle, decode_load, decode_refusal, decode_step_cost, decode_update
 from tandem.wire.convert_job import Submission, encode_key, encode_submission
 from tandem.wire.convert_kv import decode_worker, encode_handoff_key
 from tandem.wire.gen import worker_pb2 as pb
-from tandem.wire.gen.worker_pb2_grpc import WorkerStub
 from tandem.wire.patience import Patience
+from tandem.wire.trust import Trust, reason_of
 
 log = logging.getLogger(__name__)
 CALL_TIMEOUT_S = 10.0
@@ -58,18 +57,21 @@ class WorkerLink:
     """`is_live`: the stream is up. `is_gone`: it has been down for longer than `RECONNECT_S`."""
 
     def __init__(
-        self, gateway: GatewayId, ref: WorkerRef, texts: TextModels, clock: Clock, config: GatewayConfig
+        self, gateway: GatewayId, ref: WorkerRef, texts: TextModels, clock: Clock, config: GatewayConfig, trust: Trust
     ) -> None:
         self.ref = ref
         self.model: ServedModel | None = None
         self.is_live = False
         self.is_gone = False
+        self._role = ""
         self._gateway = gateway
         self._texts = texts
         self._clock = clock
         self._config = config
-        self._channel = open_channel(ref.address)
-        self._stub = WorkerStub(self._channel)
+        self._trust = trust
+        self._shown = trust.channel_signature()
+        self._channel = trust.open_channel(ref.address)
+        self._stub = trust.stub(self._channel, ref.incarnation)
         self._described: pb.DescribeReply | None = None
         self._load = Load()
         self._step_cost: StepCost | None = None
@@ -99,16 +101,27 @@ class WorkerLink:
         about = self._described
         if about is None or not self.is_live:
             return None
-        pool = _pool(about.pool)
+        pool = _pool(self._role or about.role or about.pool)
         return WorkerView(
             self.ref, pool, about.model, about.fingerprint, self._load, tuple(self._placed.values()), self._step_cost
         )
+
+    @property
+    def block_size(self) -> int:
+        """Tokens; 0 while the worker is not described yet."""
+        return 0 if self._described is None else self._described.transport.layout.block_size
 
     def look(self) -> WorkerView:
         """`view` of a worker that has one."""
         view = self.view()
         assert view is not None, f"{self.ref} is not live"
         return view
+
+    def take_role(self, role: str) -> bool:
+        """The registry says what routers are to take this worker for; empty: what it says of itself. Whether that is
+        news; then whoever ranks workers has to forget this one first, and look at it again."""
+        is_news, self._role = role != self._role, role
+        return is_news
 
     # ---- calls
 
@@ -127,11 +140,11 @@ class WorkerLink:
         try:
             reply = await self._stub.Submit(request, timeout=CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            raise TandemError(ErrorKind.WORKER_LOST, f"worker {self.ref.id}: {_reason(error)}") from error
+            raise TandemError(ErrorKind.WORKER_LOST, f"worker {self.ref.id}: {reason_of(error)}") from error
         finally:
             if not isinstance(job, Resume):
                 self.expect(job.request.id, 0)
-        self._load = decode_load(reply.load)
+        self._take_load(reply.load)
         self._seen(self)
         if reply.HasField("refusal"):
             raise decode_refusal(reply.refusal)
@@ -152,7 +165,7 @@ class WorkerLink:
         try:
             await call
         except grpc.aio.AioRpcError as error:
-            log.debug("worker %s: %s", self.ref.id, _reason(error))
+            log.debug("worker %s: %s", self.ref.id, reason_of(error))
 
     # ---- the stream
 
@@ -161,10 +174,11 @@ class WorkerLink:
         while True:
             reason = "the stream ended"
             try:
+                await self._renew_channel()
                 await self._describe()
                 await self._watch(calls)
             except grpc.aio.AioRpcError as error:
-                reason = _reason(error)
+                reason = reason_of(error)
             except TandemError as error:
                 reason = error.message
             except TimeoutError:
@@ -181,6 +195,16 @@ class WorkerLink:
                 calls.lost(self.ref, reason)
             await asyncio.sleep(RETRY_S)
 
+    async def _renew_channel(self) -> None:
+        """A channel shows the certificate that it was opened with for as long as it is open."""
+        shown = self._trust.channel_signature()
+        if shown == self._shown:
+            return
+        old, self._channel = self._channel, self._trust.open_channel(self.ref.address)
+        self._stub = self._trust.stub(self._channel, self.ref.incarnation)
+        self._shown = shown
+        await old.close(CALL_TIMEOUT_S)
+
     async def _describe(self) -> None:
         """Make sure that the worker at this address is the life we mean, and learn what it serves."""
         # The first answer is large, and nothing runs on that worker yet; later ones decide whether it is lost.
@@ -192,7 +216,7 @@ class WorkerLink:
             text = await self._texts.load(reply.bundle_digest, decode_bundle(reply.bundle))
             aliases = tuple(reply.aliases)
             self.model = ServedModel(reply.model, reply.max_model_len, text, wall_ns() // 10**9, aliases)
-        _pool(reply.pool)
+        _pool(reply.role or reply.pool)
         self._described = reply
 
     async def _watch(self, calls: LinkCalls) -> None:
@@ -216,7 +240,7 @@ class WorkerLink:
             self.is_live, self.is_gone = True, False
             log.info("worker %s (%s) is live", self.ref, self._pool_name())
         if update.HasField("load"):
-            self._load = decode_load(update.load)
+            self._take_load(update.load)
         if update.HasField("step_cost"):
             self._step_cost = decode_step_cost(update.step_cost)
         self._seen(self)
@@ -224,8 +248,15 @@ class WorkerLink:
         if self._load.may_take_more_than(before):
             calls.changed(self.look())
 
+    def _take_load(self, message: pb.Load) -> None:
+        """Unless it is older than what is known: an idle worker would say nothing that puts it right."""
+        load = decode_load(message)
+        if load.number >= self._load.number:
+            self._load = load
+
     def _pool_name(self) -> str:
-        return self._described.pool if self._described is not None else "?"
+        view = self.view()
+        return view.pool if view is not None else "?"
 
 
 def _pool(name: str) -> Pool:
@@ -233,10 +264,6 @@ def _pool(name: str) -> Pool:
         if pool == name:
             return pool  # type: ignore[no-any-return]
     raise TandemError(ErrorKind.INTERNAL, f"a worker is in the unknown pool {name!r}")
-
-
-def _reason(error: grpc.aio.AioRpcError) -> str:
-    return f"{error.code().name.lower()}: {error.details()}"
 
 
 def _nobody(link: WorkerLink) -> None:

@@ -18,8 +18,9 @@ class RecordError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRecord:
-    """`pool` is a label for routers; `fingerprint` and `bundle_digest` are hexadecimal digests; `layout` is for people
-    to read: partners compare the real one in their handshake."""
+    """`pool` is a label for routers, `role` one that was set for this life from outside, empty where none was: the
+    registry keeps it beside the record's text. `fingerprint` and `bundle_digest` are hexadecimal digests; `layout` is
+    for people to read: partners compare the real one in their handshake."""
 
     worker: WorkerRef
     pool: str
@@ -28,6 +29,12 @@ class WorkerRecord:
     layout: str
     max_model_len: int
     bundle_digest: str
+    role: str = ""
+
+    @property
+    def effective_role(self) -> str:
+        """What routers take this worker for."""
+        return self.role or self.pool
 
     def to_json(self) -> str:
         return json.dumps(

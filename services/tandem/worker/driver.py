@@ -11,12 +11,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from tandem.core.clock import Clock
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Failed
+from tandem.core.events import Failed, KVFact
 from tandem.core.load import Load
 from tandem.core.step_cost import StepCost
 from tandem.engine.effects import Effect, Emit
@@ -54,6 +54,10 @@ class EffectSink(Protocol):
 
     def dispatch(self, effects: Sequence[Effect], snapshot: Snapshot) -> None:
         """Carry the effects out in order. Called when there are some, or when the snapshot has changed."""
+        ...
+
+    def told(self, facts: Sequence[KVFact]) -> None:
+        """What became of cached blocks, in order; only of an engine that records it."""
         ...
 
     def ended(self, error: str | None) -> None:
@@ -246,7 +250,12 @@ class EngineDriver:
 
     def _dispatch(self, effects: Sequence[Effect]) -> None:
         engine = self._engine
-        snapshot = Snapshot(engine.load(), engine.num_live, engine.is_moving, engine.pacer.model.published)
+        facts = engine.take_facts()
+        if facts:
+            self._sink.told(facts)
+        load, before = engine.load(), self._snapshot.load
+        load = before if load == before else replace(load, number=before.number + 1)
+        snapshot = Snapshot(load, engine.num_live, engine.is_moving, engine.pacer.model.published)
         if effects or snapshot != self._snapshot:
             self._snapshot = snapshot
             self._sink.dispatch(effects, snapshot)
@@ -262,7 +271,7 @@ class EngineDriver:
         kind = ErrorKind.INTERNAL if error is not None else ErrorKind.WORKER_LOST
         message = "the engine failed" if error is not None else "the worker stopped"
         lost = [Emit(Failed(key, kind, message)) for key in self._engine.live_jobs()]
-        self._sink.dispatch(lost, Snapshot(Load(draining=True)))
+        self._sink.dispatch(lost, Snapshot(Load(draining=True, number=self._snapshot.load.number + 1)))
         self._sink.ended(error)
 
 

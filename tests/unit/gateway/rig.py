@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -16,6 +16,7 @@ from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, FinishReason, JobEvent, Pulled, SampledToken, Token
 from tandem.core.ids import GatewayId, JobKey, RequestId, WorkerRef
+from tandem.core.load import Load
 from tandem.core.request import Job, Prefill, Request, Resume, SamplingParams
 from tandem.gateway import fleet, worker_link
 from tandem.gateway.active import ActiveRequest
@@ -66,6 +67,10 @@ class Rig:
         await until(lambda: not self.left_over())
         return prefill, decode
 
+    def look(self, worker: ScriptedWorker) -> Load:
+        """What the gateway knows of a worker."""
+        return next(view.load for view in self.fleet.view().workers if view.ref == worker.ref)
+
     async def open(
         self,
         max_tokens: int = 3,
@@ -95,10 +100,10 @@ class Rig:
     def left_over(self) -> list[object]:
         return [*self.dispatch._active.values(), *self.dispatch._tasks]
 
-    async def _discover(self) -> Sequence[WorkerRef]:
+    async def _discover(self) -> Mapping[WorkerRef, str]:
         if self.registry_fails:
             raise TandemError(ErrorKind.NO_WORKER, "the registry does not answer")
-        return [worker.ref for worker in self.workers]
+        return {worker.ref: worker.role for worker in self.workers}
 
 
 @asynccontextmanager

@@ -31,12 +31,14 @@ Answer = tuple[ErrorKind, str] | None
 class ScriptedWorker(WorkerServicer):
     """`on_submit` answers a job: None takes it, else why not. `tell` sends events to whoever watches.
 
-    `mute` stops the stream's heartbeat; `seen` holds (verb, what) of all calls in order.
+    `role` is what the registry says of it. `mute` stops the stream's heartbeat; `seen` holds (verb, what) of all calls
+    in order.
     """
 
     def __init__(self, name: str, pool: str, bundle: TokenizerBundle, incarnation: int | None = None) -> None:
         self.name = name
         self.pool = pool
+        self.role = ""
         self.load = Load(num_blocks=64, num_free_blocks=64)
         self.seen: list[tuple[str, Any]] = []
         self.jobs: list[Job] = []

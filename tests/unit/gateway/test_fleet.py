@@ -13,6 +13,7 @@ import pytest
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, FinishReason
 from tandem.core.load import Load
+from tandem.flow.lifecycle import Phase
 from tandem.gateway import dispatch, fleet, worker_link
 from tests.unit.gateway.rig import Rig, collect, is_probe, probe_events, pulled, token
 from tests.unit.gateway.scripted_worker import until
@@ -163,6 +164,23 @@ async def test_before_all_have_taken_their_jobs_a_loss_costs_only_the_place(
     assert request.life.key.attempt >= 2
     await request.aclose()
     lost.hold_submit.set()
+
+
+async def test_an_answer_that_comes_late_does_not_undo_a_newer_report(rig: Rig) -> None:
+    """The answer to Submit may lie under updates of the stream that were said after it, and an idle worker says no
+    more."""
+    prefill, _ = await rig.pair()
+    prefill.mute, prefill.hold_submit = True, asyncio.Event()
+    request = await rig.open()
+    await until(lambda: prefill.verbs(str(request.life.request.id)) == ["prefill"])
+    prefill.load = replace(prefill.load, num_queued_tokens=0, number=3)
+    prefill.tell()
+    await until(lambda: rig.look(prefill).number == 3)
+    prefill.load = replace(prefill.load, num_queued_tokens=8000, number=2)
+    prefill.hold_submit.set()
+    await until(lambda: request.life.phase is Phase.RUNNING)
+    assert rig.look(prefill).num_queued_tokens == 0
+    await request.aclose()
 
 
 async def test_a_newer_life_takes_the_place_of_the_older(rig: Rig) -> None:
