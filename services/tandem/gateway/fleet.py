@@ -59,9 +59,9 @@ class Fleet:
         texts: TextModels,
         clock: Clock,
         config: GatewayConfig,
-        trust: Trust | None = None,
+        trust: Trust,
     ) -> None:
-        self._trust = trust or Trust(gateway)
+        self._trust = trust
         self._gateway = gateway
         self._discover = discover
         self._texts = texts
@@ -74,6 +74,8 @@ class Fleet:
         self._roster = Roster(self._linked, self._failed.keys())
         self._probing: dict[Pair, asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
+        self._unlisted: str | None = None
+        """Why workers cannot be listed."""
 
     async def start(self, listener: Listener) -> None:
         self._listener = listener
@@ -102,7 +104,7 @@ class Fleet:
         different ones, those of the one that was met first count; None while nobody serves it."""
         for link in self._links.values():
             view = link.view()
-            if view is not None and view.model == model:
+            if view is not None and view.model == model and link.block_size:
                 return view.fingerprint, link.block_size
         return None
 
@@ -121,7 +123,7 @@ class Fleet:
         """None when a pair has moved a block or one worker may serve alone; else what is missing."""
         views = self.view().workers
         if not views:
-            return "no live worker"
+            return "no live worker" if self._unlisted is None else f"no live worker is known: {self._unlisted}"
         policy = self._config.disaggregation
         alone = policy != "strict" and any(v.pool == "mixed" for v in views)
         if alone or policy == "off" or self._linked:
@@ -163,20 +165,15 @@ class Fleet:
         return link if link is not None and link.ref == worker else None
 
     async def _discover_forever(self) -> None:
-        reachable = True
         while True:
             async with surviving("the look for workers"):
                 try:
                     await self._meet(await self._discover())
-                    if not reachable:
-                        log.info("workers can be listed again")
-                    reachable = True
+                    self._unlisted = None
                 except TandemError as error:
-                    if reachable:
-                        log.warning("cannot list workers, going on with those known: %s", error.message)
-                    reachable = False
+                    self._unlisted = error.message
                 self._probe_pairs()
-                is_searching = reachable and self.ready() is not None
+                is_searching = self._unlisted is None and self.ready() is not None
                 await asyncio.sleep(SEARCH_PERIOD_S if is_searching else DISCOVERY_PERIOD_S)
 
     async def _meet(self, refs: Mapping[WorkerRef, str]) -> None:
@@ -204,7 +201,6 @@ class Fleet:
         """What runs on a worker goes on there, whatever it is taken for from now on."""
         news = [link for ref, role in roles.items() if (link := self._find(ref)) is not None and link.take_role(role)]
         for link in news:
-            log.info("worker %s is taken for %s", link.ref, roles[link.ref] or "what its pool is")
             self._roster.remove(link.ref)
             self._seen(link)
         if news:

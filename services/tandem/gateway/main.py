@@ -31,6 +31,7 @@ from tandem.gateway.server import HttpServer
 from tandem.gateway.tenancy import Tenancy
 from tandem.gateway.text_models import TextModels
 from tandem.sched.targets import LatencyTargets
+from tandem.stores.health import RedisHealth
 from tandem.stores.prefix_index import IndexReader
 from tandem.stores.registry import RegistryUnavailable, WorkerRegistry
 from tandem.stores.service_counters import ServiceCounters
@@ -47,17 +48,19 @@ class Gateway:
     def __init__(self, config: Config) -> None:
         name = GatewayId(f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")
         clock = SystemClock()
-        self._registry = WorkerRegistry(config.redis.url, config.redis.namespace)
+        redis, health = config.redis, RedisHealth()
+        self._registry = WorkerRegistry(redis.url, redis.namespace, health=health)
         texts, trust = TextModels(config.model.generation_config), Trust.of(name, config.cluster)
         self._fleet = Fleet(name, self._discover, texts, clock, config.gateway, trust)
-        self._tenancy = Tenancy(name, config, clock)
+        self._tenancy = Tenancy(name, config, clock, health)
         targets = LatencyTargets.of(config.slo)
-        reader = IndexReader(config.redis.url, config.redis.namespace)
-        self._prefixes = PrefixIndex(reader, self._fleet, config.redis.index_stride, clock)
+        reader = IndexReader(redis.url, redis.namespace, health=health)
+        self._prefixes = PrefixIndex(reader, self._fleet, redis.index_stride, clock)
         self._dispatcher = Dispatcher(self._fleet, config.gateway, clock, self._tenancy.quotas, targets, self._prefixes)
-        self._share = FairShare(self._dispatcher.line, ServiceCounters(config.redis.url, config.redis.namespace, name))
+        counters = ServiceCounters(redis.url, redis.namespace, name, health=health)
+        self._share = FairShare(self._dispatcher.line, counters)
         door = self._tenancy.door
-        app = create_app(self._dispatcher, door, config.gateway, [self._prefixes])
+        app = create_app(self._dispatcher, door, config.gateway, [self._prefixes, health])
         limits = HttpLimits(
             request_timeout_s=config.gateway.request_timeout_s,
             stalled_client_s=config.gateway.stalled_client_s,

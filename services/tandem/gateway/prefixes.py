@@ -68,6 +68,11 @@ class PrefixIndex:
 
     # ---- what is known
 
+    @property
+    def table(self) -> PrefixTable:
+        """To be read only."""
+        return self._mirror.table
+
     def match(self, hashes: Sequence[BlockHash]) -> Mapping[WorkerRef, PrefixHit]:
         """As `PrefixTable.match`."""
         return self._mirror.table.match(hashes)
@@ -111,17 +116,20 @@ class PrefixIndex:
     async def _follow_forever(self) -> None:
         while True:
             async with surviving("the look at the prefix index"):
-                try:
-                    has_more = await self._follow()
-                    self._reached(None)
-                except IndexUnavailable as error:
-                    has_more = False
-                    self._reached(error)
-                if not has_more:
+                if not await self.follow():
                     await asyncio.sleep(POLL_S if self._is_reachable else RETRY_S)
 
+    async def follow(self) -> bool:
+        """One look at what is new. True: there is more already."""
+        try:
+            has_more = await self._follow()
+            self._is_reachable = True
+        except IndexUnavailable:
+            self._is_reachable = False
+            return False
+        return has_more
+
     async def _follow(self) -> bool:
-        """One look. True: there is more already."""
         for gone in self._mirror.expect(self._fleet.workers()):
             self._false_hits.forget(gone)
         entries, has_more = await self._reader.read()
@@ -149,15 +157,6 @@ class PrefixIndex:
             self._mirror.load(worker, snapshot.number, await _held(snapshot))
         else:
             await self._reader.want(worker, least)
-
-    def _reached(self, error: IndexUnavailable | None) -> None:
-        if (error is None) == self._is_reachable:
-            return
-        self._is_reachable = error is None
-        if error is not None:
-            _log.warning("the prefix index is unreachable, going on with what is known: %s", error)
-        else:
-            _log.info("the prefix index can be read again")
 
     def __repr__(self) -> str:
         return f"<prefix index {'reachable' if self._is_reachable else 'unreachable'}: {self._mirror!r}>"

@@ -50,9 +50,7 @@ class Heartbeat:
     async def _beat(self) -> Registration:
         try:
             standing = await self._registry.publish(self._record)
-        except RegistryUnavailable as error:
-            if self.state is not Registration.UNREACHABLE:
-                _log.warning("%s cannot register: %s", self._record.worker, error)
+        except RegistryUnavailable:
             return Registration.UNREACHABLE
         if standing is None:
             return Registration.SUPERSEDED

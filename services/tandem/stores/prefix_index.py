@@ -20,7 +20,8 @@ from redis.exceptions import RedisError
 
 from tandem.core.ids import WorkerId, WorkerRef
 from tandem.routing.prefix_mirror import Entry
-from tandem.stores.client import connect
+from tandem.stores.client import Client, connect
+from tandem.stores.health import RedisHealth
 from tandem.stores.index_format import (
     IndexFormatError,
     Snapshot,
@@ -58,8 +59,8 @@ def shard_of(worker: WorkerId) -> int:
 class IndexWriter:
     """One life of one worker. `url` as `tandem.stores.client.connect` takes it."""
 
-    def __init__(self, url: str, namespace: str, worker: WorkerRef) -> None:
-        self._redis = connect(url)
+    def __init__(self, url: str, namespace: str, worker: WorkerRef, *, health: RedisHealth | None = None) -> None:
+        self._redis = connect(url, store="index", health=health)
         self._worker = worker
         self._stream = _stream(namespace, shard_of(worker.id))
         self._blocks, self._want = _blocks(namespace, worker.id), _want(namespace, worker.id)
@@ -71,13 +72,13 @@ class IndexWriter:
             for entry in entries:
                 pipe.xadd(self._stream, {_FIELD: pack_entry(entry)}, maxlen=MAX_ENTRIES, approximate=True)
             pipe.pexpire(self._stream, _ms(STREAM_TTL_S))
-            await _answers(pipe)
+            await _answers(self._redis, "XADD", pipe)
 
     async def write(self, snapshot: Snapshot) -> None:
         """Replace this worker's snapshot. Raises IndexUnavailable."""
         async with self._redis.pipeline(transaction=False) as pipe:
             pipe.set(self._blocks, pack_snapshot(snapshot), px=_ms(SNAPSHOT_TTL_S))
-            await _answers(pipe)
+            await _answers(self._redis, "SET", pipe)
 
     async def renew(self) -> int | None:
         """Keep the snapshot from lapsing. Returns how many facts one must stand for that some gateway wants, 0 where
@@ -85,14 +86,14 @@ class IndexWriter:
         async with self._redis.pipeline(transaction=False) as pipe:
             pipe.pexpire(self._blocks, _ms(SNAPSHOT_TTL_S))
             pipe.get(self._want)
-            is_there, want = await _answers(pipe)
+            is_there, want = await _answers(self._redis, "PEXPIRE", pipe)
         return self._wanted(want) if is_there else None
 
     async def withdraw(self) -> None:
         """Leave no snapshot behind. Raises IndexUnavailable."""
         async with self._redis.pipeline(transaction=False) as pipe:
             pipe.delete(self._blocks)
-            await _answers(pipe)
+            await _answers(self._redis, "DEL", pipe)
 
     async def close(self) -> None:
         await self._redis.aclose()
@@ -106,8 +107,8 @@ class IndexWriter:
 class IndexReader:
     """One gateway's way through the streams. `url` as `tandem.stores.client.connect` takes it."""
 
-    def __init__(self, url: str, namespace: str) -> None:
-        self._redis = connect(url)
+    def __init__(self, url: str, namespace: str, *, health: RedisHealth | None = None) -> None:
+        self._redis = connect(url, store="index", health=health)
         self._namespace = namespace
         self._streams = [_stream(namespace, shard) for shard in range(NUM_SHARDS)]
         self._after = [b"0-0"] * NUM_SHARDS
@@ -122,7 +123,7 @@ class IndexReader:
             async with self._redis.pipeline(transaction=False) as pipe:
                 for stream, after in zip(self._streams, self._after, strict=True):
                     pipe.xread({stream: after}, count=READ_ENTRIES)
-                answers = await _answers(pipe)
+                answers = await _answers(self._redis, "XREAD", pipe)
         except BaseException:
             self._after = [b"0-0"] * NUM_SHARDS
             raise
@@ -140,7 +141,7 @@ class IndexReader:
         IndexUnavailable."""
         async with self._redis.pipeline(transaction=False) as pipe:
             pipe.get(_blocks(self._namespace, worker))
-            raw = (await _answers(pipe))[0]
+            raw = (await _answers(self._redis, "GET", pipe))[0]
         try:
             return None if raw is None else unpack_snapshot(raw)
         except IndexFormatError as error:
@@ -152,7 +153,7 @@ class IndexReader:
         so ask again until it is there. Raises IndexUnavailable."""
         async with self._redis.pipeline(transaction=False) as pipe:
             pipe.set(_want(self._namespace, worker.id), f"{worker.incarnation}:{number}", px=_ms(WANT_TTL_S))
-            await _answers(pipe)
+            await _answers(self._redis, "SET", pipe)
 
     async def close(self) -> None:
         await self._redis.aclose()
@@ -189,9 +190,10 @@ def _ms(seconds: float) -> int:
     return round(seconds * 1000)
 
 
-async def _answers(pipe: Any) -> list[Any]:
+async def _answers(redis: Client, command: str, pipe: Any) -> list[Any]:
     try:
-        answers: list[Any] = await pipe.execute()
+        async with redis.asking(command):
+            answers: list[Any] = await pipe.execute()
     except (RedisError, OSError) as error:
         raise IndexUnavailable(f"{type(error).__name__}: {error}") from error
     return answers

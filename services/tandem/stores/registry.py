@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from typing import Any, NamedTuple
 
-from redis.asyncio import Redis
-from redis.commands.core import AsyncScript
 from redis.exceptions import RedisError
 
 from tandem.core.ids import WorkerRef
 from tandem.stores.client import connect
+from tandem.stores.health import RedisHealth
 from tandem.stores.record import RecordError, WorkerRecord
+from tandem.stores.script import Argument, Script, read_script
 
 DEFAULT_TTL_S = 10.0
 _LIFE_DIGITS = 20
@@ -58,15 +57,17 @@ class WorkerRegistry:
     `url` as `tandem.stores.client.connect` takes it. Nothing is sent before the first call of a method.
     """
 
-    def __init__(self, url: str, namespace: str, *, ttl_s: float = DEFAULT_TTL_S) -> None:
+    def __init__(
+        self, url: str, namespace: str, *, ttl_s: float = DEFAULT_TTL_S, health: RedisHealth | None = None
+    ) -> None:
         self.ttl_s = ttl_s
-        self._redis = connect(url)
+        self._redis = connect(url, store="registry", health=health)
         # Braces: Redis Cluster hashes only what is between them.
         self._keys = [f"{{{namespace}:workers}}:{name}" for name in ("records", "lapse", "version", "roles")]
-        self._publish = _script(self._redis, "publish")
-        self._withdraw = _script(self._redis, "withdraw")
-        self._role = _script(self._redis, "role")
-        self._list = _script(self._redis, "list")
+        self._publish = Script(self._redis, read_script("publish"))
+        self._withdraw = Script(self._redis, read_script("withdraw"))
+        self._role = Script(self._redis, read_script("role"))
+        self._list = Script(self._redis, read_script("list"))
         self._known = _Known(b"", ())
         self._unreadable: frozenset[bytes] = frozenset()
 
@@ -137,10 +138,9 @@ class WorkerRegistry:
         """Close the connections. Entries stay until they lapse."""
         await self._redis.aclose()
 
-    async def _run(self, script: AsyncScript, arguments: Sequence[str | bytes | int]) -> Any:
-        answer: Awaitable[Any] = script(keys=self._keys, args=arguments)
+    async def _run(self, script: Script, arguments: Sequence[Argument]) -> Any:
         try:
-            return await answer
+            return await script(self._keys, arguments)
         except (RedisError, OSError) as error:
             raise RegistryUnavailable(f"{type(error).__name__}: {error}") from error
 
@@ -153,7 +153,3 @@ def _with_role(record: WorkerRecord, roles: Mapping[bytes, bytes]) -> WorkerReco
     name, life = _life(record.worker)
     role = roles.get(name.encode(), b"").decode(errors="replace")
     return replace(record, role=role[_LIFE_DIGITS:]) if role.startswith(life) else record
-
-
-def _script(redis: Redis, name: str) -> AsyncScript:
-    return redis.register_script((files("tandem.stores") / "lua" / f"{name}.lua").read_text())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from tandem.stores.health import RedisHealth
 from tandem.wire.gen import worker_pb2
 from tandem.wire.trust import Trust
 from tandem.worker.identity import Identity
@@ -15,10 +16,11 @@ _log = logging.getLogger(__name__)
 class Introduction:
     """`role` is what routers take this worker for. The worker itself does whatever job it is given."""
 
-    def __init__(self, identity: Identity, trust: Trust) -> None:
+    def __init__(self, identity: Identity, trust: Trust, redis: RedisHealth) -> None:
         self.identity = identity
         self.role = identity.pool
         self._trust = trust
+        self._redis = redis
 
     def __repr__(self) -> str:
         return f"<introduction of {self.identity.me} as {self.role}>"
@@ -33,5 +35,7 @@ class Introduction:
         """Everything but load and books, for the caller with this metadata."""
         reply = self.identity.describe(with_bundle=with_bundle)
         reply.role = self.role
+        reply.redis_problem = self._redis.problem or ""
+        reply.num_redis_errors = self._redis.num_errors.total()
         self._trust.sign_reply(metadata, reply)
         return reply

@@ -19,6 +19,7 @@ from tandem.core.ids import WorkerRef
 from tandem.engine.compose import compose_engine, engine_limits
 from tandem.engine.ports import StepObserver
 from tandem.engine.step_log import StepLogHead, shaping
+from tandem.stores.health import RedisHealth
 from tandem.stores.heartbeat import Heartbeat
 from tandem.stores.record import WorkerRecord
 from tandem.stores.registry import WorkerRegistry
@@ -79,13 +80,15 @@ class Worker:
         self._tasks: list[asyncio.Task[None]] = []
         self._trust = trust
         self._identity = _identity(config, model, me, transport)
-        self._introduction = Introduction(self._identity, trust)
+        self._redis_health = RedisHealth()
+        self._introduction = Introduction(self._identity, trust, self._redis_health)
         self._gateways = Gateways(config.worker.gateway_grace_s)
         self._takers = Takers()
         self._reads = ReadDesk(self._post, self._peer_lost, self._tested, self._moved_last, digests=self._digests)
         self._mover = Mover(transport, model.digest, self._reads.on_event, clock)
         self._reads.attach(self._mover)
-        self._publisher = compose_publisher(config.redis, me, model.executor.num_blocks, clock)
+        num_blocks = model.executor.num_blocks + model.executor.num_host_slots
+        self._publisher = compose_publisher(config.redis, me, num_blocks, clock, self._redis_health)
         self._router = Router(
             self._loop, self._gateways, self._takers, self._reads, self._set_moving, self._engine_ended, self._told
         )
@@ -285,7 +288,8 @@ class Worker:
             max_model_len=self._identity.max_model_len,
             bundle_digest=self._identity.bundle_digest,
         )
-        registry = WorkerRegistry(self._config.redis.url, self._config.redis.namespace)
+        redis = self._config.redis
+        registry = WorkerRegistry(redis.url, redis.namespace, health=self._redis_health)
         try:
             await Heartbeat(registry, record, self._introduction.take_role).run()
         finally:

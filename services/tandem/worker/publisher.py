@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from array import array
 from collections import deque
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from tandem.core.events import KVFact
 from tandem.core.ids import WorkerRef
 from tandem.kv.prefix_log import PrefixLog
 from tandem.routing.prefix_mirror import Entry
+from tandem.stores.health import RedisHealth
 from tandem.stores.index_format import Snapshot
 from tandem.stores.prefix_index import MAX_FACTS, IndexUnavailable, IndexWriter
 
@@ -34,7 +34,6 @@ MIN_BETWEEN_SNAPSHOTS = 256
 """Facts; a worker that holds next to nothing need not write that again and again."""
 SLICE_SLOTS = 1 << 16
 """Looked through at once for a snapshot: a millisecond of the event loop."""
-_log = logging.getLogger(__name__)
 
 
 class Publisher:
@@ -49,6 +48,7 @@ class Publisher:
         self._clock = clock
         # Filled on the engine's thread, emptied on the event loop: a deque needs no lock for that.
         self._inbox: deque[Sequence[KVFact]] = deque()
+        self._renew_at = 0.0
         self._is_reachable = True
         # How many facts the newest snapshot stands for; None: there is none in Redis.
         self._covered: int | None = None
@@ -59,23 +59,26 @@ class Publisher:
 
     async def run(self) -> None:
         """Publish until cancelled, then withdraw as well as Redis allows."""
-        renew_at = 0.0
         try:
             while True:
                 await asyncio.sleep(BATCH_S if self._is_reachable else RETRY_S)
-                self._take_inbox()
-                try:
-                    if self._clock.now() >= renew_at:
-                        await self._renew()
-                        renew_at = self._clock.now() + RENEW_S
-                    await self._tell()
-                    self._reached(None)
-                except IndexUnavailable as error:
-                    self._reached(error)
+                await self.turn()
         finally:
             with contextlib.suppress(IndexUnavailable):
                 await self._writer.withdraw()
             await self._writer.close()
+
+    async def turn(self) -> None:
+        """Tell what there is to tell, now."""
+        self._take_inbox()
+        try:
+            if self._clock.now() >= self._renew_at:
+                await self._renew()
+                self._renew_at = self._clock.now() + RENEW_S
+            await self._tell()
+            self._is_reachable = True
+        except IndexUnavailable:
+            self._is_reachable = False
 
     def _take_inbox(self) -> None:
         while self._inbox:
@@ -120,23 +123,16 @@ class Publisher:
             raise
         self._covered = number
 
-    def _reached(self, error: IndexUnavailable | None) -> None:
-        if (error is None) == self._is_reachable:
-            return
-        self._is_reachable = error is None
-        if error is not None:
-            _log.warning("%s cannot tell the prefix index: %s", self._worker, error)
-        else:
-            _log.info("%s tells the prefix index again", self._worker)
-
     def __repr__(self) -> str:
         return f"<publisher of {self._worker}: {self._facts!r}>"
 
 
-def compose_publisher(config: RedisConfig, worker: WorkerRef, num_blocks: int, clock: Clock) -> Publisher | None:
+def compose_publisher(
+    config: RedisConfig, worker: WorkerRef, num_blocks: int, clock: Clock, health: RedisHealth
+) -> Publisher | None:
     """None where nobody listens. `num_blocks` that the worker can hold."""
     if not config.url:
         return None
-    writer = IndexWriter(config.url, config.namespace, worker)
+    writer = IndexWriter(config.url, config.namespace, worker, health=health)
     capacity = num_blocks // config.index_stride
     return Publisher(writer, worker, PrefixLog(config.index_stride, num_blocks, MAX_WAITING), capacity, clock)

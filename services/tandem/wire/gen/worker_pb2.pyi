@@ -364,7 +364,7 @@ class Books(_message.Message):
     def __init__(self, num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_table_blocks: _Optional[int] = ..., num_leased_blocks: _Optional[int] = ..., num_reading_blocks: _Optional[int] = ..., num_quarantined_blocks: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_leases: _Optional[int] = ..., num_pulls: _Optional[int] = ..., num_host_blocks: _Optional[int] = ...) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("worker", "pool", "model", "fingerprint", "max_model_len", "transport", "bundle_digest", "bundle", "load", "books", "transport_kind", "step_cost", "aliases", "transport_proof", "role")
+    __slots__ = ("worker", "pool", "model", "fingerprint", "max_model_len", "transport", "bundle_digest", "bundle", "load", "books", "transport_kind", "step_cost", "aliases", "transport_proof", "role", "redis_problem", "num_redis_errors")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -380,6 +380,8 @@ class DescribeReply(_message.Message):
     ALIASES_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_PROOF_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    REDIS_PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    NUM_REDIS_ERRORS_FIELD_NUMBER: _ClassVar[int]
     worker: _kv_pb2.WorkerRef
     pool: str
     model: str
@@ -395,7 +397,9 @@ class DescribeReply(_message.Message):
     aliases: _containers.RepeatedScalarFieldContainer[str]
     transport_proof: bytes
     role: str
-    def __init__(self, worker: _Optional[_Union[_kv_pb2.WorkerRef, _Mapping]] = ..., pool: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., transport: _Optional[_Union[_kv_pb2.TransportPeer, _Mapping]] = ..., bundle_digest: _Optional[str] = ..., bundle: _Optional[_Union[TokenizerBundle, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., books: _Optional[_Union[Books, _Mapping]] = ..., transport_kind: _Optional[str] = ..., step_cost: _Optional[_Union[StepCost, _Mapping]] = ..., aliases: _Optional[_Iterable[str]] = ..., transport_proof: _Optional[bytes] = ..., role: _Optional[str] = ...) -> None: ...
+    redis_problem: str
+    num_redis_errors: int
+    def __init__(self, worker: _Optional[_Union[_kv_pb2.WorkerRef, _Mapping]] = ..., pool: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., transport: _Optional[_Union[_kv_pb2.TransportPeer, _Mapping]] = ..., bundle_digest: _Optional[str] = ..., bundle: _Optional[_Union[TokenizerBundle, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., books: _Optional[_Union[Books, _Mapping]] = ..., transport_kind: _Optional[str] = ..., step_cost: _Optional[_Union[StepCost, _Mapping]] = ..., aliases: _Optional[_Iterable[str]] = ..., transport_proof: _Optional[bytes] = ..., role: _Optional[str] = ..., redis_problem: _Optional[str] = ..., num_redis_errors: _Optional[int] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("timeout_ms",)
