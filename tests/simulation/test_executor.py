@@ -7,12 +7,12 @@ from statistics import fmean
 
 import pytest
 
-from tandem.core.ids import BlockId, SeqId
+from tandem.core.ids import BlockId, HostSlot, SeqId
 from tandem.core.request import SamplingParams
 from tandem.core.step_cost import StepCost
 from tandem.kv.handoff import BlockDigest
 from tandem.sched.plan import Sampling, Slice, StepPlan
-from tandem.sim.executor import SimExecutor
+from tandem.sim.executor import HostMemory, SimExecutor
 from tandem.sim.residuals import always
 from tandem.sim.shapes import SMOLLM_135M
 
@@ -40,6 +40,15 @@ def test_a_step_takes_what_the_model_says() -> None:
     plan = StepPlan(0, (piece(9, (1,), sampling(0)), piece(4, (1, 2, 3), None)))
     # One decode that attends to 10 tokens; a chunk of 3 from position 4 on, which attends to 5 + 6 + 7.
     assert executor().seconds(plan) == pytest.approx(1.0 + 0.3 + 0.01 + 0.010 + 0.0018)
+
+
+def test_copies_to_host_memory_and_back_come_on_top() -> None:
+    one = executor(host=HostMemory(4, copy_s=0.25))
+    plan = StepPlan(0, (piece(9, (1,), sampling(0)),))
+    copies = {"spills": ((BlockId(1), HostSlot(0)), (BlockId(2), HostSlot(1))), "fills": ((HostSlot(2), BlockId(3)),)}
+    assert one.num_host_slots == 4
+    assert one.seconds(replace(plan, **copies)) == pytest.approx(one.seconds(plan) + 0.75)
+    assert one.seconds(StepPlan(1, (), **copies)) == 0.75, "nothing is computed"
 
 
 def test_residuals_multiply_and_are_drawn_by_seed_worker_and_number() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
+from tandem.core.config import Bytes, Config, EngineConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, SampledToken, Token
 from tandem.core.ids import RequestId
@@ -15,6 +17,7 @@ from tandem.core.request import Generate, Request, SamplingParams
 from tandem.engine.effects import Effect, Emit
 from tandem.sim.agenda import Agenda, Party
 from tandem.sim.log import Log
+from tandem.sim.shapes import SMOLLM_135M
 from tandem.sim.stretch import Stretch
 from tandem.sim.worker import SimWorker
 from tests.simulation.clusters import LAPTOP, slow_spec
@@ -103,3 +106,23 @@ def test_a_load_is_told_when_it_has_changed() -> None:
     assert all(a != b for a, b in pairwise(notes.loads))
     assert max(load.num_running for load in notes.loads) == 1
     assert notes.loads[-1] == worker.engine.load() and notes.loads[-1].num_running == 0
+
+
+@pytest.mark.parametrize("num_host_slots", [0, 200])
+def test_prompts_that_take_turns_find_their_beginnings_in_host_memory(num_host_slots: int) -> None:
+    """Three prompts of 62 blocks on a pool of 100, one after another and round about, twice."""
+    agenda, notes = Agenda(), Notes(Agenda())
+    layout = SMOLLM_135M.layout(16)
+    config = Config(engine=EngineConfig(host_cache_memory=Bytes(num_host_slots * layout.block_bytes)))
+    spec = slow_spec(num_blocks=100, config=config, host_bandwidth=1e9)
+    worker = SimWorker(agenda, spec, "w", notes, seed=0, party=PARTY)
+    for i in range(6):
+        one = job("abc"[i % 3], 1000, max_tokens=40)
+        one = replace(one, request=replace(one.request, id=RequestId(f"{i}")))
+        agenda.at(10.0 * i, str(i), lambda one=one: worker.submit(one, lambda *_: None), by=PARTY)  # type: ignore[misc]
+    agenda.run()
+    worker.engine.check()
+    ends = [e.event for _, e in notes.effects if isinstance(e, Emit) and isinstance(e.event, Finished)]
+    hit = 992 if num_host_slots else 0
+    assert [end.num_cached_tokens for end in ends] == [0, 0, 0, hit, hit, hit]
+    assert worker.num_prefill_tokens == 6 * 1000 - 3 * hit

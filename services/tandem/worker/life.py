@@ -88,7 +88,8 @@ class Worker:
         self._reads = ReadDesk(self._post, self._peer_lost, self._tested, self._moved_last, digests=self._digests)
         self._mover = Mover(transport, model.digest, self._reads.on_event, clock)
         self._reads.attach(self._mover)
-        self._publisher = compose_publisher(config.redis, me, model.executor.num_blocks, clock, self._redis_health)
+        num_blocks = model.executor.num_blocks + model.executor.num_host_slots
+        self._publisher = compose_publisher(config.redis, me, num_blocks, clock, self._redis_health)
         self._router = Router(
             self._loop, self._gateways, self._takers, self._reads, self._set_moving, self._engine_ended, self._told
         )

@@ -295,6 +295,36 @@ def test_a_handoff_that_the_source_ends(kind: ErrorKind, event: object) -> None:
     assert e.handoff_ended(KEY, kind, "why", 1.0) == [] and e.is_idle
 
 
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_read_waits_for_what_its_blocks_are_copied_out(is_cancelled: bool) -> None:
+    """The pool is full of another prompt's blocks, which host memory is to keep: nothing may be read into them before
+    the step that copies them out, which computes nothing, is over."""
+    limits = SchedulerLimits(max_num_batched_tokens=16, max_num_seqs=4, max_model_len=64, digest_handoffs=False)
+    e = Engine(BlockPool(5, 2, num_host_slots=5), limits, HandoffLimits(), "model")
+    other = replace(
+        REQUEST, id=RequestId("o"), prompt_tokens=tuple(range(20, 30)), sampling=SamplingParams(max_tokens=0)
+    )
+    e.submit(Generate(request=other, attempt=1), 0.0)
+    step(e)
+    e.submit(resume(), 0.0)
+    e.announced(offer(0, 4, 50), 1.0)
+    plan, effects = e.begin(1.0)
+    assert plan is not None and not plan.slices and len(plan.spills) == 5 and effects == []
+    e.check()
+    if is_cancelled:
+        e.cancel(resume().key, 1.0)
+        assert e.books().num_free_blocks == 0, "they are being copied"
+    finish(e, plan, 0)
+    e.check()
+    assert e.books().num_host_blocks == 5
+    _, effects = e.begin(1.0)
+    if is_cancelled:
+        assert effects == [] and e.books().num_free_blocks == 5
+    else:
+        assert [type(effect) for effect in effects] == [StartRead]
+    e.check()
+
+
 def test_one_handoff_feeds_one_job() -> None:
     e = engine()
     e.submit(resume(), 0.0)

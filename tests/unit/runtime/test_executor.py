@@ -12,7 +12,7 @@ from tandem.core.config import Bytes, EngineConfig, ModelConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import SampledToken
 from tandem.core.grammar import Grammar
-from tandem.core.ids import BlockId, SeqId
+from tandem.core.ids import BlockId, HostSlot, SeqId
 from tandem.core.request import SamplingParams
 from tandem.runtime.batch import Batch
 from tandem.runtime.cache import KVCache
@@ -240,9 +240,26 @@ def test_digests_follow_the_blocks_and_their_place(executor: TorchExecutor) -> N
     assert second.digests[1].heads == digest.heads, "same tokens, same place in the prompt"
 
 
+def test_blocks_go_out_before_others_come_in_and_slices_read_them(model_dir: Path) -> None:
+    executor = _executor(model_dir, host_cache_memory=2 << 10)
+    (first,) = _run(executor, 1, _slice(1))
+    block, other = BlockId(0), BlockId(9)
+    content = executor.cache.pool[block].clone()
+    executor.execute(StepPlan(2, (), spills=((block, HostSlot(1)),)))
+    executor.cache.pool[block].fill_(7.0)
+    swap = StepPlan(3, (), spills=((block, HostSlot(0)),), fills=((HostSlot(1), block), (HostSlot(0), other)))
+    assert executor.execute(swap).slices == ()
+    assert torch.equal(executor.cache.pool[block], content) and bool((executor.cache.pool[other] == 7.0).all())
+    assert first.error is None
+
+
 def test_settings_that_cannot_be_are_refused(model_dir: Path) -> None:
     with pytest.raises(TandemError, match="kv_cache_memory"):
         _executor(model_dir, kv_cache_memory=100)
+    with pytest.raises(TandemError, match="host_cache_memory is less"):
+        _executor(model_dir, host_cache_memory=100)
+    assert _executor(model_dir).num_host_slots == 0
+    assert _executor(model_dir, host_cache_memory=3 << 10).num_host_slots == 3
     with pytest.raises(TandemError, match="max_model_len=129"):
         _executor(model_dir, max_model_len=129)
     assert _executor(model_dir, max_model_len=64).max_model_len == 64

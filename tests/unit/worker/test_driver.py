@@ -119,6 +119,30 @@ def test_what_comes_during_a_step_is_done_right_after_it(rig: Rig) -> None:
     assert len(tokens) == 1, "the step that was running is the last"
 
 
+@pytest.mark.parametrize("copies", [False, True])
+def test_a_failed_step_ends_the_engine_where_it_copied_between_memories(copies: bool, rig: Rig) -> None:
+    """Names stand on what was not copied then; a step that only computes fails what it was for."""
+
+    def fail(plan: StepPlan) -> None:
+        if copies:
+            object.__setattr__(plan, "spills", ((0, 0),))
+        raise RuntimeError("out of memory")
+
+    rig.executor.before_step = fail
+    rig.driver.start()
+    rig.submit(5)
+    if copies:
+        assert rig.sink.has_ended.wait(10)
+        assert rig.sink.ends == ["RuntimeError: out of memory"]
+    else:
+        rig.executor.before_step = lambda plan: None
+        done = rig.submit(2)
+        while not any(isinstance(e, Emit) and e.event.key == done.key for e in rig.sink.effects):
+            pace()
+        assert rig.sink.ends == []
+    assert [failure.kind for failure in rig.sink.failures()][:1] == [ErrorKind.INTERNAL]
+
+
 def test_stop_fails_what_is_live_and_answers_what_waits(rig: Rig) -> None:
     pace(rig.executor)
     rig.driver.start()
