@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import hashlib
 import multiprocessing
 import random
 import sys
@@ -42,6 +43,7 @@ PROMPT_BLOCKS = 32
 """Stored at once: a step of 512 tokens."""
 STEP_S = 0.1
 """Between two steps of one worker."""
+KEPT_STEPS = 30
 LOOK_S = 0.001
 COST_STEPS = 500
 GUARD_S = 60.0
@@ -180,7 +182,7 @@ def _look(index: PrefixIndex, seen: dict[int, float]) -> None:
 
 
 def _block(number: int, step: int, place: int) -> BlockHash:
-    return BlockHash(random.Random(f"{number} {step} {place}").randbytes(16))
+    return BlockHash(hashlib.blake2b(f"{number} {step} {place}".encode(), digest_size=16).digest())
 
 
 def _publish(url: str, seconds: float, pipe: Connection) -> None:
@@ -205,13 +207,13 @@ async def _tell_all(url: str, seconds: float) -> list[tuple[int, float]]:
 
 
 async def _tell(number: int, tell: Callable[[Sequence[KVFact]], None], seconds: float) -> list[tuple[int, float]]:
-    """Blocks of a step leave with the step after the next."""
+    """Blocks of a step leave `KEPT_STEPS` later."""
     await asyncio.sleep(STEP_S * number / NUM_WORKERS)
     told: list[tuple[int, float]] = []
     earlier: list[list[BlockHash]] = []
     for step in range(int(seconds / STEP_S)):
         blocks = [_block(number, step, place) for place in range(PROMPT_BLOCKS)]
-        gone = earlier[step - 2] if step > 1 else []
+        gone = earlier[step - KEPT_STEPS] if step >= KEPT_STEPS else []
         earlier.append(blocks)
         await asyncio.sleep(STEP_S)
         told.append((name_of(blocks[0]), time.perf_counter()))

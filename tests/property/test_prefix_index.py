@@ -135,6 +135,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.incarnation += 1
         self.fleet.lives[number] = Life(self.url, number, self.incarnation, self.stride, self.clock)
 
+    @precondition(lambda self: len(self.fleet.lives) == NUM_WORKERS)
     @rule(number=WORKERS)
     def leave(self, number: int) -> None:
         if number in self.fleet.lives:
@@ -147,20 +148,18 @@ class IndexMachine(RuleBasedStateMachine):
         self.gateways.append(PrefixIndex(reader, self.fleet, self.stride, self.clock))
 
     @precondition(lambda self: self.server)
-    @rule(left=st.sampled_from([0, 0, 1, 3]))
-    def trim(self, left: int) -> None:
-        for shard in range(NUM_SHARDS):
-            self.run(self.redis.xtrim(f"{{tandem:index:{shard}}}", maxlen=left, approximate=False))
-
-    @precondition(lambda self: self.server)
-    @rule(number=WORKERS)
-    def lose_snapshot(self, number: int) -> None:
-        self.run(self.redis.delete(f"{{tandem:index:w:w{number}}}:blocks"))
-
-    @precondition(lambda self: self.server)
-    @rule()
-    def forget_everything(self) -> None:
-        self.run(self.redis.flushall())
+    @rule(what=st.sampled_from(["entries", "snapshots", "all"]), left=st.sampled_from([0, 0, 1]))
+    def lose(self, what: str, left: int) -> None:
+        """What all have just told, before any gateway has read it."""
+        self.publish()
+        if what == "all":
+            self.run(self.redis.flushall())
+        elif what == "snapshots":
+            for number in range(NUM_WORKERS):
+                self.run(self.redis.delete(f"{{tandem:index:w:w{number}}}:blocks"))
+        else:
+            for shard in range(NUM_SHARDS):
+                self.run(self.redis.xtrim(f"{{tandem:index:{shard}}}", maxlen=left, approximate=False))
 
     @precondition(lambda self: self.server)
     @rule()
@@ -196,7 +195,7 @@ class IndexMachine(RuleBasedStateMachine):
         """Nothing goes wrong any more, and nothing is done."""
         if self.server is None:
             self.come_back()
-        for _ in range(3):
+        for _ in range(5):
             for life in self.fleet.lives.values():
                 self.run(life.publisher.turn())
             for gateway in self.gateways:

@@ -22,7 +22,7 @@ MAX_HEARD = 1 << 16
 
 
 class Entry(NamedTuple):
-    """What one life of a worker tells at a time."""
+    """What one life of a worker tells at a time. Without words it says how far its facts have come."""
 
     worker: WorkerId
     incarnation: Incarnation
@@ -57,7 +57,7 @@ class _Follower:
             self.waiting.clear()
             self.num_waiting = 0
         self.waiting.append(facts)
-        self.num_waiting += len(facts.words)
+        self.num_waiting += 1 + len(facts.words)
 
 
 class PrefixMirror:
@@ -90,6 +90,7 @@ class PrefixMirror:
         if entry.facts.first == 0 and follower.is_new and self.table.held(follower.ref) is None:
             # The beginning of a life needs no snapshot.
             follower.next = 0
+            self.table.load(follower.ref, HeldBlocks())
         if follower.next is None or entry.facts.first > follower.next:
             follower.wait(entry.facts)
         elif entry.facts.end > follower.next:

@@ -16,7 +16,7 @@ from tandem.core.clock import Clock
 from tandem.core.config import RedisConfig
 from tandem.core.events import KVFact
 from tandem.core.ids import WorkerRef
-from tandem.kv.prefix_log import PrefixLog
+from tandem.kv.prefix_log import Facts, PrefixLog
 from tandem.routing.prefix_mirror import Entry
 from tandem.stores.health import RedisHealth
 from tandem.stores.index_format import Snapshot
@@ -26,6 +26,9 @@ BATCH_S = 0.02
 """Facts of so long go together: what a gateway learns later by."""
 RENEW_S = 0.25
 """Between two looks whether the snapshot is there and whether somebody wants another."""
+BEACON_S = 2.0
+"""Between two entries that only say how far the facts have come. If the last ones are lost in Redis, or cut off before
+a slow gateway read them, and no more follow, this is what shows it."""
 RETRY_S = 0.5
 MAX_ENTRIES_AT_ONCE = 64
 MAX_WAITING = 1 << 17
@@ -48,7 +51,7 @@ class Publisher:
         self._clock = clock
         # Filled on the engine's thread, emptied on the event loop: a deque needs no lock for that.
         self._inbox: deque[Sequence[KVFact]] = deque()
-        self._renew_at = 0.0
+        self._renew_at = self._beacon_at = 0.0
         self._is_reachable = True
         # How many facts the newest snapshot stands for; None: there is none in Redis.
         self._covered: int | None = None
@@ -90,6 +93,9 @@ class Publisher:
             entries = self._entries()
             await self._writer.tell(entries)
             self._facts.told(entries[-1].facts.end)
+        if self._clock.now() >= self._beacon_at:
+            await self._writer.tell([self._entry(self._facts.waiting(0))])
+            self._beacon_at = self._clock.now() + BEACON_S
         if self._facts.has_lost or self._covered is None or self._is_behind(self._covered):
             await self._write()
 
@@ -106,7 +112,10 @@ class Publisher:
     def _entries(self) -> list[Entry]:
         starts = range(0, min(self._facts.num_waiting, MAX_ENTRIES_AT_ONCE * MAX_FACTS), MAX_FACTS)
         parts = (self._facts.waiting(MAX_FACTS, start) for start in starts)
-        return [Entry(self._worker.id, self._worker.incarnation, facts) for facts in parts]
+        return [self._entry(facts) for facts in parts]
+
+    def _entry(self, facts: Facts) -> Entry:
+        return Entry(self._worker.id, self._worker.incarnation, facts)
 
     async def _write(self) -> None:
         """A snapshot of this moment, put together without holding up the event loop."""

@@ -105,6 +105,23 @@ def test_an_older_life_is_not_heard_over_a_newer_one(mirror: PrefixMirror) -> No
     assert mirror.wanted() == [(NEXT_LIFE, 1)]
 
 
+def test_an_entry_without_facts_shows_what_was_lost(mirror: PrefixMirror) -> None:
+    mirror.take(told(0, 1, 2))
+    mirror.take(told(2))
+    assert not mirror.wanted()
+    mirror.take(told(4))
+    mirror.take(told(4))
+    assert mirror.wanted() == [(A, 4)]
+    assert mirror.load(A, 4, snapshot(1)) and held(mirror) == [1] and not mirror.wanted()
+
+
+def test_a_worker_that_has_told_nothing_yet_needs_no_snapshot(mirror: PrefixMirror) -> None:
+    mirror.take(told(0))
+    assert not mirror.wanted() and held(mirror) == []
+    mirror.take(told(0, 1))
+    assert held(mirror) == [1]
+
+
 def test_whoever_leaves_takes_its_blocks_along(mirror: PrefixMirror) -> None:
     mirror.take(told(0, 1))
     assert mirror.expect([]) == [A] and mirror.table.num_blocks == 0 and not mirror.wanted()
@@ -124,7 +141,7 @@ def test_doubt_wants_a_snapshot_of_now(mirror: PrefixMirror) -> None:
 def test_too_much_that_waits_is_dropped_and_a_later_snapshot_wanted(
     mirror: PrefixMirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefix_mirror, "MAX_WAITING", 3)
+    monkeypatch.setattr(prefix_mirror, "MAX_WAITING", 6)
     for first in range(2, 8):
         mirror.take(told(first, first))
     assert mirror.wanted() == [(A, 6)]
