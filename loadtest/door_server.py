@@ -34,6 +34,7 @@ from tandem.gateway.fleet import Fleet
 from tandem.gateway.ports import Dispatch, OpenDoor
 from tandem.gateway.server import HttpServer
 from tandem.gateway.text_models import TextModels
+from tandem.wire.trust import Trust
 
 FRONTS = ("tandem", "link", "bare", "fastapi")
 MAX_BODY = Bytes(4 << 20)
@@ -89,7 +90,7 @@ async def _linked(worker: str, config: GatewayConfig, stack: AsyncExitStack) -> 
     async def discover() -> Mapping[WorkerRef, str]:
         return {ref: ""}
 
-    fleet = Fleet(GatewayId("door"), discover, TextModels(), clock, config)
+    fleet = Fleet(GatewayId("door"), discover, TextModels(), clock, config, Trust("door"))
     dispatcher = Dispatcher(fleet, config, clock, NoQuotas())
     await dispatcher.start()
     stack.push_async_callback(dispatcher.stop)

@@ -41,6 +41,7 @@ class _Instant:
     def __init__(self, layout: KVLayout, num_blocks: int) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
+        self.num_host_slots = 0
         self.vocab_size = 2
 
     def execute(self, plan: StepPlan) -> StepResult:

@@ -66,6 +66,11 @@ class EngineConfig:
     enable_chunked_prefill: bool = _doc("off: a prompt is computed in one step, whatever the budget", True)
     enable_prefix_caching: bool = _doc("reuse the KV of equal prefixes", True)
     kv_cache_memory: Bytes = _doc("size of the KV pool", Bytes(1 << 30))
+    host_cache_memory: Bytes = _doc(
+        "host memory for blocks that the pool has no room for; 0: none. It pays where a GPU's memory is scarce: on a "
+        "CPU it is memory like the pool's, at the price of copies",
+        Bytes(0),
+    )
     num_threads: int = _doc("compute threads of one worker; 0: its share of the cores", 0)
     kernels: Literal["auto", "compiled", "reference"] = _doc(
         "auto: compiled ones where a C++ compiler, dtype and sizes allow, else plain torch", "auto"
@@ -137,7 +142,10 @@ class GatewayConfig:
     stalled_client_s: float = _doc("a client that takes nothing of its response for this long is cut off", 60.0)
     max_connections: int = _doc("HTTP connections, and gRPC calls, at once; of more only probes are answered", 4096)
     queue_timeout_s: float = _doc("a request that finds no place for this long is refused", 120.0)
-    progress_timeout_s: float = _doc("a request without a new token for this long fails", 120.0)
+    no_worker_wait_s: float = _doc("the same while no worker that could serve it lives, as after a crash", 30.0)
+    max_retries: int = _doc("failed attempts without a new token that a request survives in a row", 4)
+    # Four times what workers wait for each other: what they notice they tell before, and a long prompt has its time.
+    progress_timeout_s: float = _doc("workers that bring a request no further for this long have failed it", 120.0)
     drain_s: float = _doc("how long requests under way may take after SIGTERM", 20.0)
     worker_silence_s: float = _doc("a worker whose stream carries nothing for this long is lost", 10.0)
     heartbeat_s: float = _doc("a stream without a first token yet sends a comment this often", 10.0)
@@ -288,11 +296,17 @@ _RULES: tuple[_Rule, ...] = (
     *_each("must be more than 0", lambda v: v > 0, "handoff.drain_timeout_s", "worker.step_stall_s"),
     _one("gateway.heartbeat_s", "must be more than 0", lambda v: v > 0),
     *_each("must be more than 0", lambda v: v > 0, "gateway.queue_timeout_s", "gateway.progress_timeout_s"),
+    *_each("must not be negative", lambda v: v >= 0, "gateway.no_worker_wait_s", "gateway.max_retries"),
     *_each("must be more than 0", lambda v: v > 0, "gateway.request_timeout_s", "gateway.stalled_client_s"),
     _one("gateway.max_connections", "must be at least 1", lambda v: v >= 1),
     _one("gateway.worker_silence_s", "must be at least 3, because workers speak once per second", lambda v: v >= 3),
     _one("gateway.max_queued", "must be at least 1, because every request begins in the queue", lambda v: v >= 1),
-    _one("engine.num_threads", "must not be negative", lambda v: v >= 0),
+    *_each("must not be negative", lambda v: v >= 0, "engine.num_threads", "engine.host_cache_memory"),
+    (
+        "engine.host_cache_memory",
+        "needs engine.enable_prefix_caching",
+        lambda c: not c.engine.host_cache_memory or c.engine.enable_prefix_caching,
+    ),
     *_each("must not be negative", lambda v: v >= 0, "worker.drain_s", "gateway.drain_s", "worker.gateway_grace_s"),
     _one("worker.queue_horizon_ms", "must not be negative", lambda v: v >= 0),
     *_each("must not be negative", lambda v: v >= 0, "serve.prefill", "serve.decode", "serve.mixed"),

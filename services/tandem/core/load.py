@@ -94,7 +94,8 @@ def beside_longest(num_tokens: int, num_queued: int, num_longest: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Books:
-    """Every count of a worker's books; when idle all are zero but the first three."""
+    """Every count of a worker's books; when idle all are zero but the first three and `num_host_blocks`, which only
+    host memory holds and a prefix hit brings back."""
 
     num_blocks: int = 0
     num_free_blocks: int = 0
@@ -106,3 +107,4 @@ class Books:
     num_sequences: int = 0
     num_leases: int = 0
     num_pulls: int = 0
+    num_host_blocks: int = 0

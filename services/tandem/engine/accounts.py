@@ -45,6 +45,7 @@ def books(pool: BlockPool, scheduler: Scheduler, giver: Giver, pulls: PullBook) 
         num_sequences=scheduler.num_sequences,
         num_leases=len(giver),
         num_pulls=len(pulls),
+        num_host_blocks=pool.host.num_held,
     )
 
 

@@ -37,6 +37,7 @@ def compose_engine(
         executor.num_blocks,
         executor.layout.block_size,
         enable_prefix_caching=engine.enable_prefix_caching,
+        num_host_slots=executor.num_host_slots if engine.enable_prefix_caching else 0,
         records_facts=records_facts,
     )
     deadlines = HandoffLimits(

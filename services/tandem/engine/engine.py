@@ -259,7 +259,8 @@ class Engine:
         """Re-add all books. Raises AssertionError naming what is off."""
         self._scheduler.check()
         tables, copied = self._scheduler.tables(), self._scheduler.copied_blocks()
-        self._pool.check(tables, self._giver.blocks(), self._pulls.blocks(), copied)
+        pinned = self._scheduler.copied_slots()
+        self._pool.check(tables, self._giver.blocks(), self._pulls.blocks(), copied, pinned)
         keys = {job.key for job in self._jobs}
         for lease in self._giver:
             assert len(lease.blocks) or lease.job in keys, f"{lease!r} has neither blocks nor a job"

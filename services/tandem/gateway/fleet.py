@@ -59,9 +59,9 @@ class Fleet:
         texts: TextModels,
         clock: Clock,
         config: GatewayConfig,
-        trust: Trust | None = None,
+        trust: Trust,
     ) -> None:
-        self._trust = trust or Trust(gateway)
+        self._trust = trust
         self._gateway = gateway
         self._discover = discover
         self._texts = texts
@@ -104,7 +104,7 @@ class Fleet:
         different ones, those of the one that was met first count; None while nobody serves it."""
         for link in self._links.values():
             view = link.view()
-            if view is not None and view.model == model:
+            if view is not None and view.model == model and link.block_size:
                 return view.fingerprint, link.block_size
         return None
 
@@ -201,7 +201,6 @@ class Fleet:
         """What runs on a worker goes on there, whatever it is taken for from now on."""
         news = [link for ref, role in roles.items() if (link := self._find(ref)) is not None and link.take_role(role)]
         for link in news:
-            log.info("worker %s is taken for %s", link.ref, roles[link.ref] or "what its pool is")
             self._roster.remove(link.ref)
             self._seen(link)
         if news:

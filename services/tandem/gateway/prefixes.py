@@ -68,6 +68,11 @@ class PrefixIndex:
 
     # ---- what is known
 
+    @property
+    def table(self) -> PrefixTable:
+        """To be read only."""
+        return self._mirror.table
+
     def match(self, hashes: Sequence[BlockHash]) -> Mapping[WorkerRef, PrefixHit]:
         """As `PrefixTable.match`."""
         return self._mirror.table.match(hashes)
@@ -111,17 +116,20 @@ class PrefixIndex:
     async def _follow_forever(self) -> None:
         while True:
             async with surviving("the look at the prefix index"):
-                try:
-                    has_more = await self._follow()
-                    self._is_reachable = True
-                except IndexUnavailable:
-                    has_more = False
-                    self._is_reachable = False
-                if not has_more:
+                if not await self.follow():
                     await asyncio.sleep(POLL_S if self._is_reachable else RETRY_S)
 
+    async def follow(self) -> bool:
+        """One look at what is new. True: there is more already."""
+        try:
+            has_more = await self._follow()
+            self._is_reachable = True
+        except IndexUnavailable:
+            self._is_reachable = False
+            return False
+        return has_more
+
     async def _follow(self) -> bool:
-        """One look. True: there is more already."""
         for gone in self._mirror.expect(self._fleet.workers()):
             self._false_hits.forget(gone)
         entries, has_more = await self._reader.read()

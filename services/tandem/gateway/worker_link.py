@@ -63,13 +63,13 @@ class WorkerLink:
         self.model: ServedModel | None = None
         self.is_live = False
         self.is_gone = False
-        self._role = ""
+        self._told_role = ""
         self._gateway = gateway
         self._texts = texts
         self._clock = clock
         self._config = config
         self._trust = trust
-        self._shown = trust.channel_signature()
+        self._shown = trust.shown()
         self._channel = trust.open_channel(ref.address)
         self._stub = trust.stub(self._channel, ref.incarnation)
         self._described: pb.DescribeReply | None = None
@@ -101,7 +101,7 @@ class WorkerLink:
         about = self._described
         if about is None or not self.is_live:
             return None
-        pool = _pool(self._role or about.role or about.pool)
+        pool = _pool(self._told_role, about.role, about.pool)
         return WorkerView(
             self.ref, pool, about.model, about.fingerprint, self._load, tuple(self._placed.values()), self._step_cost
         )
@@ -118,9 +118,12 @@ class WorkerLink:
         return view
 
     def take_role(self, role: str) -> bool:
-        """The registry says what routers are to take this worker for; empty: what it says of itself. Whether that is
-        news; then whoever ranks workers has to forget this one first, and look at it again."""
-        is_news, self._role = role != self._role, role
+        """The registry says what routers are to take this worker for; empty, or not known here: what it says of itself.
+        Whether that is news; then whoever ranks workers has to forget this one first, and look at it again."""
+        is_news, self._told_role = role != self._told_role, role
+        if is_news:
+            meaning = "" if role in get_args(Pool) else ", which is what its pool is"
+            log.info("worker %s is taken for %r%s", self.ref, role, meaning)
         return is_news
 
     # ---- calls
@@ -197,7 +200,7 @@ class WorkerLink:
 
     async def _renew_channel(self) -> None:
         """A channel shows the certificate that it was opened with for as long as it is open."""
-        shown = self._trust.channel_signature()
+        shown = self._trust.shown()
         if shown == self._shown:
             return
         old, self._channel = self._channel, self._trust.open_channel(self.ref.address)
@@ -216,7 +219,7 @@ class WorkerLink:
             text = await self._texts.load(reply.bundle_digest, decode_bundle(reply.bundle))
             aliases = tuple(reply.aliases)
             self.model = ServedModel(reply.model, reply.max_model_len, text, wall_ns() // 10**9, aliases)
-        _pool(reply.role or reply.pool)
+        _pool(reply.role, reply.pool)
         self._described = reply
 
     async def _watch(self, calls: LinkCalls) -> None:
@@ -259,11 +262,12 @@ class WorkerLink:
         return view.pool if view is not None else "?"
 
 
-def _pool(name: str) -> Pool:
-    for pool in get_args(Pool):
-        if pool == name:
-            return pool  # type: ignore[no-any-return]
-    raise TandemError(ErrorKind.INTERNAL, f"a worker is in the unknown pool {name!r}")
+def _pool(*names: str) -> Pool:
+    """The first that this version knows."""
+    for name in names:
+        if name in get_args(Pool):
+            return name  # type: ignore[return-value]
+    raise TandemError(ErrorKind.INTERNAL, f"a worker is in the unknown pool {names[-1]!r}")
 
 
 def _nobody(link: WorkerLink) -> None:

@@ -7,34 +7,46 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from tandem.admission.estimate import Spent
-from tandem.admission.tenant import Tenant
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, Finished, JobEvent, SampledToken, Token
-from tandem.core.ids import HandoffId, HandoffKey, JobKey, RequestId, TenantId, WorkerRef
+from tandem.core.ids import HandoffId, HandoffKey, JobKey, RequestId, WorkerRef
 from tandem.core.load import Load
 from tandem.core.request import Job, Request, Resume
 from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine
-from tandem.flow.commands import CancelJob, Command, Deliver, End, EndChoice, Place, ReleaseLease, Score, Submit
-from tandem.flow.lifecycle import Phase, RequestLife
+from tandem.flow.commands import (
+    Blame,
+    CancelJob,
+    Command,
+    Deliver,
+    End,
+    EndChoice,
+    Place,
+    ReleaseLease,
+    Score,
+    Seek,
+    Submit,
+)
+from tandem.flow.lifecycle import RequestLife
+from tandem.flow.overdue import no_place
+from tandem.flow.strand import Phase
 from tandem.flow.waiting import Waiting
 from tandem.routing.roster import Roster
 from tandem.routing.view import WorkerView
-from tandem.sched.targets import NO_TARGETS, LatencyTargets
 from tandem.sim.agenda import Agenda, Party
 from tandem.sim.delivery import Delivery
+from tandem.sim.link import Link, pairs
 from tandem.sim.network import Network
-from tandem.sim.quotas import SimQuotas
+from tandem.sim.quotas import SimQuotas, Terms
 from tandem.sim.stretch import Stretch
 from tandem.sim.trace import Trace
-from tandem.sim.worker import FINGERPRINT, SimWorker
+from tandem.sim.worker import SimWorker
 from tandem.workload.ask import MODEL, Ask
 
 TICK_S = 0.05
@@ -51,33 +63,6 @@ class _Active:
     ended: Ended
     came_at: float
     moved_at: float
-
-
-@dataclass(slots=True)
-class _Link:
-    """What the gateway knows of a worker. `placed`: prompt tokens to compute of requests that were placed
-    there and not taken yet; `coming` are steps that the worker has taken, some of which it has not heard of yet."""
-
-    worker: SimWorker
-    load: Load
-    placed: dict[RequestId, int] = field(default_factory=dict)
-    coming: deque[Stretch] = field(default_factory=deque)
-
-    def view(self, num_free: int) -> WorkerView:
-        worker, load = self.worker, self.load
-        if num_free != load.num_free_blocks:
-            load = replace(load, num_free_blocks=num_free)
-        cost = worker.engine.pacer.model.published
-        return WorkerView(worker.ref, worker.spec.pool, MODEL, FINGERPRINT, load, tuple(self.placed.values()), cost)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """Of those who ask: tenants' own, None: everybody is served alike and without limits; and what each lane was
-    promised."""
-
-    tenants: Mapping[TenantId, Tenant] | None = None
-    targets: LatencyTargets = NO_TARGETS
 
 
 class SimGateway:
@@ -98,8 +83,8 @@ class SimGateway:
         self._network = network
         self._delivery = delivery
         self._config = config
-        self._links = {worker.ref: _Link(worker, worker.engine.load()) for worker in workers}
-        self._roster = Roster(_pairs(workers, config), frozenset())
+        self._links = {worker.ref: Link(worker, worker.engine.load()) for worker in workers}
+        self._roster = Roster(pairs(workers, config), frozenset())
         for link in self._links.values():
             self._changed(link)
         self._active: dict[RequestId, _Active] = {}
@@ -153,10 +138,13 @@ class SimGateway:
             self._carry_out(active, active.life.cancelled())
 
     def streamed(self, worker: WorkerRef, stretch: Stretch) -> None:
-        self._links[worker].coming.append(stretch)
+        if worker in self._links:
+            self._links[worker].coming.append(stretch)
 
     def heard(self, worker: WorkerRef, events: Sequence[JobEvent], load: Load | None) -> None:
-        link = self._links[worker]
+        link = self._links.get(worker)
+        if link is None:
+            return
         self._take_in(link)
         has_room = load is not None and load.may_take_more_than(link.load)
         if load is not None:
@@ -164,6 +152,8 @@ class SimGateway:
             self._changed(link)
         for event in events:
             active = self._active.get(event.key.request)
+            if isinstance(event, Finished):
+                self._waiting.breaker.worked(worker)
             if active is not None:
                 if _may_end(event):
                     self._catch_up(active, but=worker)
@@ -172,16 +162,39 @@ class SimGateway:
         if has_room and self._waiting.may_go_on(self._view(link)):
             self._place_queued()
 
+    def lost(self, worker: WorkerRef, reason: str) -> None:
+        """A worker is gone with all that runs there; what it has said by now has come."""
+        link = self._links.pop(worker, None)
+        if link is None:
+            return
+        self._take_in(link)
+        self._roster.remove(worker)
+        self._waiting.breaker.forget(worker)
+        for active in list(self._active.values()):
+            if worker in active.life.workers() or active.life.seeks():
+                self._catch_up(active, but=worker)
+                self._carry_out(active, active.life.worker_lost(worker, reason))
+        self._place_queued()
+
+    def met(self, worker: SimWorker) -> None:
+        """A worker is there, or another life of one; every pair with it counts as tried."""
+        link = self._links[worker.ref] = Link(worker, worker.engine.load())
+        self._roster.linked = pairs([link.worker for link in self._links.values()], self._config)
+        self._changed(link)
+        self._place_queued()
+
     # ---- what has come in the meantime
 
     def _catch_up(self, active: _Active, but: WorkerRef | None = None) -> None:
         """What a request's workers have said of steps that they took ahead, as far as it has come; all of `but`'s has
         been heard."""
-        for link in [self._links[worker] for worker in active.life.workers() if worker != but]:
+        for link in [
+            self._links[worker] for worker in active.life.workers() if worker != but and worker in self._links
+        ]:
             link.worker.settle()
             self._take_in(link)
 
-    def _take_in(self, link: _Link) -> None:
+    def _take_in(self, link: Link) -> None:
         while link.coming and (num_come := self._num_come(link, link.coming[0])):
             stretch = link.coming.popleft()
             if num_come < len(stretch.ends):
@@ -189,14 +202,14 @@ class SimGateway:
                 link.coming.appendleft(rest)
             self._hear_stretch(link, stretch)
 
-    def _num_come(self, link: _Link, stretch: Stretch) -> int:
+    def _num_come(self, link: Link, stretch: Stretch) -> int:
         """How many of its steps the gateway has heard of."""
         agenda, delay_s, party = self._agenda, self._network.latency_s, link.worker.party
         if agenda.now > stretch.ends[-1] + delay_s:
             return len(stretch.ends)
         return bisect_left(stretch.ends, True, key=lambda end: not agenda.has_passed(end + delay_s, party))
 
-    def _hear_stretch(self, link: _Link, stretch: Stretch) -> None:
+    def _hear_stretch(self, link: Link, stretch: Stretch) -> None:
         worker, delay_s = link.worker.ref, self._network.latency_s
         link.load = stretch.load
         if stretch.num_free[-1] != link.load.num_free_blocks:
@@ -208,7 +221,7 @@ class SimGateway:
                 continue
             active.moved_at = times[-1]
             self._waiting.line.drew(tokens.key.request, len(tokens.ids))
-            if active.life.streamed(worker, tokens.key, tokens.first_index, len(tokens.ids)):
+            if active.life.streamed(worker, tokens.key, tokens.first_index, tokens.ids):
                 reached = self._delivery.times(tokens.key.request, tokens.first_index, times)
                 active.trace.deliver_all(tokens.ids, reached)
                 continue
@@ -216,11 +229,11 @@ class SimGateway:
                 event = Token(tokens.key, tokens.first_index + i, SampledToken(token))
                 self._carry_out(active, active.life.reported(worker, event), times[i])
 
-    def _changed(self, link: _Link) -> None:
+    def _changed(self, link: Link) -> None:
         """Whatever was heard or sent, and not only that blocks were taken, as each step does."""
         self._roster.put(partial(self._view, link))
 
-    def _view(self, link: _Link) -> WorkerView:
+    def _view(self, link: Link) -> WorkerView:
         """As of now, without taking anything in: while a worker only decodes, blocks become fewer."""
         num_free = link.worker.num_free_seen(self._network.latency_s)
         if num_free is None:
@@ -235,7 +248,8 @@ class SimGateway:
     # ---- inside
 
     def _enter(self, request: Request, trace: Trace, ended: Ended) -> None:
-        now, life = self._agenda.now, RequestLife(request, HandoffId(f"h-{request.id}"))
+        now = self._agenda.now
+        life = RequestLife(request, HandoffId(f"h-{request.id}"), self._config.max_retries)
         self._active[request.id] = _Active(life, trace, ended, now, now)
 
     def _refuse(self, request: RequestId, error: TandemError) -> None:
@@ -246,7 +260,6 @@ class SimGateway:
         """Place what waits, in its turn, until the first finds no place."""
         while (turn := self._waiting.next(self._agenda.now)) is not None:
             active = self._active[turn.request]
-            active.trace.path = turn.placement.path
             link = self._links[turn.placement.prefill]
             link.placed[turn.request] = self._waiting.line.charged(turn.request)
             self._changed(link)
@@ -254,31 +267,48 @@ class SimGateway:
 
     def _carry_out(self, active: _Active, commands: Sequence[Command], at: float | None = None) -> None:
         """`at`: when what caused them came, if not now."""
-        now = self._agenda.now
+        now = self._agenda.now if at is None else at
         for command in commands:
             match command:
-                case Place(excluded):
-                    self._waiting.refused(excluded, now)
-                    self._unplace(active)
-                case Submit(worker, job):
-                    self._submit(active, self._links[worker], job)
-                case CancelJob(worker, keys):
-                    self._cancel(worker, keys)
-                case ReleaseLease(worker, lease):
-                    self._release(worker, lease)
                 case Deliver(token):
                     delay = self._delivery.seconds(active.life.request.id, token.index)
-                    active.trace.deliver(token.token.id, (now if at is None else at) + delay)
+                    active.trace.deliver(token.token.id, now + delay)
                     self._waiting.line.drew(active.life.request.id, 1)
-                case Score() | EndChoice():
-                    pass  # nobody reads scores, and a simulated request has one choice
                 case End(outcome):
                     self._end(active, outcome)
-        if active.life.phase is Phase.QUEUED:
-            self._waiting.line.put_back(active.life.request.id)
+                case Score() | EndChoice():
+                    pass  # nobody reads scores, and a simulated request has one choice
+                case Place() | Seek():
+                    self._find(active, command)
+                case Blame(workers):
+                    self._waiting.breaker.failed(workers, self._agenda.now)
+                case Submit() | CancelJob() | ReleaseLease():
+                    self._tell(active, command)
+
+    def _tell(self, active: _Active, command: Submit | CancelJob | ReleaseLease) -> None:
+        match command:
+            case Submit(worker, job):
+                self._submit(active, worker, job)
+            case CancelJob(worker, keys):
+                self._cancel(worker, keys)
+            case ReleaseLease(worker, lease):
+                self._release(worker, lease)
+
+    def _find(self, active: _Active, command: Place | Seek) -> None:
+        request, now = active.life.request.id, self._agenda.now
+        if isinstance(command, Seek):
+            taker = self._waiting.taker(MODEL, command, now)
+            self._carry_out(active, active.life.sought(command.choice, taker))
+            return
+        self._waiting.refused(command.excluded, now)
+        if command.has_failed:
+            self._waiting.failed(request, command.excluded)
+        self._unplace(active)
+        self._waiting.line.put_back(request)
 
     def _end(self, active: _Active, outcome: Finished | TandemError) -> None:
         now, trace = self._agenda.now, active.trace
+        trace.path = active.life.path
         self._unplace(active)
         del self._active[trace.id]
         self._waiting.leave(trace.id, active.life.num_cached)
@@ -294,8 +324,9 @@ class SimGateway:
     def _unplace(self, active: _Active) -> None:
         """It does not go where it was to."""
         placement = active.life.placement
-        if placement is not None and self._links[placement.prefill].placed.pop(active.life.request.id, 0):
-            self._changed(self._links[placement.prefill])
+        link = None if placement is None else self._links.get(placement.prefill)
+        if link is not None and link.placed.pop(active.life.request.id, 0):
+            self._changed(link)
 
     def _cancel(self, worker: WorkerRef, keys: Sequence[JobKey]) -> None:
         def run(engine: Engine, now: float) -> list[Effect]:
@@ -306,11 +337,18 @@ class SimGateway:
     def _release(self, worker: WorkerRef, key: HandoffKey) -> None:
         self._network.post(worker, f"release {key}", lambda engine, now: engine.release(key, now), self.party)
 
-    def _submit(self, active: _Active, link: _Link, job: Job) -> None:
+    def _submit(self, active: _Active, ref: WorkerRef, job: Job) -> None:
         """A call whose answer brings the worker's load along."""
+        link = self._links.get(ref)
+        if link is None:
+            gone = TandemError(ErrorKind.WORKER_LOST, f"worker {ref.id} is gone")
+            self._carry_out(active, active.life.refused(ref, job.key, gone))
+            return
         worker = link.worker
 
         def answered(refusal: TandemError | None, load: Load) -> None:
+            if self._links.get(ref) is not link:
+                return
             if not isinstance(job, Resume):
                 link.placed.pop(job.request.id, None)
             self._take_in(link)
@@ -333,45 +371,31 @@ class SimGateway:
 
     def _tick(self) -> None:
         for active in list(self._active.values()):
-            error = self._overdue(active)
-            if error is not None:
-                self._carry_out(active, active.life.failed(error))
+            self._see_to(active)
         self._place_queued()
         self._is_ticking = bool(self._active)
         if self._is_ticking:
             self._agenda.after(TICK_S, "", self._tick, by=self.party)
 
-    def _overdue(self, active: _Active) -> TandemError | None:
-        """A request that is sent back to the queue does not begin its wait anew."""
-        now, config = self._agenda.now, self._config
-        if active.life.phase is Phase.QUEUED:
-            if now - active.came_at < config.queue_timeout_s:
-                return None
-            reason = f"no place within {config.queue_timeout_s:g} s: {self._waiting.why(MODEL)}"
-            return TandemError(ErrorKind.NO_WORKER, reason, retry_after_s=1.0)
-        if now - active.moved_at >= config.progress_timeout_s:
+    def _see_to(self, active: _Active) -> None:
+        now, life = self._agenda.now, active.life
+        if life.phase is Phase.QUEUED:
+            told_at = max(active.came_at, active.trace.told_at)
+            why = partial(self._waiting.why, MODEL, now)
+            error = no_place(self._config, told_at, self._waiting.hopeless_since(MODEL), now, why)
+            if error is not None:
+                self._catch_up(active)
+                self._carry_out(active, life.failed(error))
+            return
+        if now - active.moved_at >= self._config.progress_timeout_s:
             self._catch_up(active)
-        if now - active.moved_at < config.progress_timeout_s:
-            return None
-        return TandemError(ErrorKind.DEADLINE, f"no progress within {config.progress_timeout_s:g} s")
+        if now - active.moved_at >= self._config.progress_timeout_s:
+            active.moved_at = now
+            self._carry_out(active, life.stalled(f"no progress within {self._config.progress_timeout_s:g} s"))
+        for seek in life.seeks():
+            self._find(active, seek)
 
 
 def _may_end(event: JobEvent) -> bool:
     """Whether it may end a request for which another worker has steps ahead."""
     return isinstance(event, Failed | Cancelled) or (isinstance(event, Finished) and event.reason is not None)
-
-
-def _pairs(workers: Sequence[SimWorker], config: GatewayConfig) -> frozenset[tuple[WorkerRef, WorkerRef]]:
-    """Those that a gateway tries: none without a split, and two mixed workers only where every request is split."""
-    if config.disaggregation == "off":
-        return frozenset()
-    pools = [(w.ref, w.spec.pool) for w in workers]
-    return frozenset(
-        (giver, taker)
-        for giver, gives in pools
-        for taker, takes in pools
-        if giver != taker
-        and gives != "decode"
-        and takes != "prefill"
-        and (gives != takes or config.disaggregation == "strict")
-    )

@@ -17,8 +17,18 @@ from tandem.admission.terms import on_terms
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import RequestId, TenantId
 from tandem.core.request import Request
+from tandem.sched.targets import NO_TARGETS, LatencyTargets
 
 _FOR_EVER_MS = 2**62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Of those who ask: tenants' own, None: everybody is served alike and without limits; and what each lane was
+    promised."""
+
+    tenants: Mapping[TenantId, Tenant] | None = None
+    targets: LatencyTargets = NO_TARGETS
 
 
 @dataclass(slots=True)

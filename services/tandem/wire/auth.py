@@ -55,7 +55,7 @@ class Stamp:
 
 def seal(stamp: Stamp, method: str, secret: bytes) -> bytes:
     """The header of a call of `method`, as `/package.Service/Method`."""
-    who = stamp.who.encode()[:_MAX_WHO_BYTES]
+    who = stamp.who.encode(errors="replace")[:_MAX_WHO_BYTES]
     body = _HEAD.pack(_VERSION, stamp.sent_ms, stamp.incarnation, stamp.nonce) + who
     return _call_mac(secret, method, body) + body
 

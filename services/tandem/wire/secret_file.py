@@ -62,6 +62,13 @@ class SecretFile:
             self._look()
         return self._secrets
 
+    def look(self) -> bool:
+        """Whether there are other secrets now. To be asked about what none of the current ones explains: somebody else
+        may have seen a change of the file sooner."""
+        before = self._secrets
+        self._look()
+        return self._secrets != before
+
     def _look(self) -> None:
         seen = signature(self._path)
         if seen == self._seen:

@@ -21,8 +21,8 @@ from tandem.wire.channels import open_channel, server_options
 from tandem.wire.gen import worker_pb2
 from tandem.wire.gen.worker_pb2_grpc import WorkerStub
 from tandem.wire.guard import Guard
-from tandem.wire.secret_file import SecretFile, Signature
-from tandem.wire.tls import TlsFiles
+from tandem.wire.secret_file import SecretFile
+from tandem.wire.tls import Pems, TlsFiles
 
 REFUSED = f"it does not believe us: its cluster.secret_file differs, or its clock does by more than {MAX_SKEW_S:g} s"
 """What UNAUTHENTICATED means to whoever has signed."""
@@ -72,9 +72,10 @@ class Trust:
         """A channel to `host:port`. It connects at its first call."""
         return open_channel(address, None if self._tls is None else self._tls.channel_credentials())
 
-    def channel_signature(self) -> Signature:
-        """Changes when a channel that is opened now would show another certificate than one opened before."""
-        return () if self._tls is None else self._tls.signature()
+    def shown(self) -> Pems | None:
+        """What a channel shows that is opened now. One that was opened with something else is to be opened again when
+        it breaks."""
+        return None if self._tls is None else self._tls.current()
 
     def stub(self, channel: grpc.aio.Channel, incarnation: Incarnation) -> WorkerStub:
         """The calls to one life of a worker, signed; its `Describe` raises TandemError(UNAUTHENTICATED) when the
@@ -99,7 +100,11 @@ class Trust:
     def require_proof(self, nonce: bytes, reply: worker_pb2.DescribeReply) -> None:
         """Raises TandemError(UNAUTHENTICATED) unless who answered knows the secret."""
         assert self._secret is not None
-        if not is_proven(reply.transport_proof, nonce, _bytes_of(reply), self._secret.current(self._wall())):
+        said, now = _bytes_of(reply), self._wall()
+        is_believed = is_proven(reply.transport_proof, nonce, said, self._secret.current(now))
+        if not is_believed and self._secret.look():
+            is_believed = is_proven(reply.transport_proof, nonce, said, self._secret.current(now))
+        if not is_believed:
             who = reply.worker.id or "who answers"
             message = f"{who} does not prove that it knows the cluster's secret (cluster.secret_file)"
             raise TandemError(ErrorKind.UNAUTHENTICATED, message)

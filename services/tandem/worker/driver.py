@@ -198,6 +198,9 @@ class EngineDriver:
         try:
             result = self._executor.execute(plan)
         except Exception as failure:
+            if plan.num_host_copies:
+                # Names may stand on what was never copied: nothing that is cached can be trusted any more.
+                raise
             _log.exception("%s failed", plan)
             reason = f"the step failed: {type(failure).__name__}: {failure}"
             result = StepResult(plan.number, tuple(SliceResult(s.seq, error=reason) for s in plan.slices))
@@ -205,7 +208,7 @@ class EngineDriver:
         self._dispatch(self._engine.finish(result, self._clock.now()))
         # From planning to handing out: what a client sees between two tokens.
         record = self._engine.pacer.measured(result, self._clock.now() - began)
-        for observer in self._observers:
+        for observer in self._observers if plan.slices else ():
             observer.observe(record)
 
     def _rest(self, now: float) -> None:

@@ -50,6 +50,7 @@ class Publisher:
         self._clock = clock
         # Filled on the engine's thread, emptied on the event loop: a deque needs no lock for that.
         self._inbox: deque[Sequence[KVFact]] = deque()
+        self._renew_at = 0.0
         self._is_reachable = True
         # How many facts the newest snapshot stands for; None: there is none in Redis.
         self._covered: int | None = None
@@ -60,23 +61,26 @@ class Publisher:
 
     async def run(self) -> None:
         """Publish until cancelled, then withdraw as well as Redis allows."""
-        renew_at = 0.0
         try:
             while True:
                 await asyncio.sleep(BATCH_S if self._is_reachable else RETRY_S)
-                self._take_inbox()
-                try:
-                    if self._clock.now() >= renew_at:
-                        await self._renew()
-                        renew_at = self._clock.now() + RENEW_S
-                    await self._tell()
-                    self._is_reachable = True
-                except IndexUnavailable:
-                    self._is_reachable = False
+                await self.turn()
         finally:
             with contextlib.suppress(IndexUnavailable):
                 await self._writer.withdraw()
             await self._writer.close()
+
+    async def turn(self) -> None:
+        """Tell what there is to tell, now."""
+        self._take_inbox()
+        try:
+            if self._clock.now() >= self._renew_at:
+                await self._renew()
+                self._renew_at = self._clock.now() + RENEW_S
+            await self._tell()
+            self._is_reachable = True
+        except IndexUnavailable:
+            self._is_reachable = False
 
     def _take_inbox(self) -> None:
         while self._inbox:

@@ -16,7 +16,10 @@ if not lapses or tonumber(lapses) <= time[1] * 1000 + math.floor(time[2] / 1000)
 end
 if redis.call('HGET', KEYS[4], id) ~= incarnation .. ARGV[3] then
   redis.call('HSET', KEYS[4], id, incarnation .. ARGV[3])
-  redis.call('PEXPIRE', KEYS[4], math.max(1, redis.call('PTTL', KEYS[1])))
+  local ttl = redis.call('PTTL', KEYS[1])
+  if ttl > 0 then
+    redis.call('PEXPIRE', KEYS[4], ttl)
+  end
   local version = math.max(time[1] * 1000000 + time[2], (tonumber(redis.call('GET', KEYS[3])) or 0) + 1)
   redis.call('SET', KEYS[3], string.format('%.0f', version), 'KEEPTTL')
 end

@@ -338,7 +338,7 @@ class TokenizerBundle(_message.Message):
     def __init__(self, tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., generation_config_json: _Optional[str] = ..., special_tokens_json: _Optional[str] = ...) -> None: ...
 
 class Books(_message.Message):
-    __slots__ = ("num_blocks", "num_free_blocks", "num_cached_blocks", "num_table_blocks", "num_leased_blocks", "num_reading_blocks", "num_quarantined_blocks", "num_sequences", "num_leases", "num_pulls")
+    __slots__ = ("num_blocks", "num_free_blocks", "num_cached_blocks", "num_table_blocks", "num_leased_blocks", "num_reading_blocks", "num_quarantined_blocks", "num_sequences", "num_leases", "num_pulls", "num_host_blocks")
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -349,6 +349,7 @@ class Books(_message.Message):
     NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     NUM_LEASES_FIELD_NUMBER: _ClassVar[int]
     NUM_PULLS_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     num_blocks: int
     num_free_blocks: int
     num_cached_blocks: int
@@ -359,7 +360,8 @@ class Books(_message.Message):
     num_sequences: int
     num_leases: int
     num_pulls: int
-    def __init__(self, num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_table_blocks: _Optional[int] = ..., num_leased_blocks: _Optional[int] = ..., num_reading_blocks: _Optional[int] = ..., num_quarantined_blocks: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_leases: _Optional[int] = ..., num_pulls: _Optional[int] = ...) -> None: ...
+    num_host_blocks: int
+    def __init__(self, num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_table_blocks: _Optional[int] = ..., num_leased_blocks: _Optional[int] = ..., num_reading_blocks: _Optional[int] = ..., num_quarantined_blocks: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_leases: _Optional[int] = ..., num_pulls: _Optional[int] = ..., num_host_blocks: _Optional[int] = ...) -> None: ...
 
 class DescribeReply(_message.Message):
     __slots__ = ("worker", "pool", "model", "fingerprint", "max_model_len", "transport", "bundle_digest", "bundle", "load", "books", "transport_kind", "step_cost", "aliases", "transport_proof", "role", "redis_problem", "num_redis_errors")
