@@ -116,6 +116,9 @@ class WorkerConfig:
     pool: Literal["prefill", "decode", "mixed"] = _doc("label that routers read", "mixed")
     id: str = _doc("stable name; empty: host and process id", "")
     host: str = _doc("address to bind and to announce", "127.0.0.1")
+    host_label: str = _doc("which machine it is on; KV moves fastest between workers of one", "")
+    rack: str = _doc("which rack, likewise", "")
+    zone: str = _doc("which zone, likewise", "")
     port: int = _doc("0: any free one", 0)
     drain_s: float = _doc("how long running work may take after SIGTERM", 20.0)
     gateway_grace_s: float = _doc("jobs of a gateway whose stream is gone live this long", 10.0)
@@ -134,8 +137,12 @@ class GatewayConfig:
     grpc_port: int = _doc("gRPC port; 0: any free one; -1: the one after port, any free one where that is 0", -1)
     auth: Literal["keys", "off"] = _doc("keys: whoever has none is refused; off: everybody is served", "keys")
     tenants: str = _doc("YAML file of tenants and the hashes of their keys; read again when it changes", "")
-    disaggregation: Literal["off", "prefer", "strict"] = _doc(
-        "off: never split; prefer: split when both pools live; strict: refuse otherwise", "prefer"
+    disaggregation: Literal["off", "auto", "prefer", "strict"] = _doc(
+        "off: never split; auto: where it costs less; prefer: split when both pools live; strict: refuse otherwise",
+        "prefer",
+    )
+    routing_policy: Literal["cost", "random", "round_robin", "least_loaded", "prefix"] = _doc(
+        "how workers are chosen; all but cost are there to compare with", "cost"
     )
     max_body: Bytes = _doc("largest request body or gRPC message", Bytes(4 << 20))
     request_timeout_s: float = _doc("a request that has not arrived whole for this long is refused", 60.0)

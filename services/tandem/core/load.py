@@ -23,6 +23,10 @@ def no_larger(num_tokens: int, lane: Lane, by_lane: Sequence[int], by_size: Sequ
     return by_size[lane * len(PROMPT_SIZES) + size] if by_size and size < len(PROMPT_SIZES) else by_lane[lane]
 
 
+HORIZON_STEPS = 2
+"""While one step runs the next is filled from what is here, and the gateways have that long to send more."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """What a router needs. `num_free_blocks` counts blocks without a holder, cached ones included.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 
 from tandem.admission.estimate import Spent
 from tandem.core.errors import TandemError
@@ -52,6 +52,10 @@ class ActiveRequest:
     @property
     def num_attempts(self) -> int:
         return 1 + self.life.num_moves
+
+    @property
+    def reasons(self) -> Mapping[str, object]:
+        return self.life.placement.reasons if self.life.placement is not None else {}
 
     @property
     def has_more(self) -> bool:

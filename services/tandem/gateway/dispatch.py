@@ -18,7 +18,7 @@ from tandem.admission.terms import on_terms
 from tandem.core.clock import Clock
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Finished, JobEvent, Token
+from tandem.core.events import Finished, JobEvent, Pulled, Token
 from tandem.core.ids import BlockHash, HandoffId, JobKey, RequestId, WorkerRef
 from tandem.core.request import Job, Request, SamplingParams
 from tandem.flow.commands import (
@@ -44,6 +44,7 @@ from tandem.gateway.caller import Caller
 from tandem.gateway.fleet import Fleet
 from tandem.gateway.ports import NO_PREFIXES, KnownPrefixes, Quotas, ServedModel
 from tandem.routing.placement import Placement
+from tandem.routing.router import Routing
 from tandem.routing.view import WorkerView
 from tandem.sched.targets import NO_TARGETS, LatencyTargets
 
@@ -68,7 +69,8 @@ class Dispatcher:
         self._quotas = quotas
         self._config = config
         self._clock = clock
-        self._waiting = Waiting(fleet.candidates(), config, targets, prefixes)
+        routing = Routing(config.routing_policy, fleet.kv_links)
+        self._waiting = Waiting(fleet.candidates(), config, targets, prefixes, routing)
         self._prefixes = prefixes
         self._active: dict[RequestId, ActiveRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -142,6 +144,8 @@ class Dispatcher:
             active.moved_at = now
             if type(event) is Token and event.num_cached_tokens is not None:
                 self._prefixes.reported(active.take_predicted(), event.num_cached_tokens)
+            if type(event) is Pulled and active.life.placement is not None:
+                self._fleet.measured(active.life.placement, event)
             # A job's first token says more than what was drawn.
             if (
                 type(event) is Token
@@ -188,6 +192,7 @@ class Dispatcher:
         while (turn := self._waiting.next(self._clock.now())) is not None:
             active = self._active[turn.request]
             self._fleet.expect(turn.placement.prefill, turn.request, self._waiting.line.charged(turn.request))
+            self._fleet.expect_decode(turn.placement.decode, turn.request)
             active.predicted = self._prefixes.predict(active.life.request, turn.placement.prefill, turn.num_hit_blocks)
             self._carry_out(active, active.life.placed(turn.placement))
 
@@ -207,7 +212,12 @@ class Dispatcher:
         """A place in the line. Raises TandemError when there is none, or when it would come too late."""
         tenant = caller.tenant
         admitted = self._waiting.admit(
-            request, weight=tenant.weight, timeout_s=caller.timeout_s, policy=tenant.disaggregation, hashes=hashes
+            request,
+            weight=tenant.weight,
+            timeout_s=caller.timeout_s,
+            policy=tenant.disaggregation,
+            hashes=hashes,
+            session=f"{tenant.id} {caller.session}" if caller.session else "",
         )
         if admitted.leaves is not None and admitted.error is not None:
             self._make_room(admitted.leaves, admitted.error)
@@ -324,6 +334,7 @@ class Dispatcher:
         """It does not go where it was to."""
         if active.life.placement is not None:
             self._fleet.expect(active.life.placement.prefill, active.life.request.id, 0)
+            self._fleet.expect_decode(active.life.placement.decode, active.life.request.id, is_coming=False)
 
     async def _submit(self, active: ActiveRequest, worker: WorkerRef, job: Job) -> None:
         try:

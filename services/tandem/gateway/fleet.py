@@ -13,13 +13,14 @@ from typing import Protocol
 from tandem.core.clock import Clock
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import JobEvent
+from tandem.core.events import JobEvent, Pulled
 from tandem.core.ids import GatewayId, HandoffKey, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Job
 from tandem.gateway.background import surviving
 from tandem.gateway.ports import ServedModel
 from tandem.gateway.text_models import TextModels
 from tandem.gateway.worker_link import LinkCalls, WorkerLink
+from tandem.routing.links import Links
 from tandem.routing.placement import Placement
 from tandem.routing.roster import Roster
 from tandem.routing.view import ClusterView, Pair, WorkerView
@@ -71,6 +72,7 @@ class Fleet:
         self._links: dict[WorkerId, WorkerLink] = {}
         self._linked: set[Pair] = set()
         self._failed: dict[Pair, float] = {}
+        self.kv_links = Links()
         self._roster = Roster(self._linked, self._failed.keys())
         self._probing: dict[Pair, asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
@@ -140,6 +142,19 @@ class Fleet:
         link = self._find(worker)
         if link is not None:
             link.expect(request, num_tokens)
+
+    def expect_decode(self, worker: WorkerRef, request: RequestId, *, is_coming: bool = True) -> None:
+        """As `WorkerLink.expect_decode`; nothing when the worker is gone."""
+        link = self._find(worker)
+        if link is not None:
+            link.expect_decode(request, is_coming=is_coming)
+
+    def measured(self, placement: Placement, pulled: Pulled) -> None:
+        """How fast KV moved between two workers; nothing when one of them is gone."""
+        giver, taker = self._find(placement.prefill), self._find(placement.decode)
+        if giver is None or taker is None or (source := giver.view()) is None or (target := taker.view()) is None:
+            return
+        self.kv_links.observe(source, target, pulled.num_bytes, pulled.busy_s)
 
     async def submit(self, worker: WorkerRef, job: Job) -> None:
         """Raises TandemError when the worker refuses or cannot be reached."""
@@ -234,6 +249,7 @@ class Fleet:
         for pair in [pair for pair in (*self._linked, *self._failed) if link.ref in pair]:
             self._linked.discard(pair)
             self._failed.pop(pair, None)
+        self.kv_links.forget(link.ref)
         assert self._listener is not None
         self._listener.lost(link.ref, reason)
         # Last, because what is lost is no longer expected there, which is another view of it.

@@ -42,7 +42,12 @@ class TokenStream(Protocol):
 
     @property
     def path(self) -> str:
-        """`remote`, `local` or `fallback;reason=...`; final once the first token was yielded."""
+        """`remote`, `local`, `local;reason=...` or `fallback;reason=...`; final once the first token was yielded."""
+        ...
+
+    @property
+    def reasons(self) -> Mapping[str, object]:
+        """Why, with the numbers, for JSON; final as the path is. Empty while it has no place."""
         ...
 
     @property

@@ -21,8 +21,9 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import JobEvent
 from tandem.core.ids import GatewayId, HandoffKey, JobKey, RequestId, WorkerRef
 from tandem.core.load import Load
-from tandem.core.request import Job, Resume
+from tandem.core.request import Job, Prefill, Resume
 from tandem.core.step_cost import StepCost
+from tandem.core.topology import Topology
 from tandem.gateway.ports import ServedModel
 from tandem.gateway.text_models import TextModels
 from tandem.routing.view import Pool, WorkerView
@@ -76,6 +77,7 @@ class WorkerLink:
         self._load = Load()
         self._step_cost: StepCost | None = None
         self._placed: dict[RequestId, int] = {}
+        self._decoding: set[RequestId] = set()
         self._seen: Callable[[WorkerLink], None] = _nobody
         self._calls: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
@@ -102,8 +104,19 @@ class WorkerLink:
         if about is None or not self.is_live:
             return None
         pool = _pool(self._told_role, about.role, about.pool)
+        place = about.topology
         return WorkerView(
-            self.ref, pool, about.model, about.fingerprint, self._load, tuple(self._placed.values()), self._step_cost
+            self.ref,
+            pool,
+            about.model,
+            about.fingerprint,
+            self._load,
+            tuple(self._placed.values()),
+            self._step_cost,
+            num_coming=len(self._decoding),
+            topology=Topology(place.host, place.rack, place.zone),
+            block_size=self.block_size,
+            block_bytes=sum(region.block_bytes for region in about.transport.regions),
         )
 
     @property
@@ -137,6 +150,13 @@ class WorkerLink:
             return
         self._seen(self)
 
+    def expect_decode(self, request: RequestId, *, is_coming: bool = True) -> None:
+        """A request was placed here to decode, or does not come; what the worker takes it says itself."""
+        if is_coming == (request in self._decoding):
+            return
+        self._decoding ^= {request}
+        self._seen(self)
+
     async def submit(self, job: Job) -> None:
         """Raises TandemError: the worker's refusal, or WORKER_LOST when it does not answer."""
         request = encode_submission(Submission(self._gateway, self.ref.incarnation, job))
@@ -147,6 +167,8 @@ class WorkerLink:
         finally:
             if not isinstance(job, Resume):
                 self.expect(job.request.id, 0)
+            if not isinstance(job, Prefill):
+                self.expect_decode(job.request.id, is_coming=False)
         self._take_load(reply.load)
         self._seen(self)
         if reply.HasField("refusal"):

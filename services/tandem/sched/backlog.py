@@ -9,14 +9,11 @@ from operator import add
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.lane import Lane
-from tandem.core.load import PROMPT_SIZES, beside_longest, no_larger, prompt_size
+from tandem.core.load import HORIZON_STEPS, PROMPT_SIZES, beside_longest, no_larger, prompt_size
 from tandem.core.step_cost import StepCost, StepFeatures
 from tandem.kv.pool import BlockPool
 from tandem.sched.policy import SchedulerLimits
 from tandem.sched.sequence import Sequence, Status
-
-HORIZON_STEPS = 2
-"""While one step runs the next is filled from what is here, and the gateways have that long to send more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,7 @@ class SimWorker:
             ),
         )
         max_model_len = spec.config.engine.max_model_len or spec.num_blocks * spec.layout.block_size
-        self.engine = compose_engine(spec.config, self._executor, FINGERPRINT, max_model_len)
+        self.engine = compose_engine(spec.config, self._executor, FINGERPRINT, max_model_len, records_facts=True)
         if spec.calibration is not None:
             self.engine.pacer.calibrated(spec.calibration)
         self._agenda = agenda

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.core.topology import Topology
 
 SCHEMA = 1
 """Rises when a field changes its meaning or goes. Fields may be added without: readers skip what they don't know."""
+
+_LABELS = ("host", "rack", "zone")
 
 
 class RecordError(Exception):
@@ -30,6 +33,7 @@ class WorkerRecord:
     max_model_len: int
     bundle_digest: str
     role: str = ""
+    topology: Topology = field(default_factory=Topology)
 
     @property
     def effective_role(self) -> str:
@@ -49,6 +53,7 @@ class WorkerRecord:
                 "layout": self.layout,
                 "max_model_len": self.max_model_len,
                 "bundle_digest": self.bundle_digest,
+                **{name: getattr(self.topology, name) for name in _LABELS if getattr(self.topology, name)},
             },
             sort_keys=True,
         )
@@ -73,6 +78,7 @@ class WorkerRecord:
             layout=_text(content, "layout"),
             max_model_len=_count(content, "max_model_len"),
             bundle_digest=_text(content, "bundle_digest"),
+            topology=Topology(**{name: _text(content, name) for name in _LABELS if name in content}),
         )
 
 

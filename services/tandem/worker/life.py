@@ -16,6 +16,7 @@ from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import KVFact
 from tandem.core.ids import WorkerRef
+from tandem.core.topology import Topology
 from tandem.engine.compose import compose_engine, engine_limits
 from tandem.engine.ports import StepObserver
 from tandem.engine.step_log import StepLogHead, shaping
@@ -286,6 +287,7 @@ class Worker:
             layout=str(self._identity.transport.layout),
             max_model_len=self._identity.max_model_len,
             bundle_digest=self._identity.bundle_digest,
+            topology=self._identity.topology,
         )
         redis = self._config.redis
         registry = WorkerRegistry(redis.url, redis.namespace, health=self._redis_health)
@@ -322,4 +324,5 @@ def _identity(config: Config, model: WorkerModel, me: WorkerRef, transport: Tran
         transport=transport.describe(me),
         transport_kind=config.handoff.transport,
         aliases=model.aliases,
+        topology=Topology(config.worker.host_label, config.worker.rack, config.worker.zone),
     )

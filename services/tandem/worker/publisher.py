@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from array import array
 from collections import deque
 from collections.abc import Sequence
@@ -35,7 +34,6 @@ MIN_BETWEEN_SNAPSHOTS = 256
 """Facts; a worker that holds next to nothing need not write that again and again."""
 SLICE_SLOTS = 1 << 16
 """Looked through at once for a snapshot: a millisecond of the event loop."""
-_log = logging.getLogger(__name__)
 
 
 class Publisher:

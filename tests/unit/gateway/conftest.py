@@ -8,7 +8,7 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 import httpx
@@ -93,6 +93,7 @@ class ScriptedStream:
     """Yields its steps in order: events are yielded, exceptions raised, and an asyncio.Event is waited for."""
 
     has_more = False
+    reasons: ClassVar[dict[str, object]] = {"prefill": "p1", "decode": "d1"}
 
     def __init__(self, steps: Sequence[Step], path: str = "remote", standing: Standing | None = None) -> None:
         self.path = path
