@@ -1,4 +1,4 @@
-"""Two gateways with quotas under load while their Redis is lost in each way: no request fails, it is told, all heals."""
+"""Two gateways with quotas under load while their Redis is lost: no request fails, it is told, and all heals."""
 
 from __future__ import annotations
 
