@@ -92,7 +92,7 @@ def test_ten_times_a_quota_of_long_prompts_does_not_reach_a_neighbour_within_its
 
 
 @pytest.mark.parametrize("tenants", ["aaa", "abc"])
-@pytest.mark.parametrize("budget", [128, 256, 512])
+@pytest.mark.parametrize("budget", [128, 256])
 def test_prompts_of_each_size_wait_at_the_gateway_no_longer_than_a_worker_would_let_them(
     budget: int, tenants: str
 ) -> None:
@@ -104,7 +104,7 @@ def test_prompts_of_each_size_wait_at_the_gateway_no_longer_than_a_worker_would_
     for horizon_ms in (0.0, 1e9):
         spec = gpu_spec(max_num_batched_tokens=budget)
         spec = replace(spec, config=replace(spec.config, worker=WorkerConfig(queue_horizon_ms=horizon_ms)))
-        traces = run(groups, 10.0, 300, ClusterSpec(workers=((spec, 1),), gateway=LINE))
+        traces = run(groups, 10.0, 200, ClusterSpec(workers=((spec, 1),), gateway=LINE))
         found.append({name: p99([t.ttft_s for t in traces if t.group == name]) for name, *_ in shares})
     kept, free = found
     for name in kept:

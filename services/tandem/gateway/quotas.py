@@ -91,7 +91,7 @@ class TenantQuotas:
         is_shared = verdict is not None
         if verdict is None:
             limits = account.begin_alone(self._num_gateways)
-            ask = ask._replace(tokens=min(ask.tokens, limits.tokens_per_minute or ask.tokens))
+            ask = Ask(self._name(), 1, min(ask.tokens, limits.tokens_per_minute or ask.tokens))
             verdict = account.reserve_alone(ask, self._now_ms())
         if verdict.refused:
             raise QuotaRefusal(refusal(verdict, limits), standing(verdict.levels, limits))
@@ -116,6 +116,8 @@ class TenantQuotas:
         try:
             verdict = await self._store.reserve(account.tenant, account.limits, ask)
         except StoreUnavailable as error:
+            # A server that stood still may yet carry it out.
+            self._unsettled.append(_Settlement(account, ask.id, None))
             self._lose(error)
             return None
         except asyncio.CancelledError:

@@ -53,9 +53,13 @@ def backlog(seqs: Iterable[Sequence], block_size: int, num_horizon_tokens: int) 
 
 def _added_up(rows: list[list[int]], join: Callable[[int, int], int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Of figures by lane and size: over all lanes and sizes up to each, for every size but the last, and for that."""
-    lanes = accumulate(rows, lambda above, row: list(map(join, above, row)))
-    sums = [tuple(accumulate(row, join)) for row in lanes]
-    return tuple(figure for row in sums for figure in row[:-1]), tuple(row[-1] for row in sums)
+    above, by_size, by_lane = [0] * len(rows[0]), list[int](), list[int]()
+    for row in rows:
+        above = list(map(join, above, row))
+        *parts, whole = accumulate(above, join)
+        by_size += parts
+        by_lane.append(whole)
+    return tuple(by_size), tuple(by_lane)
 
 
 def check_backlog(seq: Sequence, pool: BlockPool, held: Backlog) -> None:

@@ -48,9 +48,10 @@ class _Watched:
             self.health.answered(self.store, command)
             raise
         except (RedisError, OSError) as error:
-            told = _told(error, self.answer_s)
+            told = explained(error, self.answer_s)
             await self._failed(command, told)
             raise told from error
+        answers[:] = [explained(a, self.answer_s) if isinstance(a, Exception) else a for a in answers]
         first = next((answer for answer in answers if isinstance(answer, Exception)), None)
         if first is None:
             self.health.answered(self.store, command)
@@ -86,11 +87,31 @@ class Cluster(_Watched, RedisCluster):  # type: ignore[misc]
     async def leave(self) -> None:
         await self.aclose()
 
+    async def aclose(self) -> None:
+        """The library closes nothing where it was about to look at the cluster anew."""
+        await super().aclose()
+        for kind in ("nodes_cache", "startup_nodes"):
+            await self.nodes_manager.aclose(kind)
+
     async def _failed(self, command: str, error: Exception) -> None:
         await super()._failed(command, error)
         if isinstance(error, RedisConnectionError | RedisTimeoutError):
             # In a pipeline the library does not look for who took over.
             await self.leave()
+
+
+class _KeyPlaces:
+    """Where the keys of our commands are. The library asks a node for all commands that there are, each time that it
+    looks at the cluster anew: always the first node, also when it is that one which does not answer."""
+
+    async def initialize(self, node: ClusterNode | None = None) -> None:
+        return None
+
+    async def get_keys(self, *command: Any) -> tuple[Any, ...]:
+        if str(command[0]).upper() == "XREAD":
+            streams = command[command.index(b"STREAMS") + 1 :]
+            return streams[: len(streams) // 2]
+        return command[1:2]
 
 
 Client = OneServer | Cluster
@@ -127,9 +148,10 @@ def _cluster(url: str, answer_s: float, retry: Retry) -> Cluster:
     try:
         waits = {"socket_timeout": answer_s / 2, "socket_connect_timeout": answer_s / 2}
         found = Cluster.from_url(urls[0], startup_nodes=seeds, retry=retry, require_full_coverage=False, **waits)
-        return cast(Cluster, found)
     except RedisClusterException as error:
         raise ValueError(f"redis.url: {error}") from error
+    found.commands_parser = _KeyPlaces()  # type: ignore[assignment]
+    return cast(Cluster, found)
 
 
 def _node_urls(url: str) -> Sequence[str]:
@@ -143,7 +165,8 @@ def _node_urls(url: str) -> Sequence[str]:
     return found
 
 
-def _told(error: Exception, answer_s: float) -> Exception:
+def explained(error: Exception, answer_s: float) -> Exception:
+    """What to tell people of it."""
     if isinstance(error, MovedError):
         return RedisError(
             "this server is one of a Redis Cluster: let redis.url begin with redis+cluster:// (or rediss+)"

@@ -84,7 +84,7 @@ class ScriptLine:
                 for index, answer in zip(unknown, again, strict=True):
                     answers[index] = answer
             told += answers
-        return answers
+        return told
 
     async def _round_trip(self, command: str, script: str, calls: Sequence[_Call]) -> list[Any]:
         async with self._redis.pipeline(transaction=False) as pipe:

@@ -47,8 +47,8 @@ class TcpServer:
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}"
 
-    def client(self) -> blocking.Redis:
-        return blocking.Redis(port=self.port, socket_timeout=PATIENCE_S)
+    def client(self, password: str | None = None) -> blocking.Redis:
+        return blocking.Redis(port=self.port, socket_timeout=PATIENCE_S, password=password)
 
     def start(self) -> None:
         options = ("--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self._directory))

@@ -1,0 +1,133 @@
+"""Stores on a Redis Cluster whose slots move, of which one node stands still, or that is taken for a single server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from tandem.admission.quota import Ask, Limits
+from tandem.core.ids import GatewayId, TenantId
+from tandem.stores.client import connect
+from tandem.stores.health import RedisHealth
+from tandem.stores.quota import RedisQuotas
+from tandem.stores.roll import GatewayRoll
+from tandem.stores.script_line import StoreUnavailable
+from tests.contract.stores.redis_servers import ClusterServers, TcpServer, tcp_server
+
+pytestmark = [pytest.mark.redis, pytest.mark.slow]
+LIMITS = Limits(tokens_per_minute=1000)
+TENANTS = [TenantId(f"t{number}") for number in range(12)]
+
+
+@pytest.fixture
+def empty(cluster: ClusterServers) -> Iterator[ClusterServers]:
+    cluster.empty()
+    yield cluster
+    cluster.empty()
+
+
+@pytest.fixture
+async def quotas(empty: ClusterServers) -> AsyncIterator[RedisQuotas]:
+    quotas = RedisQuotas(empty.url, "c", answer_s=30.0)
+    yield quotas
+    await quotas.close()
+
+
+def books(tenant: TenantId) -> str:
+    return f"c:quota:{{{tenant}}}:levels"
+
+
+def elsewhere(cluster: ClusterServers, tenant: TenantId) -> TcpServer:
+    return next(node for node in cluster.nodes if node is not cluster.owner(books(tenant)))
+
+
+async def reserve_all(quotas: RedisQuotas, name: str) -> list[str]:
+    verdicts = await asyncio.gather(*(quotas.reserve(t, LIMITS, Ask(name, 1, 100)) for t in TENANTS))
+    return [verdict.refused for verdict in verdicts]
+
+
+async def test_a_slot_that_has_moved_is_followed(empty: ClusterServers, quotas: RedisQuotas) -> None:
+    assert not any(await reserve_all(quotas, "a"))
+    empty.empty()
+    other = elsewhere(empty, TENANTS[0])
+    empty.move(books(TENANTS[0]), other)
+    assert not any(await reserve_all(quotas, "b"))
+    with other.client() as client:
+        assert client.exists(books(TENANTS[0]))
+
+
+async def test_a_slot_that_is_moving_is_asked_for_where_it_will_be(empty: ClusterServers, quotas: RedisQuotas) -> None:
+    """Scripts of several keys must wait for the end of it: Redis answers TRYAGAIN."""
+    roll = GatewayRoll(empty.url, "c", ttl_s=60.0)
+    for key in ("{c:gateways}:roll", books(TENANTS[1])):
+        other = next(node for node in empty.nodes if node is not empty.owner(key))
+        empty.open(key, other)
+    assert await roll.beat(GatewayId("g1")) == 1 and await roll.beat(GatewayId("g2")) == 2
+    with pytest.raises(StoreUnavailable):
+        await quotas.reserve(TENANTS[1], LIMITS, Ask("b", 1, 100))
+    empty.empty()
+    for key in ("{c:gateways}:roll", books(TENANTS[1])):
+        empty.move(key, next(node for node in empty.nodes if node is not empty.owner(key)))
+    assert not any(await reserve_all(quotas, "c")) and await roll.beat(GatewayId("g1")) == 1
+    await roll.close()
+
+
+async def test_a_node_that_stands_still_takes_nobody_else_along(empty: ClusterServers) -> None:
+    """Within the time that a request waits for its quota, and heals when it goes on."""
+    health = RedisHealth()
+    quotas = RedisQuotas(empty.url, "c", health=health)
+    still = empty.owner(books(TENANTS[0]))
+    others = [tenant for tenant in TENANTS if empty.owner(books(tenant)) is not still]
+    await reserve_all(quotas, "a")
+    still.pause()
+    try:
+        with pytest.raises(StoreUnavailable):
+            await quotas.reserve(TENANTS[0], LIMITS, Ask("b", 1, 100))
+        assert not health.is_up and health.num_errors["quota"] == 1
+
+        async def is_served() -> bool:
+            try:
+                return not (await quotas.reserve(others[0], LIMITS, Ask("b", 1, 100))).refused
+            except StoreUnavailable:
+                return False
+
+        async with asyncio.timeout(60):
+            while not await is_served():
+                await asyncio.sleep(0.01)
+    finally:
+        still.resume()
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                assert not any(await reserve_all(quotas, "b"))
+                break
+            except StoreUnavailable:
+                await asyncio.sleep(0.01)
+    assert health.is_up
+    await quotas.close()
+
+
+async def test_one_node_taken_for_a_server_says_what_to_write(empty: ClusterServers) -> None:
+    health = RedisHealth()
+    quotas = RedisQuotas(empty.nodes[0].url, "c", health=health)
+    foreign = next(tenant for tenant in TENANTS if empty.owner(books(tenant)) is not empty.nodes[0])
+    with pytest.raises(StoreUnavailable, match=r"redis\+cluster://"):
+        await quotas.reserve(foreign, LIMITS, Ask("a", 1, 1))
+    assert "redis+cluster://" in (health.problem or "")
+    await quotas.close()
+
+
+async def test_a_single_server_taken_for_a_cluster_says_so() -> None:
+    with tcp_server() as server:
+        client = connect(server.url.replace("redis://", "redis+cluster://"))
+        with pytest.raises(Exception, match="Cluster mode is not enabled"):
+            await client.execute_command("GET", "x")
+        await client.aclose()
+
+
+@pytest.mark.parametrize("url", ["redis+cluster://", "redis+cluster://h:1/3", "nothing://h", "redis+cluster://h:x"])
+def test_other_urls_are_refused(url: str) -> None:
+    with pytest.raises(ValueError):
+        connect(url)

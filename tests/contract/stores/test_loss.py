@@ -1,0 +1,187 @@
+"""A Redis that is lost in each way it can be: each store says so in its words, it is logged once, and all heals."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from array import array
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tandem.admission.quota import Ask, Limits
+from tandem.admission.tenant import Tenant
+from tandem.core.clock import SystemClock
+from tandem.core.ids import GatewayId, TenantId
+from tandem.gateway.quotas import TenantQuotas
+from tandem.stores.client import connect
+from tandem.stores.health import RedisHealth
+from tandem.stores.index_format import Snapshot
+from tandem.stores.prefix_index import IndexUnavailable, IndexWriter
+from tandem.stores.quota import RedisQuotas
+from tandem.stores.registry import RegistryUnavailable, WorkerRegistry
+from tandem.stores.roll import GatewayRoll
+from tandem.stores.script_line import StoreUnavailable
+from tandem.stores.service_counters import CountersUnavailable, ServiceCounters
+from tests.contract.stores.redis_servers import TcpServer, tcp_server
+from tests.contract.stores.test_stores import record
+
+pytestmark = [pytest.mark.redis, pytest.mark.slow]
+
+ACME = TenantId("acme")
+LIMITS = Limits(tokens_per_minute=1_000_000)
+SECRET = "wrong for everybody"
+NOBODY = ("127.0.0.1", 1)
+
+
+def tell(server: TcpServer, *commands: tuple[str | int, ...], password: str | None = None) -> None:
+    with server.client(password) as client:
+        for command in commands:
+            client.execute_command(*command)  # type: ignore[no-untyped-call]
+
+
+def lock_out(server: TcpServer) -> None:
+    tell(server, ("CONFIG SET", "requirepass", SECRET), ("CLIENT KILL", "TYPE", "normal"))
+
+
+def let_in(server: TcpServer) -> None:
+    tell(server, ("CONFIG SET", "requirepass", ""), password=SECRET)
+
+
+Call = Callable[[], Awaitable[Any]]
+Fault = tuple[Callable[[TcpServer], None], Callable[[TcpServer], None], str]
+FAULTS: dict[str, Fault] = {
+    "ended": (TcpServer.stop, TcpServer.start, "ConnectionError"),
+    "stopped": (TcpServer.pause, TcpServer.resume, "TimeoutError"),
+    "locked": (lock_out, let_in, "Auth"),
+    "demoted": (
+        lambda server: tell(server, ("REPLICAOF", *NOBODY)),
+        lambda server: tell(server, ("REPLICAOF", "NO", "ONE")),
+        "ReadOnlyError",
+    ),
+    "full": (
+        lambda server: tell(server, ("CONFIG SET", "maxmemory", 1)),
+        lambda server: tell(server, ("CONFIG SET", "maxmemory", 0)),
+        "OutOfMemory",
+    ),
+}
+ALL = pytest.mark.parametrize("name", FAULTS)
+
+
+class Stores:
+    """One of each, with short patience."""
+
+    def __init__(self, url: str) -> None:
+        self.health = RedisHealth()
+        self.registry = WorkerRegistry(url, "n", health=self.health)
+        self.quotas = RedisQuotas(url, "n", health=self.health)
+        self.counters = ServiceCounters(url, "n", GatewayId("g"), health=self.health)
+        self.roll = GatewayRoll(url, "n", ttl_s=60.0, health=self.health)
+        self.index = IndexWriter(url, "n", record("w").worker, health=self.health)
+        self._numbers = iter(range(1_000_000))
+
+    def calls(self) -> list[tuple[str, type[Exception], Call]]:
+        snapshot = Snapshot(record("w").worker.incarnation, 1, 4, array("Q", [1]))
+        return [
+            ("registry", RegistryUnavailable, lambda: self.registry.publish(record("w"))),
+            ("quota", StoreUnavailable, self._reserve),
+            ("roll", StoreUnavailable, lambda: self.roll.beat(GatewayId("g"))),
+            ("service", CountersUnavailable, lambda: self.counters.exchange([])),
+            ("index", IndexUnavailable, lambda: self.index.write(snapshot)),
+        ]
+
+    def _reserve(self) -> Awaitable[Any]:
+        return self.quotas.reserve(ACME, LIMITS, Ask(f"r{next(self._numbers)}", 1, 1))
+
+    async def close(self) -> None:
+        for store in (self.registry, self.quotas, self.counters, self.roll, self.index):
+            await store.close()  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def server() -> Iterator[TcpServer]:
+    with tcp_server() as server:
+        yield server
+
+
+@pytest.fixture
+async def stores(server: TcpServer) -> AsyncIterator[Stores]:
+    stores = Stores(server.url)
+    yield stores
+    await stores.close()
+
+
+async def healed(call: Call, error: type[Exception]) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                await call()
+                return
+            except error:
+                await asyncio.sleep(0.01)
+
+
+@ALL
+async def test_each_store_says_so_and_heals(
+    name: str, server: TcpServer, stores: Stores, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tandem")
+    lose, heal, told = FAULTS[name]
+    calls = stores.calls()
+    for _, _, call in calls:
+        await call()
+    lose(server)
+    answers = await asyncio.gather(*(call() for _, _, call in calls), return_exceptions=True)
+    kinds = [type(answer) for answer in answers if isinstance(answer, BaseException)]
+    # A full server lets a script write what frees something first, as the roll does.
+    assert kinds == [error for store, error, _ in calls if (name, store) != ("full", "roll")]
+    assert all(told in str(answer) for answer in answers if isinstance(answer, BaseException)), answers
+    assert not stores.health.is_up and stores.health.gauges() == {"tandem_redis_up": False}
+    assert stores.health.counts() == {"tandem_redis_errors_total": len(kinds)}
+    heal(server)
+    for _, error, call in calls:
+        await healed(call, error)
+    assert stores.health.is_up and stores.health.problem is None
+    words = [one.getMessage() for one in caplog.records if one.name.startswith("tandem")]
+    assert len(words) == 2 and words[0].startswith("Redis fails") and words[1] == "Redis answers again", words
+    assert [one.worker.id for one in await stores.registry.list()] == ["w"]
+
+
+@ALL
+async def test_no_request_fails_or_is_kept_from_its_place(name: str, server: TcpServer) -> None:
+    """Of those that come while Redis is lost only the first ones ask it: after that nobody does, until it answers."""
+    lose, heal, _ = FAULTS[name]
+    health = RedisHealth()
+    store, roll = RedisQuotas(server.url, "n", health=health), GatewayRoll(server.url, "n", ttl_s=60.0, health=health)
+    quotas = TenantQuotas(GatewayId("g"), store, roll, SystemClock())
+    tenant = Tenant(id=ACME, tokens_per_minute=1_000_000)
+    await quotas.start()
+    entries = [await quotas.enter(tenant, 10, 10)]
+    lose(server)
+    entries += await asyncio.gather(*(quotas.enter(tenant, 10, 10) for _ in range(50)))
+    assert not quotas.is_reachable
+    asked = health.num_errors["quota"]
+    entries += await asyncio.gather(*(quotas.enter(tenant, 10, 10) for _ in range(50)))
+    assert health.num_errors["quota"] == asked, "a lost Redis is asked for each request"
+    heal(server)
+    async with asyncio.timeout(60):
+        while not (quotas.is_reachable and health.is_up):
+            await asyncio.sleep(0.01)
+    assert len(quotas.entries) == 101
+    for entry in entries:
+        entry.close()
+    await quotas.stop()
+    with server.client() as client:
+        assert client.hlen(f"n:quota:{{{ACME}}}:open") == 0
+
+
+async def test_a_connection_to_a_primary_that_was_demoted_is_given_up(server: TcpServer) -> None:
+    """An address may lead to the new primary by now; a connection that stays open leads to the old one for ever."""
+    client = connect(server.url)
+    before = await client.execute_command("CLIENT ID")
+    FAULTS["demoted"][0](server)
+    with pytest.raises(Exception, match="replica"):
+        await client.set("key", 1)
+    assert await client.execute_command("CLIENT ID") != before
+    await client.aclose()

@@ -1,0 +1,152 @@
+"""Two gateways with quotas under load while their Redis is lost: no request fails, it is told, and all heals."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tandem.admission.keys import hash_text, key_digest
+from tests.contract.stores.redis_servers import TcpServer, tcp_server
+from tests.contract.stores.test_loss import FAULTS
+from tests.e2e.gateway.conftest import SETTINGS
+from tests.e2e.gateway.http import prompt
+from tests.e2e.gateway.processes import PATIENCE_S, Cluster, Gateway, Worker, cluster, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.redis, pytest.mark.timeout(240)]
+
+KEY = "tdm_acme"
+OFTEN = ("stopped", "demoted")
+CHOSEN = [name if name in OFTEN else pytest.param(name, marks=pytest.mark.soak) for name in FAULTS]
+"""All are tried on stores in every run; whole clusters take longer."""
+NUM_ASKED = 8
+"""Of each gateway while Redis is lost."""
+TENANTS = f"""tenants:
+  acme: {{tokens_per_minute: 1000000000, max_concurrency: 100, keys: [{{hash: '{hash_text(key_digest(KEY))}'}}]}}
+"""
+
+
+@dataclass
+class Load:
+    """One client of a gateway, which asks again and again. `statuses` of all that was answered."""
+
+    gateway: Gateway
+    salts: Iterator[int]
+    statuses: list[int] = field(default_factory=list)
+    is_over: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        with httpx.Client(base_url=self.gateway.url, timeout=PATIENCE_S, trust_env=False) as http:
+            while not self.is_over.is_set():
+                body = {"model": "tiny", "prompt": prompt(20, next(self.salts)), "max_tokens": 3}
+                answer = http.post("/v1/completions", json=body, headers={"x-api-key": KEY})
+                self.statuses.append(answer.status_code)
+
+    def wait_more(self) -> None:
+        """As many again as belong to a loss."""
+        least = len(self.statuses) + NUM_ASKED
+        until(lambda: len(self.statuses) >= least, f"{NUM_ASKED} answers of {self.gateway.name}")
+
+
+@dataclass(frozen=True)
+class Rig:
+    redis: TcpServer
+    cluster: Cluster
+    workers: tuple[Worker, Worker]
+    gateways: tuple[Gateway, Gateway]
+
+    def metric(self, gateway: Gateway, name: str) -> float:
+        text = httpx.get(f"{gateway.url}/metrics", timeout=PATIENCE_S, trust_env=False).text
+        return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(f"{name} "))
+
+    def all_up(self) -> bool:
+        told = [not worker.describe().redis_problem for worker in self.workers]
+        return all(told) and all(self.metric(gateway, "tandem_redis_up") == 1 for gateway in self.gateways)
+
+    @contextmanager
+    def load(self) -> Iterator[list[Load]]:
+        salts = itertools.count(9_000_000)
+        loads = [Load(gateway, salts) for gateway in self.gateways]
+        threads = [threading.Thread(target=load.run) for load in loads]
+        for thread in threads:
+            thread.start()
+        try:
+            yield loads
+        finally:
+            for load in loads:
+                load.is_over.set()
+            for thread in threads:
+                thread.join()
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Rig]:
+    directory = tmp_path_factory.mktemp("loss")
+    tenants = directory / "tenants.yaml"
+    tenants.write_text(TENANTS)
+    with tcp_server() as redis, cluster(directory, redis.url, model, *SETTINGS) as running:
+        workers = running.worker("p", "prefill"), running.worker("d", "decode")
+        settings = ("--auth", "keys", "--tenants", str(tenants))
+        gateways = running.gateway("one", *settings), running.gateway("two", *settings)
+        for program in running.programs:
+            program.wait_ready()
+        for gateway in gateways:
+            gateway.wait_serving()
+        yield Rig(redis, running, workers, gateways)
+        running.stop()
+        assert {program.exit_code for program in running.programs} == {0}
+        told = [line for program in running.programs for line in program.log.splitlines()]
+        assert not [line for line in told if "Traceback" in line or "ERROR" in line]
+
+
+def words(gateway: Gateway) -> list[str]:
+    return [line for line in gateway.log.splitlines() if "Redis fails" in line or "Redis answers again" in line]
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_no_request_fails_while_redis_is_lost_and_all_heals(rig: Rig, name: str) -> None:
+    lose, heal, _ = FAULTS[name]
+    until(rig.all_up, "a Redis that all can use")
+    before = {gateway.name: len(words(gateway)) for gateway in rig.gateways}
+    errors = [rig.metric(gateway, "tandem_redis_errors_total") for gateway in rig.gateways]
+    with rig.load() as loads:
+        for load in loads:
+            load.wait_more()
+        lose(rig.redis)
+        for load in loads:
+            load.wait_more()
+            until(lambda gateway=load.gateway: rig.metric(gateway, "tandem_redis_up") == 0, "a word in the metrics")
+            load.wait_more()
+        for worker in rig.workers:
+            until(lambda worker=worker: worker.describe().redis_problem, "a word of a worker")
+        heal(rig.redis)
+        until(rig.all_up, "a Redis that all can use again")
+        for load in loads:
+            load.wait_more()
+    assert {status for load in loads for status in load.statuses} == {200}
+    for gateway, had in zip(rig.gateways, errors, strict=True):
+        assert rig.metric(gateway, "tandem_redis_errors_total") > had
+        told = words(gateway)[before[gateway.name] :]
+        assert len(told) == 2 and "Redis fails" in told[0] and "Redis answers again" in told[1], told
+    with rig.redis.client() as client:
+        until(lambda: client.hlen("tandem:quota:{acme}:open") == 0, "quotas that are settled")
+        until(lambda: client.hlen("{tandem:workers}:records") == 2, "both workers in the registry")
+
+
+def test_a_worker_that_came_while_redis_was_gone_is_found_and_who_started_then_says_what_it_waits_for(rig: Rig) -> None:
+    until(rig.all_up, "a Redis that all can use")
+    rig.redis.stop()
+    newcomer, late = rig.cluster.worker("new", "decode"), rig.cluster.gateway("late")
+    newcomer.wait_ready()
+    late.wait_ready()
+    until(lambda: "the registry does not answer" in (late.missing() or ""), "what the late gateway waits for")
+    rig.redis.start()
+    late.wait_serving()
+    until(lambda: "new" in late.log, "the newcomer, found")
+    assert newcomer.stop() == 0 and late.stop() == 0
