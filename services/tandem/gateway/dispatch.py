@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 
 from tandem.admission.line import Line
 from tandem.admission.terms import on_terms
@@ -28,7 +28,7 @@ from tandem.gateway.caller import Caller
 from tandem.gateway.fleet import Fleet
 from tandem.gateway.ports import Quotas, ServedModel
 from tandem.routing.placement import Placement
-from tandem.routing.view import WorkerView
+from tandem.routing.view import Pool, WorkerView
 from tandem.sched.targets import NO_TARGETS, LatencyTargets
 
 TICK_S = 0.05
@@ -88,6 +88,9 @@ class Dispatcher:
 
     def num_queued(self) -> int:
         return sum(1 for active in self._active.values() if active.life.phase is Phase.QUEUED)
+
+    def num_live(self) -> Mapping[Pool, int]:
+        return self._fleet.num_live()
 
     async def open(self, request: Request, caller: Caller) -> ActiveRequest:
         """Admit a request; it waits in line when no worker has room."""
