@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from tandem.admission.estimate import Spent
@@ -19,22 +18,23 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, Finished, JobEvent, SampledToken, Token
 from tandem.core.ids import HandoffId, HandoffKey, JobKey, RequestId, TenantId, WorkerRef
 from tandem.core.load import Load
-from tandem.core.request import Job, Request, Resume
+from tandem.core.request import Job, Request
 from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine
 from tandem.flow.commands import CancelJob, Command, Deliver, End, EndChoice, Place, ReleaseLease, Score, Submit
 from tandem.flow.lifecycle import Phase, RequestLife
 from tandem.flow.waiting import Waiting
 from tandem.routing.roster import Roster
-from tandem.routing.view import WorkerView
+from tandem.routing.view import Pair, WorkerView
 from tandem.sched.targets import NO_TARGETS, LatencyTargets
 from tandem.sim.agenda import Agenda, Party
 from tandem.sim.delivery import Delivery
+from tandem.sim.fleet import Link, pairs
 from tandem.sim.network import Network
 from tandem.sim.quotas import SimQuotas
 from tandem.sim.stretch import Stretch
 from tandem.sim.trace import Trace
-from tandem.sim.worker import FINGERPRINT, SimWorker
+from tandem.sim.worker import SimWorker
 from tandem.workload.ask import MODEL, Ask
 
 TICK_S = 0.05
@@ -44,6 +44,10 @@ TICK_S = 0.05
 Ended = Callable[[Trace], None]
 
 
+def ignore(token: Token) -> None:
+    """Looks at no token."""
+
+
 @dataclass(eq=False, slots=True)
 class _Active:
     life: RequestLife
@@ -51,24 +55,6 @@ class _Active:
     ended: Ended
     came_at: float
     moved_at: float
-
-
-@dataclass(slots=True)
-class _Link:
-    """What the gateway knows of a worker. `placed`: prompt tokens to compute of requests that were placed
-    there and not taken yet; `coming` are steps that the worker has taken, some of which it has not heard of yet."""
-
-    worker: SimWorker
-    load: Load
-    placed: dict[RequestId, int] = field(default_factory=dict)
-    coming: deque[Stretch] = field(default_factory=deque)
-
-    def view(self, num_free: int) -> WorkerView:
-        worker, load = self.worker, self.load
-        if num_free != load.num_free_blocks:
-            load = replace(load, num_free_blocks=num_free)
-        cost = worker.engine.pacer.model.published
-        return WorkerView(worker.ref, worker.spec.pool, MODEL, FINGERPRINT, load, tuple(self.placed.values()), cost)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,14 +84,17 @@ class SimGateway:
         self._network = network
         self._delivery = delivery
         self._config = config
-        self._links = {worker.ref: _Link(worker, worker.engine.load()) for worker in workers}
-        self._roster = Roster(_pairs(workers, config), frozenset())
-        for link in self._links.values():
-            self._changed(link)
+        self._links: dict[WorkerRef, Link] = {}
+        self._pairs: set[Pair] = set()
+        self._roster = Roster(self._pairs, frozenset())
+        self.delivered: Callable[[Token], None] = ignore
+        self._calls: dict[tuple[WorkerRef, JobKey], _Active] = {}
         self._active: dict[RequestId, _Active] = {}
         self._quotas = SimQuotas(terms.tenants)
         self._waiting = Waiting(self._roster, config, terms.targets)
         self._is_ticking = False
+        for worker in workers:
+            self.found(worker)
 
     @property
     def num_queued(self) -> int:
@@ -118,8 +107,38 @@ class SimGateway:
         self._quotas.check()
         assert not len(self._waiting.line), "a request that has ended waits for a place"
         assert not self._active, f"{len(self._active)} requests have no end: {list(self._active.values())[:3]}"
+        assert not self._calls, f"{list(self._calls)} were never answered"
         for link in self._links.values():
             assert not link.placed, f"{link.placed} were placed at {link.worker!r} and never taken"
+
+    # ---- who comes and goes
+
+    def found(self, worker: SimWorker) -> None:
+        """A worker that was not there, or could not be reached."""
+        self._links[worker.ref] = link = Link(worker, worker.engine.load())
+        others = [other.worker for other in self._links.values() if other.is_live and other is not link]
+        self._pairs |= pairs(worker, others, self._config)
+        self._changed(link)
+        self._place_queued()
+
+    def missed(self, worker: WorkerRef) -> None:
+        """Its stream ended: it gets nothing new."""
+        self._links[worker].is_live = False
+        self._roster.remove(worker)
+
+    def lost(self, worker: WorkerRef, reason: str) -> None:
+        """It did not come back: what runs there is lost, and calls to it have no answer."""
+        self.missed(worker)
+        for where, key in [call for call in self._calls if call[0] == worker]:
+            error = TandemError(ErrorKind.WORKER_LOST, reason)
+            self._answered(where, key, error)
+        for active in list(self._active.values()):
+            self._carry_out(active, active.life.worker_lost(worker, reason))
+        self._place_queued()
+
+    def waits_for(self, worker: WorkerRef) -> set[JobKey]:
+        """The jobs there that it wants to hear of; it has no use for others of its own."""
+        return {key for active in self._active.values() for key, _ in active.life.positions(worker)}
 
     def open(self, ask: Ask, ended: Ended) -> None:
         """Admit a request now; it waits in line when no worker has room, and ends at once when it is refused.
@@ -157,6 +176,8 @@ class SimGateway:
 
     def heard(self, worker: WorkerRef, events: Sequence[JobEvent], load: Load | None) -> None:
         link = self._links[worker]
+        if not link.is_live:
+            return
         self._take_in(link)
         has_room = load is not None and load.may_take_more_than(link.load)
         if load is not None:
@@ -181,7 +202,7 @@ class SimGateway:
             link.worker.settle()
             self._take_in(link)
 
-    def _take_in(self, link: _Link) -> None:
+    def _take_in(self, link: Link) -> None:
         while link.coming and (num_come := self._num_come(link, link.coming[0])):
             stretch = link.coming.popleft()
             if num_come < len(stretch.ends):
@@ -189,14 +210,14 @@ class SimGateway:
                 link.coming.appendleft(rest)
             self._hear_stretch(link, stretch)
 
-    def _num_come(self, link: _Link, stretch: Stretch) -> int:
+    def _num_come(self, link: Link, stretch: Stretch) -> int:
         """How many of its steps the gateway has heard of."""
         agenda, delay_s, party = self._agenda, self._network.latency_s, link.worker.party
         if agenda.now > stretch.ends[-1] + delay_s:
             return len(stretch.ends)
         return bisect_left(stretch.ends, True, key=lambda end: not agenda.has_passed(end + delay_s, party))
 
-    def _hear_stretch(self, link: _Link, stretch: Stretch) -> None:
+    def _hear_stretch(self, link: Link, stretch: Stretch) -> None:
         worker, delay_s = link.worker.ref, self._network.latency_s
         link.load = stretch.load
         if stretch.num_free[-1] != link.load.num_free_blocks:
@@ -216,11 +237,12 @@ class SimGateway:
                 event = Token(tokens.key, tokens.first_index + i, SampledToken(token))
                 self._carry_out(active, active.life.reported(worker, event), times[i])
 
-    def _changed(self, link: _Link) -> None:
+    def _changed(self, link: Link) -> None:
         """Whatever was heard or sent, and not only that blocks were taken, as each step does."""
-        self._roster.put(partial(self._view, link))
+        if link.is_live:
+            self._roster.put(partial(self._view, link))
 
-    def _view(self, link: _Link) -> WorkerView:
+    def _view(self, link: Link) -> WorkerView:
         """As of now, without taking anything in: while a worker only decodes, blocks become fewer."""
         num_free = link.worker.num_free_seen(self._network.latency_s)
         if num_free is None:
@@ -267,6 +289,7 @@ class SimGateway:
                 case ReleaseLease(worker, lease):
                     self._release(worker, lease)
                 case Deliver(token):
+                    self.delivered(token)
                     delay = self._delivery.seconds(active.life.request.id, token.index)
                     active.trace.deliver(token.token.id, (now if at is None else at) + delay)
                     self._waiting.line.drew(active.life.request.id, 1)
@@ -306,22 +329,18 @@ class SimGateway:
     def _release(self, worker: WorkerRef, key: HandoffKey) -> None:
         self._network.post(worker, f"release {key}", lambda engine, now: engine.release(key, now), self.party)
 
-    def _submit(self, active: _Active, link: _Link, job: Job) -> None:
-        """A call whose answer brings the worker's load along."""
+    def _submit(self, active: _Active, link: Link, job: Job) -> None:
+        """A call whose answer brings the worker's load along, if there is one before the worker is lost."""
         worker = link.worker
+        self._calls[worker.ref, job.key] = active
 
         def answered(refusal: TandemError | None, load: Load) -> None:
-            if not isinstance(job, Resume):
-                link.placed.pop(job.request.id, None)
+            if not link.is_live or (worker.ref, job.key) not in self._calls:
+                return
             self._take_in(link)
             link.load = load
             self._changed(link)
-            if refusal is not None:
-                self._carry_out(active, active.life.refused(worker.ref, job.key, refusal))
-                self._place_queued()
-            else:
-                active.moved_at = self._agenda.now
-                self._carry_out(active, active.life.accepted(worker.ref, job.key))
+            self._answered(worker.ref, job.key, refusal)
 
         def answer(refusal: TandemError | None, load: Load) -> None:
             self._network.send(f"answer {job.key}", lambda: answered(refusal, load), worker.party, self.party)
@@ -330,6 +349,17 @@ class SimGateway:
             worker.submit(job, answer)
 
         self._network.send(f"submit {type(job).__name__} {job.key}", arrive, self.party, worker.party)
+
+    def _answered(self, worker: WorkerRef, key: JobKey, refusal: TandemError | None) -> None:
+        active, link = self._calls.pop((worker, key)), self._links[worker]
+        if link.placed.pop(key.request, 0):
+            self._changed(link)
+        if refusal is not None:
+            self._carry_out(active, active.life.refused(worker, key, refusal))
+            self._place_queued()
+        else:
+            active.moved_at = self._agenda.now
+            self._carry_out(active, active.life.accepted(worker, key))
 
     def _tick(self) -> None:
         for active in list(self._active.values()):
@@ -359,19 +389,3 @@ class SimGateway:
 def _may_end(event: JobEvent) -> bool:
     """Whether it may end a request for which another worker has steps ahead."""
     return isinstance(event, Failed | Cancelled) or (isinstance(event, Finished) and event.reason is not None)
-
-
-def _pairs(workers: Sequence[SimWorker], config: GatewayConfig) -> frozenset[tuple[WorkerRef, WorkerRef]]:
-    """Those that a gateway tries: none without a split, and two mixed workers only where every request is split."""
-    if config.disaggregation == "off":
-        return frozenset()
-    pools = [(w.ref, w.spec.pool) for w in workers]
-    return frozenset(
-        (giver, taker)
-        for giver, gives in pools
-        for taker, takes in pools
-        if giver != taker
-        and gives != "decode"
-        and takes != "prefill"
-        and (gives != takes or config.disaggregation == "strict")
-    )
