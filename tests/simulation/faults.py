@@ -144,6 +144,6 @@ def run(seed: int) -> tuple[SimCluster, Witness]:
     witness = Witness({request.id: request for _, request in one.requests})
     cluster = SimCluster(one.spec)
     cluster.run(one.asks(), witness.ended, one.closed_at, one.faults, witness.delivered)
-    witness.check([name for _, name in one.closed_at])
     cluster.check()
+    witness.check([name for _, name in one.closed_at])
     return cluster, witness

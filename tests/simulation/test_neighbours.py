@@ -15,7 +15,7 @@ from tandem.core.lane import Lane
 from tandem.routing.view import Pool
 from tandem.sched.targets import LatencyTargets, Target
 from tandem.sim.cluster import ClusterSpec, SimCluster
-from tandem.sim.gateway import Terms
+from tandem.sim.quotas import Terms
 from tandem.sim.trace import Trace
 from tandem.sim.worker import WorkerSpec
 from tandem.workload.group import Group

@@ -14,7 +14,7 @@ from tandem.core.ids import TenantId
 from tandem.core.lane import Lane
 from tandem.core.slo import Slo
 from tandem.sim.cluster import ClusterSpec, SimCluster
-from tandem.sim.gateway import Terms
+from tandem.sim.quotas import Terms
 from tandem.sim.run import simulate
 from tandem.sim.trace import Trace
 from tandem.workload.group import Group

@@ -13,9 +13,10 @@ from tandem.core.ids import RequestId
 from tandem.sim.agenda import Agenda, Party
 from tandem.sim.delivery import Delivery
 from tandem.sim.faults import Fault, Faults, Stage
-from tandem.sim.gateway import SimGateway, Terms, ignore
+from tandem.sim.gateway import SimGateway, ignore
 from tandem.sim.log import Log, combined
 from tandem.sim.network import Network
+from tandem.sim.quotas import Terms
 from tandem.sim.trace import Trace
 from tandem.sim.transport import Fabric
 from tandem.sim.worker import SimWorker, WorkerSpec

@@ -13,8 +13,8 @@ from tandem.core.ids import TenantId
 from tandem.routing.view import POOLS, Pool
 from tandem.sched.targets import LatencyTargets
 from tandem.sim.cluster import ClusterSpec
-from tandem.sim.gateway import Terms
 from tandem.sim.machine import Machine
+from tandem.sim.quotas import Terms
 from tandem.sim.worker import WorkerSpec
 
 

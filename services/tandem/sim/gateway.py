@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from tandem.admission.estimate import Spent
-from tandem.admission.tenant import Tenant
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, Finished, JobEvent, SampledToken, Token
-from tandem.core.ids import HandoffId, HandoffKey, JobKey, RequestId, TenantId, WorkerRef
+from tandem.core.ids import HandoffId, HandoffKey, JobKey, RequestId, WorkerRef
 from tandem.core.load import Load
 from tandem.core.request import Job, Request
 from tandem.engine.effects import Effect
@@ -26,12 +25,11 @@ from tandem.flow.lifecycle import Phase, RequestLife
 from tandem.flow.waiting import Waiting
 from tandem.routing.roster import Roster
 from tandem.routing.view import Pair, WorkerView
-from tandem.sched.targets import NO_TARGETS, LatencyTargets
 from tandem.sim.agenda import Agenda, Party
 from tandem.sim.delivery import Delivery
 from tandem.sim.fleet import Link, pairs
 from tandem.sim.network import Network
-from tandem.sim.quotas import SimQuotas
+from tandem.sim.quotas import SimQuotas, Terms
 from tandem.sim.stretch import Stretch
 from tandem.sim.trace import Trace
 from tandem.sim.worker import SimWorker
@@ -55,15 +53,6 @@ class _Active:
     ended: Ended
     came_at: float
     moved_at: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """Of those who ask: tenants' own, None: everybody is served alike and without limits; and what each lane was
-    promised."""
-
-    tenants: Mapping[TenantId, Tenant] | None = None
-    targets: LatencyTargets = NO_TARGETS
 
 
 class SimGateway:
@@ -115,6 +104,9 @@ class SimGateway:
 
     def found(self, worker: SimWorker) -> None:
         """A worker that was not there, or could not be reached."""
+        known = self._links.get(worker.ref)
+        if known is not None and known.is_live:
+            return
         self._links[worker.ref] = link = Link(worker, worker.engine.load())
         others = [other.worker for other in self._links.values() if other.is_live and other is not link]
         self._pairs |= pairs(worker, others, self._config)
@@ -122,9 +114,10 @@ class SimGateway:
         self._place_queued()
 
     def missed(self, worker: WorkerRef) -> None:
-        """Its stream ended: it gets nothing new."""
-        self._links[worker].is_live = False
-        self._roster.remove(worker)
+        """Its stream ended: it gets nothing new. Nothing for one that was not found yet."""
+        if worker in self._links:
+            self._links[worker].is_live = False
+            self._roster.remove(worker)
 
     def lost(self, worker: WorkerRef, reason: str) -> None:
         """It did not come back: what runs there is lost, and calls to it have no answer."""
@@ -175,8 +168,8 @@ class SimGateway:
         self._links[worker].coming.append(stretch)
 
     def heard(self, worker: WorkerRef, events: Sequence[JobEvent], load: Load | None) -> None:
-        link = self._links[worker]
-        if not link.is_live:
+        link = self._links.get(worker)
+        if link is None or not link.is_live:
             return
         self._take_in(link)
         has_room = load is not None and load.may_take_more_than(link.load)
@@ -333,9 +326,13 @@ class SimGateway:
         """A call whose answer brings the worker's load along, if there is one before the worker is lost."""
         worker = link.worker
         self._calls[worker.ref, job.key] = active
+        if not link.is_live:
+            error = TandemError(ErrorKind.WORKER_LOST, f"worker {worker.ref.id} is gone")
+            self._agenda.after(0.0, "", partial(self._answered, worker.ref, job.key, error), by=self.party)
+            return
 
         def answered(refusal: TandemError | None, load: Load) -> None:
-            if not link.is_live or (worker.ref, job.key) not in self._calls:
+            if not link.is_live:
                 return
             self._take_in(link)
             link.load = load
@@ -351,7 +348,9 @@ class SimGateway:
         self._network.send(f"submit {type(job).__name__} {job.key}", arrive, self.party, worker.party)
 
     def _answered(self, worker: WorkerRef, key: JobKey, refusal: TandemError | None) -> None:
-        active, link = self._calls.pop((worker, key)), self._links[worker]
+        active, link = self._calls.pop((worker, key), None), self._links[worker]
+        if active is None:
+            return
         if link.placed.pop(key.request, 0):
             self._changed(link)
         if refusal is not None:

@@ -17,6 +17,7 @@ from tandem.admission.terms import on_terms
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import RequestId, TenantId
 from tandem.core.request import Request
+from tandem.sched.targets import NO_TARGETS, LatencyTargets
 
 _FOR_EVER_MS = 2**62
 
@@ -26,6 +27,15 @@ class _Account:
     tenant: Tenant
     book: QuotaBook = field(default_factory=QuotaBook)
     guess: OutputGuess = field(default_factory=OutputGuess)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Of those who ask: tenants' own, None: everybody is served alike and without limits; and what each lane was
+    promised."""
+
+    tenants: Mapping[TenantId, Tenant] | None = None
+    targets: LatencyTargets = NO_TARGETS
 
 
 class SimQuotas:
