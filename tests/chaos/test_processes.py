@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from tests.chaos.load import Load, Outcome, Seen, Target, undisturbed
 from tests.chaos.script import KINDS, Fault, Kind, script
 from tests.chaos.world import KEYS, SETTINGS, World, whole_world
 from tests.e2e.gateway.processes import Redis, cluster
-from tests.e2e.gateway.tiny_model import make_model
 from tests.property.effort import IS_SOAK
 
 Say = Callable[[str], None]
@@ -32,20 +30,6 @@ FEW: tuple[Kind, ...] = ("kill prefill", "kill decode", "kill gateway", "stop de
 """What `make test` has time for, in one of their orders."""
 
 pytestmark = pytest.mark.timeout(0 if IS_SOAK else 400)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def redis() -> Iterator[Redis]:
-    with tempfile.TemporaryDirectory(prefix="tandem-") as directory:
-        redis = Redis(Path(directory))
-        redis.start()
-        yield redis
-        redis.stop()
 
 
 def expect(directory: Path, redis: Redis, model: Path, asks: list[Ask]) -> list[Seen]:
