@@ -12,8 +12,21 @@ from tandem.core.events import Cancelled, Failed, Finished, JobEvent, PromptScor
 from tandem.core.ids import BlockId, HandoffId, HandoffKey, JobKey, RequestId, WorkerRef
 from tandem.core.request import Generate, Job, Request
 from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Unfollow
-from tandem.flow.commands import CancelJob, Command, Deliver, End, EndChoice, Place, ReleaseLease, Score, Submit
-from tandem.flow.lifecycle import Phase, RequestLife
+from tandem.flow.commands import (
+    Blame,
+    CancelJob,
+    Command,
+    Deliver,
+    End,
+    EndChoice,
+    Place,
+    ReleaseLease,
+    Score,
+    Seek,
+    Submit,
+)
+from tandem.flow.lifecycle import RequestLife
+from tandem.flow.strand import Phase
 from tandem.kv.pull_book import StartRead, Teardown
 from tandem.routing.placement import Placement
 from tests.property.model import expected_output, expected_scores
@@ -43,6 +56,7 @@ class Cluster:
         self.failures: list[Failed] = []
         self.num_pulled = 0
         self.num_refused = 0
+        self.num_given_up = 0
         self.has_faults = True
 
     def chance(self, probability: float) -> bool:
@@ -69,9 +83,15 @@ class Cluster:
     def obey(self, life: RequestLife, commands: Sequence[Command]) -> None:
         for command in commands:
             match command:
-                case Place():
+                case Place(_, has_failed):
                     self.num_refused += 1
+                    if has_failed:
+                        self.placements[life.request.id] = (self.any_worker(), self.any_worker())
                     self.agenda.after(self.random.uniform(0.1, 2.0), lambda: self.place(life))
+                case Seek():
+                    self.seek(life, command)
+                case Blame(workers):
+                    assert workers, "nobody is to blame"
                 case Submit(worker, job):
                     self.submit(life, worker, job)
                 case CancelJob(worker, keys):
@@ -88,6 +108,17 @@ class Cluster:
                 case End(outcome):
                     self.end(life, outcome)
 
+    def any_worker(self) -> int:
+        return self.random.randrange(len(self.workers))
+
+    def seek(self, life: RequestLife, seek: Seek) -> None:
+        """Mostly somebody takes over, and while nobody does, it is asked again."""
+        taker = self.workers[self.any_worker()].ref
+        is_able = taker != seek.source and taker not in seek.excluded | seek.unfit
+        self.obey(life, life.sought(seek.choice, taker if is_able else None))
+        if not is_able:
+            self.agenda.after(0.3, lambda: [self.seek(life, again) for again in life.seeks()])
+
     def cancel(self, worker: Worker, keys: Sequence[JobKey]) -> None:
         for key in keys:
             self.effects(worker, worker.engine.cancel(key, self.agenda.now))
@@ -103,6 +134,9 @@ class Cluster:
         name = life.request.id
         assert name not in self.outcomes, f"{name} ended twice"
         self.outcomes[name] = outcome
+        if isinstance(outcome, TandemError) and outcome.kind not in (ErrorKind.CANCELLED, ErrorKind.CONTEXT_LENGTH):
+            assert "attempts in a row came to nothing" in outcome.message, outcome
+            self.num_given_up += 1
         for index in range(life.request.num_choices):
             told, expected = tuple(self.delivered[name, index]), self.expected[name, index]
             assert told == expected[: len(told)], f"{name}: {told} instead of {expected}"
@@ -132,6 +166,8 @@ class Cluster:
 
         def arrive(worker: Worker) -> None:
             answer: TandemError | None = None
+            for key in job.keys:
+                worker.next_index.setdefault(key, len(job.output_tokens))
             try:
                 self.effects(worker, worker.engine.submit(job, self.agenda.now))
             except TandemError as refusal:
@@ -154,16 +190,8 @@ class Cluster:
     def answer(self, life: RequestLife, ref: WorkerRef, job: Job, error: TandemError | None) -> None:
         if error is None:
             self.obey(life, life.accepted(ref, job.key))
-        elif life.key == job.key and life.placement is not None and self.is_asked(life, ref):
+        else:
             self.obey(life, life.refused(ref, job.key, error))
-            if error.kind is ErrorKind.WORKER_LOST:
-                self.call(ref, lambda w: self.effects(w, w.engine.cancel(job.key, self.agenda.now)))
-
-    def is_asked(self, life: RequestLife, ref: WorkerRef) -> bool:
-        """Whether the life waits for this worker's answer, and not for the other's."""
-        assert life.placement is not None
-        asked = {Phase.BOOKING: life.placement.decode, Phase.STARTING: life.placement.prefill}
-        return asked.get(life.phase) == ref
 
     def report(self, worker: Worker, event: JobEvent) -> None:
         """The Watch stream: ordered, and lost with its worker."""
@@ -276,8 +304,6 @@ class Cluster:
         self.hung = [(w, r) for w, r in self.hung if w is not worker]
         for life in list(self.lives.values()):
             self.obey(life, life.worker_lost(worker.ref, "killed"))
-            if life.phase in (Phase.BOOKING, Phase.STARTING) and self.is_asked(life, worker.ref):
-                self.obey(life, life.refused(worker.ref, life.key, TandemError(ErrorKind.WORKER_LOST, "killed")))
         for other in self.workers:
             self.agenda.after(0.2, lambda w=other: w.inbox.append(lambda: self.lose_peer(w, worker.ref, True)))  # type: ignore[misc]
 
@@ -430,7 +456,7 @@ class Cluster:
         assert key not in worker.ends, f"{worker.ref}: {event} after the end of {key} ({worker.ends[key]})"
         match event:
             case Token(_, index, token):
-                assert index == worker.next_index.get(key, 0), f"{worker.ref}: {event} is out of turn"
+                assert index == worker.next_index[key], f"{worker.ref}: {event} is out of turn"
                 assert token.id == self.expected[key.request, key.choice][index], (
                     f"{worker.ref}: {event} is not what the model says"
                 )

@@ -120,7 +120,7 @@ def run(seed: int, knobs: Knobs, wanted: list[Ask], rounds: int) -> Cluster:
         hung_reads=0.05,
         failed_slices=0.004,
         stalls=0.02,
-        deaths=0.005,
+        deaths=0.02,
         cancels=0.01,
         drains=0.01,
     ),

@@ -51,6 +51,10 @@ class Line:
         """Requests that wait."""
         return self._num_waiting
 
+    def __contains__(self, request: RequestId) -> bool:
+        """It was admitted and has not ended."""
+        return request in self._standings
+
     # ---- one request, in the order of its life
 
     def ticket(self, request: Request, weight: float) -> Ticket:

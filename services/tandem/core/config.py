@@ -138,7 +138,10 @@ class GatewayConfig:
     stalled_client_s: float = _doc("a client that takes nothing of its response for this long is cut off", 60.0)
     max_connections: int = _doc("HTTP connections, and gRPC calls, at once; of more only probes are answered", 4096)
     queue_timeout_s: float = _doc("a request that finds no place for this long is refused", 120.0)
-    progress_timeout_s: float = _doc("a request without a new token for this long fails", 120.0)
+    no_worker_wait_s: float = _doc("the same while no worker that could serve it lives, as after a crash", 30.0)
+    max_retries: int = _doc("failed attempts without a new token that a request survives in a row", 4)
+    # Four times what workers wait for each other: what they notice they tell before, and a long prompt has its time.
+    progress_timeout_s: float = _doc("workers that bring a request no further for this long have failed it", 120.0)
     drain_s: float = _doc("how long requests under way may take after SIGTERM", 20.0)
     worker_silence_s: float = _doc("a worker whose stream carries nothing for this long is lost", 10.0)
     heartbeat_s: float = _doc("a stream without a first token yet sends a comment this often", 10.0)
@@ -271,6 +274,7 @@ _RULES: tuple[_Rule, ...] = (
     _one("worker.announce", "must be empty or host:port", lambda v: not v or _is_endpoint(v)),
     _one("gateway.heartbeat_s", "must be more than 0", lambda v: v > 0),
     *_each("must be more than 0", lambda v: v > 0, "gateway.queue_timeout_s", "gateway.progress_timeout_s"),
+    *_each("must not be negative", lambda v: v >= 0, "gateway.no_worker_wait_s", "gateway.max_retries"),
     *_each("must be more than 0", lambda v: v > 0, "gateway.request_timeout_s", "gateway.stalled_client_s"),
     _one("gateway.max_connections", "must be at least 1", lambda v: v >= 1),
     _one("gateway.worker_silence_s", "must be at least 3, because workers speak once per second", lambda v: v >= 3),

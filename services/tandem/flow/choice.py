@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
-from tandem.core.events import Finished, Token
+from array import array
+from collections.abc import Iterable
+
+from tandem.core.events import Finished, FinishReason, Token
+from tandem.core.request import SamplingParams
 
 
 class Choice:
-    """`next_index`: tokens that the client has. Tokens that come ahead of their turn wait, as an end does that counts
-    more than have come."""
+    """`tokens`: ids that the client has, which is all that another worker needs to go on. Tokens that come ahead of
+    their turn wait, as an end does that counts more than have come."""
 
-    __slots__ = ("_early", "_finished", "next_index")
+    __slots__ = ("_early", "_finished", "tokens")
 
     def __init__(self) -> None:
-        self.next_index = 0
+        self.tokens = array("i")
         self._early: dict[int, Token] = {}
         self._finished: Finished | None = None
 
+    @property
+    def next_index(self) -> int:
+        return len(self.tokens)
+
     def take(self, token: Token) -> None:
-        """Both sides of a hand-off report the first token; it counts once."""
-        if token.index >= self.next_index:
+        """Both sides of a hand-off report the first token, and both sides of a move several; each counts once."""
+        if token.index >= len(self.tokens):
             self._early[token.index] = token
 
     def due(self) -> list[Token]:
         """Those whose turn has come."""
         out: list[Token] = []
-        while self.next_index in self._early:
-            out.append(self._early.pop(self.next_index))
-            self.next_index += 1
+        while (token := self._early.pop(len(self.tokens), None)) is not None:
+            out.append(token)
+            self.tokens.append(token.token.id)
         return out
 
-    def skip(self, first_index: int, num_tokens: int) -> bool:
+    def skip(self, first_index: int, ids: Iterable[int]) -> bool:
         """Count consecutive ones whose turn it is. False, and nothing has changed, where something else is due."""
-        if self._early or self._finished is not None or first_index != self.next_index:
+        if self._early or self._finished is not None or first_index != len(self.tokens):
             return False
-        self.next_index += num_tokens
+        self.tokens.extend(ids)
         return True
 
     def finish(self, finished: Finished) -> None:
@@ -43,7 +51,14 @@ class Choice:
     def end(self) -> Finished | None:
         """Set once all the tokens that it counts have been taken."""
         finished = self._finished
-        return finished if finished is not None and self.next_index >= finished.num_output_tokens else None
+        return finished if finished is not None and len(self.tokens) >= finished.num_output_tokens else None
+
+    def last_word(self, sampling: SamplingParams) -> FinishReason | None:
+        """Why nothing may follow the tokens that the client has; None: something may. It is for a choice whose worker
+        is lost after its last token and before its end: nobody may be asked to draw one more."""
+        if self.tokens and self.tokens[-1] in sampling.stop_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if 0 < sampling.max_tokens <= len(self.tokens) else None
 
     def restart(self) -> None:
         """Another attempt draws what the client has not seen: the same tokens as this one would have."""

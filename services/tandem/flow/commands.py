@@ -12,9 +12,29 @@ from tandem.core.request import Job
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Find workers for the request; `excluded` refused it since it was placed last."""
+    """Find workers for the request; `excluded` refused it since it was placed last. `has_failed`: they had taken it,
+    so it goes to others if there are any."""
 
     excluded: frozenset[WorkerRef]
+    has_failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Seek:
+    """Find a worker that goes on with what `source` offers of `choice` and of those that go with it; `excluded`
+    refused a moment ago, `unfit` are not to be asked. It waits in no line."""
+
+    choice: int
+    source: WorkerRef
+    excluded: frozenset[WorkerRef] = frozenset()
+    unfit: frozenset[WorkerRef] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """A job failed for which one of these workers, or each, may be the cause."""
+
+    workers: frozenset[WorkerRef]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,4 +85,4 @@ class End:
     outcome: Finished | TandemError
 
 
-Command = Place | Submit | CancelJob | ReleaseLease | Deliver | Score | EndChoice | End
+Command = Place | Seek | Blame | Submit | CancelJob | ReleaseLease | Deliver | Score | EndChoice | End

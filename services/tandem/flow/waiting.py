@@ -7,7 +7,7 @@ many wait behind it. It stays first: nobody overtakes it but those whose turn co
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,10 +18,13 @@ from tandem.core.config import GatewayConfig
 from tandem.core.errors import TandemError
 from tandem.core.ids import RequestId, WorkerRef
 from tandem.core.request import Request
+from tandem.flow.commands import Seek
 from tandem.flow.expectation import expect
-from tandem.routing.placement import Placement
+from tandem.routing.breaker import Breaker
+from tandem.routing.placement import NoPlacement, Placement
 from tandem.routing.roster import Roster
 from tandem.routing.router import BUSY, Disaggregation, Want, place
+from tandem.routing.takeover import find_taker
 from tandem.routing.view import WorkerView
 from tandem.sched.targets import NO_TARGETS, LatencyTargets
 
@@ -49,13 +52,16 @@ class Waiting:
 
     def __init__(self, roster: Roster, config: GatewayConfig, targets: LatencyTargets = NO_TARGETS) -> None:
         self.line = Line(config.max_queued)
+        self.breaker = Breaker()
         self._roster = roster
         self._config = config
         self._targets = targets
         self._policies: dict[RequestId, Disaggregation] = {}
         self._full_until: dict[WorkerRef, float] = {}
         self._blocked: dict[str, Want] = {}
-        self._why: dict[str, str] = {}
+        self._why: dict[str, NoPlacement] = {}
+        self._hopeless_since: dict[str, float] = {}
+        self._avoided: dict[RequestId, frozenset[WorkerRef]] = {}
 
     def admit(
         self, request: Request, *, weight: float = 1.0, timeout_s: float | None = None,
@@ -83,9 +89,8 @@ class Waiting:
     def next(self, now: float) -> Turn | None:
         """The request that is sent now and where to; None when the first of every model must wait. It has left its
         place, so this is called until there is none."""
-        self._full_until = {worker: until for worker, until in self._full_until.items() if until > now}
         for model in self.line.models():
-            turn = self._next(model)
+            turn = self._next(model, now)
             if turn is not None:
                 return turn
         return None
@@ -94,15 +99,32 @@ class Waiting:
         """It has ended; `num_cached` as `Line.leave`."""
         self.line.leave(request, num_cached)
         self._policies.pop(request, None)
+        self._avoided.pop(request, None)
 
-    def why(self, model: str) -> str:
+    def why(self, model: str, now: float) -> str:
         """What the first in line waits for, for people."""
-        return self._why.get(model, "its turn")
+        outcome, excluded = self._why.get(model), self.breaker.why(now)
+        return "; ".join(filter(None, ("its turn" if outcome is None else outcome.reason, excluded)))
+
+    def hopeless_since(self, model: str) -> float | None:
+        """Since when there has been no worker at all for the first in line; None: there is one, if perhaps a full
+        one."""
+        return self._hopeless_since.get(model)
+
+    def taker(self, model: str, seek: Seek, now: float) -> WorkerRef | None:
+        """Who goes on with what another worker offers, in no line; None: nobody can now."""
+        self.refused(seek.excluded, now)
+        return find_taker(self._roster, model, seek.source, seek.unfit | self._excluded(now))
 
     # ---- what is heard of workers
 
     def refused(self, workers: Iterable[WorkerRef], now: float) -> None:
         self._full_until.update(dict.fromkeys(workers, now + REFUSAL_BACKOFF_S))
+
+    def failed(self, request: RequestId, workers: frozenset[WorkerRef]) -> None:
+        """They had taken a request that goes to others from now on, where there are any; nothing when it has ended."""
+        if request in self.line:
+            self._avoided[request] = self._avoided.get(request, frozenset()) | workers
 
     def may_go_on(self, view: WorkerView) -> bool:
         """A worker says that it may take more: whether one that waits may now be sent."""
@@ -116,23 +138,42 @@ class Waiting:
 
     # ---- inside
 
-    def _next(self, model: str) -> Turn | None:
+    def _next(self, model: str, now: float) -> Turn | None:
         request = self.line.first(model)
         if request is None:
             return None
         want = Want(model, self.line.charged(request), self.line.lane(request))
-        policy = self._policies.get(request, self._config.disaggregation)
-        outcome = place(self._roster, want, policy, self._full_until.keys())
+        outcome = self._place(request, want, now)
         if isinstance(outcome, Placement):
             self._blocked.pop(model, None)
+            self._hopeless_since.pop(model, None)
+            self.breaker.tried((outcome.prefill, outcome.decode), now)
             self.line.send(request)
             return Turn(request, outcome)
-        self._why[model] = outcome.reason
+        self._why[model] = outcome
+        if outcome.may_pass:
+            self._hopeless_since.pop(model, None)
+        else:
+            self._hopeless_since.setdefault(model, now)
         if outcome is BUSY:
             self._blocked[model] = want
         else:
             self._blocked.pop(model, None)
         return None
+
+    def _place(self, request: RequestId, want: Want, now: float) -> Placement | NoPlacement:
+        policy = self._policies.get(request, self._config.disaggregation)
+        excluded, avoided = self._excluded(now), self._avoided.get(request)
+        if avoided:
+            outcome = place(self._roster, want, policy, excluded | avoided)
+            # BUSY: others are there, and soon have room.
+            if isinstance(outcome, Placement) or outcome is BUSY:
+                return outcome
+        return place(self._roster, want, policy, excluded)
+
+    def _excluded(self, now: float) -> Set[WorkerRef]:
+        self._full_until = {worker: until for worker, until in self._full_until.items() if until > now}
+        return self._full_until.keys() | self.breaker.excluded(now)
 
     def _computes(self, view: WorkerView) -> bool:
         return view.prefills or self._config.disaggregation == "off"

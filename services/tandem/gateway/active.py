@@ -15,8 +15,8 @@ from tandem.routing.placement import Placement
 
 
 class ActiveRequest:
-    """A TokenStream over a life. `came_at` is when it was admitted and `moved_at` when it last came forward, on the
-    dispatch's clock.
+    """A TokenStream over a life. On the dispatch's clock: `came_at`, when it was admitted; `moved_at`, when a worker
+    last said something of it; `told_at`, when its client last had something new, first of all its admission.
 
     `was_begun`: a worker computes it, or has. `deadline` is the client's own, on the same clock; None: it has none.
     `prefill_s`: the least that its prompt takes. `pinned` names the workers of a probe, which is not routed. The queue
@@ -31,7 +31,7 @@ class ActiveRequest:
         on_finish: Callable[[ActiveRequest, int], None],
     ) -> None:
         self.life = life
-        self.came_at = self.moved_at = now
+        self.came_at = self.moved_at = self.told_at = now
         self.pinned: Placement | None = None
         self.deadline: float | None = None
         self.prefill_s = 0.0
@@ -44,7 +44,11 @@ class ActiveRequest:
 
     @property
     def path(self) -> str:
-        return self.life.placement.path if self.life.placement is not None else ""
+        return self.life.path
+
+    @property
+    def num_attempts(self) -> int:
+        return 1 + self.life.num_moves
 
     @property
     def has_more(self) -> bool:

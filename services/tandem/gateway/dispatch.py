@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import secrets
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 
 from tandem.admission.line import Line
 from tandem.admission.terms import on_terms
@@ -19,8 +21,22 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, JobEvent, Token
 from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerRef
 from tandem.core.request import Job, Request, SamplingParams
-from tandem.flow.commands import CancelJob, Command, Deliver, End, EndChoice, Place, ReleaseLease, Score, Submit
-from tandem.flow.lifecycle import Phase, RequestLife
+from tandem.flow.commands import (
+    Blame,
+    CancelJob,
+    Command,
+    Deliver,
+    End,
+    EndChoice,
+    Place,
+    ReleaseLease,
+    Score,
+    Seek,
+    Submit,
+)
+from tandem.flow.lifecycle import RequestLife
+from tandem.flow.overdue import no_place
+from tandem.flow.strand import Phase
 from tandem.flow.waiting import Waiting
 from tandem.gateway.active import ActiveRequest
 from tandem.gateway.background import surviving
@@ -31,6 +47,7 @@ from tandem.routing.placement import Placement
 from tandem.routing.view import Pool, WorkerView
 from tandem.sched.targets import NO_TARGETS, LatencyTargets
 
+log = logging.getLogger(__name__)
 TICK_S = 0.05
 PROBE_TIMEOUT_S = 30.0
 
@@ -122,15 +139,18 @@ class Dispatcher:
             if (
                 type(event) is Token
                 and event.num_cached_tokens is None
-                and active.life.streamed(worker, event.key, event.index)
+                and active.life.streamed(worker, event.key, event.index, (event.token.id,))
             ):
                 self._deliver(active, event)
-            else:
-                self._carry_out(active, active.life.reported(worker, event))
+                continue
+            if type(event) is Finished:
+                self._waiting.breaker.worked(worker)
+            self._obey(active, partial(active.life.reported, worker, event))
 
     def lost(self, worker: WorkerRef, reason: str) -> None:
+        self._waiting.breaker.forget(worker)
         for active in list(self._active.values()):
-            self._carry_out(active, active.life.worker_lost(worker, reason))
+            self._obey(active, partial(active.life.worker_lost, worker, reason))
 
     def positions(self, worker: WorkerRef) -> list[tuple[JobKey, int]]:
         """What this gateway waits for from a worker: jobs and the index of each one's next token."""
@@ -138,8 +158,7 @@ class Dispatcher:
 
     async def probe(self, placement: Placement, model: str) -> bool:
         """Send one tiny request through a pair of workers; True when its KV block has moved."""
-        request = probe_request(model)
-        active = self._admit(request)
+        active = self._admit(probe_request(model), max_retries=0)
         active.pinned = placement
         self._place_pinned(active)
         try:
@@ -166,8 +185,8 @@ class Dispatcher:
 
     # ---- inside
 
-    def _admit(self, request: Request) -> ActiveRequest:
-        life = RequestLife(request, HandoffId(secrets.token_hex(12)))
+    def _admit(self, request: Request, max_retries: int) -> ActiveRequest:
+        life = RequestLife(request, HandoffId(secrets.token_hex(12)), max_retries)
         self._idle.clear()
         active = self._active[request.id] = ActiveRequest(life, self._clock.now(), self._closed, self._finished)
         return active
@@ -184,7 +203,7 @@ class Dispatcher:
         )
         if admitted.leaves is not None and admitted.error is not None:
             self._make_room(admitted.leaves, admitted.error)
-        active = self._admit(request)
+        active = self._admit(request, self._config.max_retries)
         active.prefill_s = admitted.prefill_s
         if caller.timeout_s is not None:
             active.deadline = active.came_at + caller.timeout_s
@@ -209,34 +228,78 @@ class Dispatcher:
         assert active.pinned is not None
         self._carry_out(active, active.life.placed(active.pinned))
 
+    def _obey(self, active: ActiveRequest, decide: Callable[[], Sequence[Command]]) -> None:
+        """What a decision wants done. One that cannot be made ends its request, and no other."""
+        try:
+            commands = decide()
+        except Exception as error:
+            self._break_off(active, error)
+        else:
+            self._carry_out(active, commands)
+
     def _carry_out(self, active: ActiveRequest, commands: Sequence[Command]) -> None:
+        """All of them, also where one fails, which ends the request."""
+        failure: Exception | None = None
         for command in commands:
-            match command:
-                case Place():
-                    self._send_back(active, command.excluded)
-                case Submit():
-                    self._spawn(self._submit(active, command.worker, command.job))
-                case CancelJob():
-                    self._fleet.cancel(command.worker, command.keys)
-                case ReleaseLease():
-                    self._fleet.release(command.worker, command.key)
-                case Deliver(token):
-                    self._deliver(active, token)
-                case Score(event) | EndChoice(event):
-                    active.push(event)
-                case End():
-                    self._end(active, command.outcome)
+            try:
+                self._do(active, command)
+            except Exception as error:
+                failure = error
+        if failure is not None:
+            self._break_off(active, failure)
+
+    def _break_off(self, active: ActiveRequest, failure: Exception) -> None:
+        log.error("request %s is broken off", active.life.request.id, exc_info=failure)
+        error = TandemError(ErrorKind.INTERNAL, f"the gateway failed at this request: {failure!r}")
+        with contextlib.suppress(Exception):
+            for command in active.life.failed(error):
+                with contextlib.suppress(Exception):
+                    self._do(active, command)
+        if active.life.request.id in self._active:
+            self._end(active, error)
+
+    def _do(self, active: ActiveRequest, command: Command) -> None:
+        match command:
+            case Place():
+                self._send_back(active, command)
+            case Seek():
+                self._seek(active, command)
+            case Blame(workers):
+                self._waiting.breaker.failed(workers, self._clock.now())
+            case Submit(worker, job):
+                self._spawn(self._submit(active, worker, job))
+            case CancelJob(worker, keys):
+                self._fleet.cancel(worker, keys)
+            case ReleaseLease(worker, lease):
+                self._fleet.release(worker, lease)
+            case Deliver(token):
+                self._deliver(active, token)
+            case Score(event) | EndChoice(event):
+                active.told_at = self._clock.now()
+                active.push(event)
+            case End(outcome):
+                self._end(active, outcome)
 
     def _deliver(self, active: ActiveRequest, token: Token) -> None:
+        active.told_at = active.moved_at
         self._waiting.line.drew(active.life.request.id, 1)
         active.push(token)
 
-    def _send_back(self, active: ActiveRequest, excluded: frozenset[WorkerRef]) -> None:
+    def _send_back(self, active: ActiveRequest, place: Place) -> None:
         """To its place in the line, or to the next tick where it has none."""
         self._unplace(active)
         if active.pinned is None:
-            self._waiting.refused(excluded, self._clock.now())
+            self._waiting.refused(place.excluded, self._clock.now())
+            if place.has_failed:
+                self._waiting.failed(active.life.request.id, place.excluded)
             self._waiting.line.put_back(active.life.request.id)
+
+    def _seek(self, active: ActiveRequest, seek: Seek) -> None:
+        """A probe is of its own two workers, and no others."""
+        taker = None
+        if active.pinned is None:
+            taker = self._waiting.taker(active.life.request.model, seek, self._clock.now())
+        self._carry_out(active, active.life.sought(seek.choice, taker))
 
     def _end(self, active: ActiveRequest, outcome: Finished | TandemError) -> None:
         request = active.life.request.id
@@ -258,12 +321,13 @@ class Dispatcher:
         try:
             await self._fleet.submit(worker, job)
         except TandemError as error:
-            commands = active.life.refused(worker, job.key, error)
+            self._obey(active, partial(active.life.refused, worker, job.key, error))
+        except Exception as error:
+            self._break_off(active, error)
         else:
-            commands = active.life.accepted(worker, job.key)
-            active.was_begun = active.was_begun or active.life.phase is Phase.RUNNING
             active.moved_at = self._clock.now()
-        self._carry_out(active, commands)
+            self._obey(active, partial(active.life.accepted, worker, job.key))
+            active.was_begun = active.was_begun or active.life.phase is Phase.RUNNING
         if active.life.phase is Phase.QUEUED:
             self.place_queued()
 
@@ -295,22 +359,25 @@ class Dispatcher:
         error = self._overdue(active, now)
         if error is not None:
             self._carry_out(active, active.life.failed(error))
-        elif active.pinned is not None and active.life.phase is Phase.QUEUED:
-            self._place_pinned(active)
+        elif active.life.phase is Phase.QUEUED:
+            if active.pinned is not None:
+                self._place_pinned(active)
+        elif now - active.moved_at >= self._config.progress_timeout_s:
+            active.moved_at = now
+            stalled = partial(active.life.stalled, f"no progress within {self._config.progress_timeout_s:g} s")
+            self._obey(active, stalled)
+        for seek in active.life.seeks():
+            self._seek(active, seek)
 
     def _overdue(self, active: ActiveRequest, now: float) -> TandemError | None:
         """A request that is sent back to the queue does not begin its wait anew."""
         if active.deadline is not None and (error := self._past_deadline(active, active.deadline - now)) is not None:
             return error
-        if active.life.phase is Phase.QUEUED:
-            if now - active.came_at < self._config.queue_timeout_s:
-                return None
-            why = self._waiting.why(active.life.request.model)
-            reason = f"no place within {self._config.queue_timeout_s:g} s: {why}"
-            return TandemError(ErrorKind.NO_WORKER, reason, retry_after_s=1.0)
-        if now - active.moved_at < self._config.progress_timeout_s:
+        if active.life.phase is not Phase.QUEUED:
             return None
-        return TandemError(ErrorKind.DEADLINE, f"no progress within {self._config.progress_timeout_s:g} s")
+        model = active.life.request.model
+        why = partial(self._waiting.why, model, now)
+        return no_place(self._config, active.told_at, self._waiting.hopeless_since(model), now, why)
 
     def _past_deadline(self, active: ActiveRequest, left_s: float) -> TandemError | None:
         """What the client's own deadline ends: at once where its prompt alone takes longer than what is left."""

@@ -17,16 +17,30 @@ from tandem.core.events import (
     SampledToken,
     Token,
 )
-from tandem.core.ids import HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
+from tandem.core.ids import HandoffId, HandoffKey, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Generate, Prefill, Request, Resume, SamplingParams
-from tandem.flow.commands import CancelJob, Command, Deliver, End, EndChoice, Place, ReleaseLease, Score, Submit
-from tandem.flow.lifecycle import PHASE_TABLE, Phase, RequestLife, Step
+from tandem.flow.commands import (
+    Blame,
+    CancelJob,
+    Command,
+    Deliver,
+    End,
+    EndChoice,
+    Place,
+    ReleaseLease,
+    Score,
+    Seek,
+    Submit,
+)
+from tandem.flow.lifecycle import RequestLife
+from tandem.flow.strand import PHASE_TABLE, Phase, Step
 from tandem.routing.placement import Placement
 
 P = WorkerRef(WorkerId("p"), Incarnation(1), "p:1")
 D = WorkerRef(WorkerId("d"), Incarnation(1), "d:1")
 OTHER = WorkerRef(WorkerId("other"), Incarnation(1), "other:1")
 REQUEST = Request(id=RequestId("r"), model="m", prompt_tokens=(1, 2), sampling=SamplingParams(max_tokens=3))
+PULLED = Pulled(JobKey(RequestId("r"), 1), 1, 1, 0, 1, 0.1, 0.1, 0.1)
 
 
 def key(attempt: int = 1) -> JobKey:
@@ -73,7 +87,7 @@ def test_remote_request_delivers_each_token_once_and_ends_once() -> None:
     assert shape(life.reported(P, token(0))) == ["token 0"]
     assert life.reported(P, Finished(key(), None, 1, 1)) == []
     assert life.reported(D, token(0)) == []
-    assert life.reported(D, Pulled(key(), 1, 1, 0, 1, 0.1, 0.1, 0.1)) == []
+    assert life.reported(D, PULLED) == []
     assert shape(life.reported(D, token(1))) == ["token 1"]
     assert shape(life.reported(D, token(2))) == ["token 2"]
     (end,) = life.reported(D, Finished(key(), FinishReason.LENGTH, 3, 1))
@@ -89,12 +103,12 @@ def test_tokens_ahead_of_their_turn_wait() -> None:
 
 def test_consecutive_tokens_count_at_once_where_they_are_next() -> None:
     life = remote()
-    assert not life.streamed(D, key(), 1, 2), "the first one is missing"
+    assert not life.streamed(D, key(), 1, (101, 102)), "the first one is missing"
     assert shape(life.reported(P, token(0))) == shape([Deliver(token(0))])
-    assert not life.streamed(D, key(2), 1, 2) and not life.streamed(OTHER, key(), 1, 2)
-    assert life.streamed(D, key(), 1, 2) and life.num_delivered == 3
-    assert not life.streamed(D, key(), 1, 2), "once is enough"
-    assert life.streamed(D, key(), 3) and life.num_delivered == 4
+    assert not life.streamed(D, key(2), 1, (101, 102)) and not life.streamed(OTHER, key(), 1, (101, 102))
+    assert life.streamed(D, key(), 1, (101, 102)) and life.num_delivered == 3
+    assert not life.streamed(D, key(), 1, (101, 102)), "once is enough"
+    assert life.streamed(D, key(), 3, (103,)) and life.num_delivered == 4
 
 
 def test_a_finish_waits_for_the_tokens_it_counts() -> None:
@@ -169,12 +183,95 @@ def test_a_refusal_that_waiting_does_not_cure_ends_the_request() -> None:
     ]
 
 
-@pytest.mark.parametrize("lost", [P, D])
-def test_a_lost_worker_ends_the_request_and_frees_the_other_side(lost: WorkerRef) -> None:
+def test_a_lost_prefill_worker_costs_the_attempt_and_no_token() -> None:
     life = remote()
-    commands = shape(life.worker_lost(lost, "killed"))
-    assert commands == [f"cancel {'d' if lost is P else 'p'}", "release p", "end worker_lost"]
-    assert life.worker_lost(lost, "again") == []
+    life.reported(P, token(0))
+    assert shape(life.worker_lost(P, "killed")) == ["cancel d", "release p", "place without p"]
+    assert life.worker_lost(P, "again") == [] and life.phase is Phase.QUEUED
+    (book,) = life.placed(Placement(OTHER, D))
+    assert isinstance(book, Submit) and book.job.output_tokens == (100,)
+    (start,) = life.accepted(D, key(2))
+    assert isinstance(start, Submit) and isinstance(start.job, Prefill) and start.job.output_tokens == (100,)
+    life.accepted(OTHER, key(2))
+    assert shape(life.reported(OTHER, token(1, 2))) == ["token 1"] and life.path == "remote;moves=1"
+
+
+def test_a_lost_decode_worker_whose_kv_is_still_offered_is_replaced_alone() -> None:
+    """The new one takes what the first attempt computed, so it is asked as that was: from before the first token."""
+    life = remote()
+    life.reported(P, token(0))
+    life.reported(P, Finished(key(), None, 1, 0))
+    assert life.worker_lost(D, "killed") == [Seek(0, P, frozenset({D}), frozenset({D}))]
+    assert life.seeks() == [Seek(0, P, frozenset(), frozenset({D}))]
+    (book,) = life.sought(0, OTHER)
+    job = book.job if isinstance(book, Submit) else None
+    assert isinstance(job, Resume) and (job.attempt, job.offer_attempt, job.source) == (2, 1, P)
+    assert job.output_tokens == () and job.offer == HandoffKey(HandoffId("h/0"), 1)
+    assert life.accepted(OTHER, key(2)) == [] and life.phase is Phase.RUNNING
+    assert life.reported(OTHER, token(0, 2)) == [], "the client has it"
+    assert shape(life.reported(OTHER, token(1, 2))) == ["token 1"]
+
+
+def test_kv_that_nobody_can_take_is_computed_anew() -> None:
+    life = remote()
+    life.worker_lost(D, "killed")
+    assert shape(life.sought(0, None)) == ["cancel p", "release p", "place without "] and life.phase is Phase.QUEUED
+    assert life.sought(0, OTHER) == [], "too late"
+    life = remote()
+    life.worker_lost(D, "killed")
+    assert shape(life.worker_lost(P, "killed too")) == ["release p", "place without p"]
+    life = remote()
+    life.worker_lost(D, "killed")
+    life.sought(0, OTHER)
+    gone = life.reported(OTHER, Failed(key(2), ErrorKind.KV_LOST, "the lease ran out"))
+    assert gone[0] == Blame(frozenset({P, OTHER})) and shape(gone) == ["cancel p", "release p", "place without other"]
+
+
+def test_a_decode_worker_that_had_pulled_takes_its_kv_along() -> None:
+    life = remote()
+    life.reported(P, token(0))
+    life.reported(D, PULLED)
+    life.reported(D, token(1))
+    assert shape(life.worker_lost(D, "killed")) == ["cancel p", "place without d"]
+    (book,) = life.placed(Placement(OTHER, OTHER))
+    assert isinstance(book, Submit) and isinstance(book.job, Generate) and book.job.output_tokens == (100, 101)
+
+
+def test_attempts_that_come_to_nothing_are_counted_until_something_new_comes() -> None:
+    life = RequestLife(REQUEST, HandoffId("h"), max_retries=1)
+
+    def attempt(number: int) -> None:
+        life.placed(Placement(D, D))
+        life.accepted(D, key(number))
+
+    attempt(1)
+    assert shape(life.worker_lost(D, "killed")) == ["place without d"]
+    attempt(2)
+    life.reported(D, token(0, 2))
+    assert shape(life.reported(D, Failed(key(2), ErrorKind.INTERNAL, "a step failed"))) == ["place without d"]
+    attempt(3)
+    assert life.reported(D, token(0, 3)) == [], "the client has it, which is no progress"
+    (*_, end) = life.reported(D, Failed(key(3), ErrorKind.INTERNAL, "a step failed"))
+    assert isinstance(end, End) and isinstance(end.outcome, TandemError) and end.outcome.kind is ErrorKind.INTERNAL
+    assert "2 attempts in a row" in end.outcome.message
+
+
+def test_nobody_is_asked_to_draw_after_the_last_token() -> None:
+    """Its worker is lost between the last token and the end."""
+    life = RequestLife(REQUEST, HandoffId("h"))
+    life.placed(Placement(D, D))
+    for i in range(3):
+        life.reported(D, token(i))
+    (end,) = life.worker_lost(D, "killed")
+    assert isinstance(end, End) and isinstance(end.outcome, Finished) and end.outcome.reason is FinishReason.LENGTH
+
+
+def test_who_brings_nothing_forward_is_taken_for_lost() -> None:
+    life = remote()
+    blame, *rest = life.stalled("no progress within 1 s")
+    assert blame == Blame(frozenset({P, D}))
+    assert shape(rest) == ["cancel d", "cancel p", "release p", "place without d,p"]
+    assert life.stalled("nobody works on it") == []
 
 
 def test_a_prefill_worker_that_handed_over_is_not_missed() -> None:
@@ -198,7 +295,7 @@ def test_cancel_of_a_running_request_reaches_both_sides() -> None:
 
 def test_a_worker_that_gives_up_unasked_is_lost() -> None:
     life = remote()
-    assert shape(life.reported(D, Cancelled(key()))) == ["cancel p", "release p", "end worker_lost"]
+    assert shape(life.reported(D, Cancelled(key()))) == ["cancel p", "release p", "place without d"]
 
 
 def test_local_request() -> None:
@@ -244,7 +341,7 @@ def test_a_worker_that_does_not_answer_may_have_the_job_and_is_told_to_drop_it()
 def test_a_prefill_worker_is_not_missed_once_its_kv_has_arrived() -> None:
     life = remote()
     life.reported(P, token(0))
-    life.reported(D, Pulled(key(), 1, 1, 0, 1, 0.1, 0.1, 0.1))
+    life.reported(D, PULLED)
     assert life.worker_lost(P, "killed") == [] and life.phase is Phase.RUNNING
 
 
@@ -282,7 +379,7 @@ def test_scores_come_once_and_before_all_tokens() -> None:
     assert life.reported(P, scores(1, 2)) == [Score(scores(1, 2))]
     assert life.reported(P, scores(1, 1)) == [], "a stream that was opened again tells from the start"
     assert life.reported(D, token(0)) == life.reported(D, token(1)) == []
-    assert not life.streamed(D, key(), 2)
+    assert not life.streamed(D, key(), 2, (102,))
     assert life.reported(D, token(2)) == life.reported(D, Finished(key(), FinishReason.LENGTH, 3, 0)) == []
     told = life.reported(P, scores(2, 2))
     assert told[0] == Score(scores(3, 1)) and shape(told[1:]) == [
@@ -298,11 +395,11 @@ def test_scores_come_once_and_before_all_tokens() -> None:
 def test_a_prefill_worker_that_is_lost_with_scores_is_missed() -> None:
     life = scored()
     life.reported(P, scores(1, 2))
-    life.reported(D, Pulled(key(), 1, 1, 0, 1, 0.1, 0.1, 0.1))
-    assert shape(life.worker_lost(P, "killed")) == ["cancel d", "end worker_lost"]
+    life.reported(D, PULLED)
+    assert shape(life.worker_lost(P, "killed")) == ["cancel d", "place without p"]
     life = scored()
     life.reported(P, scores(1, 3))
-    life.reported(D, Pulled(key(), 1, 1, 0, 1, 0.1, 0.1, 0.1))
+    life.reported(D, PULLED)
     assert life.worker_lost(P, "killed") == []
 
 

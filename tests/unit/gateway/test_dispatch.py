@@ -119,26 +119,43 @@ async def test_the_client_s_deadline_ends_what_waits_and_what_runs(rig: Rig) -> 
 
 
 async def test_who_makes_no_progress_fails_and_both_workers_are_told(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig(progress_timeout_s=0.5)
+    rig = make_rig(progress_timeout_s=0.5, max_retries=1)
     await rig.start()
     prefill, decode = await rig.pair()
     request = await rig.open()
-    with pytest.raises(TandemError) as late:
+    with pytest.raises(TandemError, match=r"no progress within 0\.5 s; 2 attempts") as late:
         await collect(request)
     assert late.value.kind is ErrorKind.DEADLINE and late.value.facts.http == 504
     name = str(request.life.request.id)
     await until(lambda: "cancel" in prefill.verbs(name) and "cancel" in decode.verbs(name))
 
 
-async def test_a_failure_at_one_side_ends_it_at_the_other(rig: Rig) -> None:
+async def test_a_failure_at_one_side_ends_the_attempt_at_the_other_and_it_goes_on(rig: Rig) -> None:
     prefill, decode = await rig.pair()
     request = await rig.running()
+    name = str(request.life.request.id)
+    prefill.tell(token(request.life.key, 0))
+    await until(lambda: request.life.num_delivered == 1)
     decode.tell(Failed(request.life.key, ErrorKind.KV_LOST, "the lease ended"))
-    with pytest.raises(TandemError, match="the lease ended") as lost:
-        await collect(request)
-    assert lost.value.kind is ErrorKind.KV_LOST
-    await until(lambda: prefill.verbs(str(request.life.request.id)) == ["prefill", "cancel"])
-    assert decode.verbs(str(request.life.request.id)) == ["resume"], "who said so has nothing of it left"
+    await until(lambda: prefill.verbs(name) == ["prefill", "cancel", "prefill"])
+    assert decode.verbs(name) == ["resume", "resume"], "who said so has nothing of it left"
+    job = prefill.jobs[-1]
+    assert job.output_tokens == (100,) and job.attempt == 2
+    await until(lambda: request.life.phase.name == "RUNNING")
+    decode.tell(pulled(job.key), token(job.key, 1), Finished(job.key, FinishReason.STOP, 2, 0))
+    assert await collect(request) == [0, 1]
+    assert request.path == "remote;moves=1" and request.num_attempts == 2
+
+
+async def test_what_fails_again_and_again_ends_with_what_happened(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(max_retries=2)
+    await rig.start()
+    worker = await rig.add("m", "mixed")
+    worker.after_submit = lambda job: [Failed(job.key, ErrorKind.INTERNAL, "the step failed")]
+    await until(lambda: rig.dispatch.ready() is None)
+    with pytest.raises(TandemError, match="the step failed; 3 attempts in a row came to nothing") as broken:
+        await collect(await rig.open())
+    assert broken.value.kind is ErrorKind.INTERNAL and len(worker.jobs) == 3
 
 
 @pytest.mark.parametrize("phase", ["QUEUED", "BOOKING", "STARTING", "RUNNING"])
