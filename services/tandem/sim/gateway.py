@@ -20,8 +20,22 @@ from tandem.core.load import Load
 from tandem.core.request import Job, Request
 from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine
-from tandem.flow.commands import CancelJob, Command, Deliver, End, EndChoice, Place, ReleaseLease, Score, Submit
-from tandem.flow.lifecycle import Phase, RequestLife
+from tandem.flow.commands import (
+    Blame,
+    CancelJob,
+    Command,
+    Deliver,
+    End,
+    EndChoice,
+    Place,
+    ReleaseLease,
+    Score,
+    Seek,
+    Submit,
+)
+from tandem.flow.lifecycle import RequestLife
+from tandem.flow.overdue import no_place
+from tandem.flow.strand import Phase
 from tandem.flow.waiting import Waiting
 from tandem.routing.roster import Roster
 from tandem.routing.view import Pair, WorkerView
@@ -122,11 +136,13 @@ class SimGateway:
     def lost(self, worker: WorkerRef, reason: str) -> None:
         """It did not come back: what runs there is lost, and calls to it have no answer."""
         self.missed(worker)
-        for where, key in [call for call in self._calls if call[0] == worker]:
-            error = TandemError(ErrorKind.WORKER_LOST, reason)
-            self._answered(where, key, error)
+        self._waiting.breaker.forget(worker)
+        for _, key in [call for call in self._calls if call[0] == worker]:
+            self._answered(worker, key, TandemError(ErrorKind.WORKER_LOST, reason))
         for active in list(self._active.values()):
-            self._carry_out(active, active.life.worker_lost(worker, reason))
+            if worker in active.life.workers() or active.life.seeks():
+                self._catch_up(active, but=worker)
+                self._carry_out(active, active.life.worker_lost(worker, reason))
         self._place_queued()
 
     def waits_for(self, worker: WorkerRef) -> set[JobKey]:
@@ -178,6 +194,8 @@ class SimGateway:
             self._changed(link)
         for event in events:
             active = self._active.get(event.key.request)
+            if isinstance(event, Finished):
+                self._waiting.breaker.worked(worker)
             if active is not None:
                 if _may_end(event):
                     self._catch_up(active, but=worker)
@@ -222,7 +240,7 @@ class SimGateway:
                 continue
             active.moved_at = times[-1]
             self._waiting.line.drew(tokens.key.request, len(tokens.ids))
-            if active.life.streamed(worker, tokens.key, tokens.first_index, len(tokens.ids)):
+            if active.life.streamed(worker, tokens.key, tokens.first_index, tokens.ids):
                 reached = self._delivery.times(tokens.key.request, tokens.first_index, times)
                 active.trace.deliver_all(tokens.ids, reached)
                 continue
@@ -250,7 +268,8 @@ class SimGateway:
     # ---- inside
 
     def _enter(self, request: Request, trace: Trace, ended: Ended) -> None:
-        now, life = self._agenda.now, RequestLife(request, HandoffId(f"h-{request.id}"))
+        now = self._agenda.now
+        life = RequestLife(request, HandoffId(f"h-{request.id}"), self._config.max_retries)
         self._active[request.id] = _Active(life, trace, ended, now, now)
 
     def _refuse(self, request: RequestId, error: TandemError) -> None:
@@ -261,7 +280,6 @@ class SimGateway:
         """Place what waits, in its turn, until the first finds no place."""
         while (turn := self._waiting.next(self._agenda.now)) is not None:
             active = self._active[turn.request]
-            active.trace.path = turn.placement.path
             link = self._links[turn.placement.prefill]
             link.placed[turn.request] = self._waiting.line.charged(turn.request)
             self._changed(link)
@@ -272,9 +290,13 @@ class SimGateway:
         now = self._agenda.now
         for command in commands:
             match command:
-                case Place(excluded):
-                    self._waiting.refused(excluded, now)
-                    self._unplace(active)
+                case Place():
+                    self._send_back(active, command)
+                case Seek():
+                    taker = self._waiting.taker(MODEL, command, now)
+                    self._carry_out(active, active.life.sought(command.choice, taker))
+                case Blame(workers):
+                    self._waiting.breaker.failed(workers, now)
                 case Submit(worker, job):
                     self._submit(active, self._links[worker], job)
                 case CancelJob(worker, keys):
@@ -290,11 +312,18 @@ class SimGateway:
                     pass  # nobody reads scores, and a simulated request has one choice
                 case End(outcome):
                     self._end(active, outcome)
-        if active.life.phase is Phase.QUEUED:
-            self._waiting.line.put_back(active.life.request.id)
+
+    def _send_back(self, active: _Active, place: Place) -> None:
+        request = active.life.request.id
+        self._waiting.refused(place.excluded, self._agenda.now)
+        if place.has_failed:
+            self._waiting.failed(request, place.excluded)
+        self._unplace(active)
+        self._waiting.line.put_back(request)
 
     def _end(self, active: _Active, outcome: Finished | TandemError) -> None:
         now, trace = self._agenda.now, active.trace
+        trace.path = active.life.path
         self._unplace(active)
         del self._active[trace.id]
         self._waiting.leave(trace.id, active.life.num_cached)
@@ -362,27 +391,29 @@ class SimGateway:
 
     def _tick(self) -> None:
         for active in list(self._active.values()):
-            error = self._overdue(active)
-            if error is not None:
-                self._carry_out(active, active.life.failed(error))
+            self._see_to(active)
         self._place_queued()
         self._is_ticking = bool(self._active)
         if self._is_ticking:
             self._agenda.after(TICK_S, "", self._tick, by=self.party)
 
-    def _overdue(self, active: _Active) -> TandemError | None:
-        """A request that is sent back to the queue does not begin its wait anew."""
-        now, config = self._agenda.now, self._config
-        if active.life.phase is Phase.QUEUED:
-            if now - active.came_at < config.queue_timeout_s:
-                return None
-            reason = f"no place within {config.queue_timeout_s:g} s: {self._waiting.why(MODEL)}"
-            return TandemError(ErrorKind.NO_WORKER, reason, retry_after_s=1.0)
-        if now - active.moved_at >= config.progress_timeout_s:
+    def _see_to(self, active: _Active) -> None:
+        now, life = self._agenda.now, active.life
+        if life.phase is Phase.QUEUED:
+            told_at = max(active.came_at, active.trace.told_at)
+            why = partial(self._waiting.why, MODEL, now)
+            error = no_place(self._config, told_at, self._waiting.hopeless_since(MODEL), now, why)
+            if error is not None:
+                self._catch_up(active)
+                self._carry_out(active, life.failed(error))
+            return
+        if now - active.moved_at >= self._config.progress_timeout_s:
             self._catch_up(active)
-        if now - active.moved_at < config.progress_timeout_s:
-            return None
-        return TandemError(ErrorKind.DEADLINE, f"no progress within {config.progress_timeout_s:g} s")
+        if now - active.moved_at >= self._config.progress_timeout_s:
+            active.moved_at = now
+            self._carry_out(active, life.stalled(f"no progress within {self._config.progress_timeout_s:g} s"))
+        for seek in life.seeks():
+            self._carry_out(active, life.sought(seek.choice, self._waiting.taker(MODEL, seek, now)))
 
 
 def _may_end(event: JobEvent) -> bool:

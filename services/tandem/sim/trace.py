@@ -54,6 +54,11 @@ class Trace:
         self.ended_at = max(now, self.token_times[-1]) if self.token_times else now
 
     @property
+    def told_at(self) -> float:
+        """When the last token came; 0 before the first."""
+        return self.token_times[-1] if self.token_times else 0.0
+
+    @property
     def is_complete(self) -> bool:
         """It ended well and all its tokens have come."""
         outcome = self.outcome
