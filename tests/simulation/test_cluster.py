@@ -106,7 +106,8 @@ def test_a_link_too_slow_for_its_reads_fails_them_loudly() -> None:
     one = cluster((prefill, 1), (slow_spec("decode", bandwidth=1e5, config=config), 1))
     traces = traces_of(one, mix(seed=6, count=6, rate=1.0))
     one.check()
-    assert {_kind(trace) for trace in traces} == {ErrorKind.KV_LOST}
+    # Once both have failed often enough they are left out, and then nobody is left.
+    assert {_kind(trace) for trace in traces} <= {ErrorKind.KV_LOST, ErrorKind.NO_WORKER}
     assert one.num_read_bytes == 0, "no read came to its end"
 
 

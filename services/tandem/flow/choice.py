@@ -41,7 +41,7 @@ class Choice:
         """Count consecutive ones whose turn it is. False, and nothing has changed, where something else is due."""
         if self._early or self._finished is not None or first_index != len(self.tokens):
             return False
-        self.tokens.extend(ids)
+        self.tokens.extend(iter(ids))
         return True
 
     def finish(self, finished: Finished) -> None:

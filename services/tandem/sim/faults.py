@@ -132,7 +132,7 @@ class Faults:
 
     def _discover(self, gateway: SimGateway, worker: SimWorker) -> None:
         if not worker.party.is_gone:
-            gateway.found(worker)
+            gateway.met(worker)
 
     def _drain(self, index: int, until: float, by: Party) -> None:
         """It ends when nothing is left of what it had, or at `until`, and then says what it leaves behind."""
@@ -185,7 +185,7 @@ class Faults:
             return
         self._lost.discard((worker.party, gateway.party))
         wanted = gateway.waits_for(worker.ref)
-        gateway.found(worker)
+        gateway.met(worker)
         cancel = partial(self._cancel, gateway, wanted)
         self._network.post(worker.ref, "", cancel, gateway.party)
 

@@ -1,49 +1,83 @@
-"""What a simulated gateway knows of its workers, one by one and in pairs; never hears of one by itself."""
+"""The workers that a simulated gateway knows, and what it has heard of each by now; never places or sends anything."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from bisect import bisect_left
+from collections.abc import Iterable
+from functools import partial
 
 from tandem.core.config import GatewayConfig
-from tandem.core.ids import RequestId
-from tandem.core.load import Load
+from tandem.core.ids import WorkerRef
+from tandem.routing.roster import Roster
 from tandem.routing.view import Pair, WorkerView
+from tandem.sim.agenda import Agenda
+from tandem.sim.link import Link, pairs
 from tandem.sim.stretch import Stretch
-from tandem.sim.worker import FINGERPRINT, SimWorker
-from tandem.workload.ask import MODEL
+from tandem.sim.worker import SimWorker
 
 
-@dataclass(slots=True)
-class Link:
-    """What the gateway knows of a worker. `placed`: prompt tokens to compute of requests that were placed
-    there and not taken yet; `coming` are steps that the worker has taken, some of which it has not heard of yet."""
+class SimFleet:
+    """`roster` has those that live. Every pair of these counts as tried, as it is some seconds after a real start."""
 
-    worker: SimWorker
-    load: Load
-    placed: dict[RequestId, int] = field(default_factory=dict)
-    is_live: bool = True
-    coming: deque[Stretch] = field(default_factory=deque)
+    def __init__(self, agenda: Agenda, latency_s: float, config: GatewayConfig) -> None:
+        self._agenda = agenda
+        self._latency_s = latency_s
+        self._config = config
+        self._links: dict[WorkerRef, Link] = {}
+        self._pairs: set[Pair] = set()
+        self.roster = Roster(self._pairs, frozenset())
 
-    def view(self, num_free: int) -> WorkerView:
-        worker, load = self.worker, self.load
-        if num_free != load.num_free_blocks:
-            load = replace(load, num_free_blocks=num_free)
-        cost = worker.engine.pacer.model.published
-        return WorkerView(worker.ref, worker.spec.pool, MODEL, FINGERPRINT, load, tuple(self.placed.values()), cost)
+    def find(self, worker: WorkerRef) -> Link | None:
+        return self._links.get(worker)
 
+    def links(self) -> Iterable[Link]:
+        return self._links.values()
 
-def pairs(worker: SimWorker, others: Sequence[SimWorker], config: GatewayConfig) -> set[Pair]:
-    """Those of a worker that a gateway tries: none without a split, and two mixed workers only where every request is
-    split."""
-    if config.disaggregation == "off":
-        return set()
-    both = [pair for other in others for pair in ((worker, other), (other, worker))]
-    return {
-        (giver.ref, taker.ref)
-        for giver, taker in both
-        if giver.spec.pool != "decode"
-        and taker.spec.pool != "prefill"
-        and (giver.spec.pool != taker.spec.pool or config.disaggregation == "strict")
-    }
+    # ---- who comes and goes
+
+    def met(self, worker: SimWorker) -> None:
+        """Nothing for one that is known and lives."""
+        known = self._links.get(worker.ref)
+        if known is not None and known.is_live:
+            return
+        others = [link.worker for link in self._links.values() if link.is_live]
+        self._links[worker.ref] = link = Link(worker, worker.engine.load())
+        self._pairs |= pairs(worker, others, self._config)
+        self.changed(link)
+
+    def missed(self, worker: WorkerRef) -> None:
+        """Its stream ended: it gets nothing new. Nothing for one that was not met yet."""
+        if worker in self._links:
+            self._links[worker].is_live = False
+            self.roster.remove(worker)
+
+    def lost(self, worker: WorkerRef) -> Link | None:
+        """What was known of it; None when it was not met yet."""
+        self.missed(worker)
+        return self._links.pop(worker, None)
+
+    # ---- what is known
+
+    def changed(self, link: Link) -> None:
+        """Whatever was heard or sent, and not only that blocks were taken, as each step does."""
+        if link.is_live:
+            self.roster.put(partial(self.view, link))
+
+    def num_come(self, link: Link, stretch: Stretch) -> int:
+        """How many of its steps the gateway has heard of."""
+        agenda, delay_s, party = self._agenda, self._latency_s, link.worker.party
+        if agenda.now > stretch.ends[-1] + delay_s:
+            return len(stretch.ends)
+        return bisect_left(stretch.ends, True, key=lambda end: not agenda.has_passed(end + delay_s, party))
+
+    def view(self, link: Link) -> WorkerView:
+        """As of now, without taking anything in: while a worker only decodes, blocks become fewer."""
+        num_free = link.worker.num_free_seen(self._latency_s)
+        if num_free is None:
+            num_free = link.load.num_free_blocks
+            for stretch in reversed(link.coming):
+                num_come = self.num_come(link, stretch)
+                if num_come:
+                    num_free = stretch.num_free[num_come - 1]
+                    break
+        return link.view(num_free)

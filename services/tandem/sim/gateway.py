@@ -6,7 +6,6 @@ It does what `gateway.dispatch` does on an event loop, with the same line and de
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +16,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, Finished, JobEvent, SampledToken, Token
 from tandem.core.ids import HandoffId, HandoffKey, JobKey, RequestId, WorkerRef
 from tandem.core.load import Load
-from tandem.core.request import Job, Request
+from tandem.core.request import Job, Request, Resume
 from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine
 from tandem.flow.commands import (
@@ -37,11 +36,10 @@ from tandem.flow.lifecycle import RequestLife
 from tandem.flow.overdue import no_place
 from tandem.flow.strand import Phase
 from tandem.flow.waiting import Waiting
-from tandem.routing.roster import Roster
-from tandem.routing.view import Pair, WorkerView
 from tandem.sim.agenda import Agenda, Party
 from tandem.sim.delivery import Delivery
-from tandem.sim.fleet import Link, pairs
+from tandem.sim.fleet import SimFleet
+from tandem.sim.link import Link
 from tandem.sim.network import Network
 from tandem.sim.quotas import SimQuotas, Terms
 from tandem.sim.stretch import Stretch
@@ -87,17 +85,14 @@ class SimGateway:
         self._network = network
         self._delivery = delivery
         self._config = config
-        self._links: dict[WorkerRef, Link] = {}
-        self._pairs: set[Pair] = set()
-        self._roster = Roster(self._pairs, frozenset())
         self.delivered: Callable[[Token], None] = ignore
-        self._calls: dict[tuple[WorkerRef, JobKey], _Active] = {}
+        self._fleet = SimFleet(agenda, network.latency_s, config)
         self._active: dict[RequestId, _Active] = {}
         self._quotas = SimQuotas(terms.tenants)
-        self._waiting = Waiting(self._roster, config, terms.targets)
+        self._waiting = Waiting(self._fleet.roster, config, terms.targets)
         self._is_ticking = False
         for worker in workers:
-            self.found(worker)
+            self.met(worker)
 
     @property
     def num_queued(self) -> int:
@@ -110,44 +105,8 @@ class SimGateway:
         self._quotas.check()
         assert not len(self._waiting.line), "a request that has ended waits for a place"
         assert not self._active, f"{len(self._active)} requests have no end: {list(self._active.values())[:3]}"
-        assert not self._calls, f"{list(self._calls)} were never answered"
-        for link in self._links.values():
+        for link in self._fleet.links():
             assert not link.placed, f"{link.placed} were placed at {link.worker!r} and never taken"
-
-    # ---- who comes and goes
-
-    def found(self, worker: SimWorker) -> None:
-        """A worker that was not there, or could not be reached."""
-        known = self._links.get(worker.ref)
-        if known is not None and known.is_live:
-            return
-        self._links[worker.ref] = link = Link(worker, worker.engine.load())
-        others = [other.worker for other in self._links.values() if other.is_live and other is not link]
-        self._pairs |= pairs(worker, others, self._config)
-        self._changed(link)
-        self._place_queued()
-
-    def missed(self, worker: WorkerRef) -> None:
-        """Its stream ended: it gets nothing new. Nothing for one that was not found yet."""
-        if worker in self._links:
-            self._links[worker].is_live = False
-            self._roster.remove(worker)
-
-    def lost(self, worker: WorkerRef, reason: str) -> None:
-        """It did not come back: what runs there is lost, and calls to it have no answer."""
-        self.missed(worker)
-        self._waiting.breaker.forget(worker)
-        for _, key in [call for call in self._calls if call[0] == worker]:
-            self._answered(worker, key, TandemError(ErrorKind.WORKER_LOST, reason))
-        for active in list(self._active.values()):
-            if worker in active.life.workers() or active.life.seeks():
-                self._catch_up(active, but=worker)
-                self._carry_out(active, active.life.worker_lost(worker, reason))
-        self._place_queued()
-
-    def waits_for(self, worker: WorkerRef) -> set[JobKey]:
-        """The jobs there that it wants to hear of; it has no use for others of its own."""
-        return {key for active in self._active.values() for key, _ in active.life.positions(worker)}
 
     def open(self, ask: Ask, ended: Ended) -> None:
         """Admit a request now; it waits in line when no worker has room, and ends at once when it is refused.
@@ -181,17 +140,19 @@ class SimGateway:
             self._carry_out(active, active.life.cancelled())
 
     def streamed(self, worker: WorkerRef, stretch: Stretch) -> None:
-        self._links[worker].coming.append(stretch)
+        link = self._fleet.find(worker)
+        if link is not None:
+            link.coming.append(stretch)
 
     def heard(self, worker: WorkerRef, events: Sequence[JobEvent], load: Load | None) -> None:
-        link = self._links.get(worker)
+        link = self._fleet.find(worker)
         if link is None or not link.is_live:
             return
         self._take_in(link)
         has_room = load is not None and load.may_take_more_than(link.load)
         if load is not None:
             link.load = load
-            self._changed(link)
+            self._fleet.changed(link)
         for event in events:
             active = self._active.get(event.key.request)
             if isinstance(event, Finished):
@@ -201,32 +162,54 @@ class SimGateway:
                     self._catch_up(active, but=worker)
                 active.moved_at = self._agenda.now
                 self._carry_out(active, active.life.reported(worker, event))
-        if has_room and self._waiting.may_go_on(self._view(link)):
+        if has_room and self._waiting.may_go_on(self._fleet.view(link)):
             self._place_queued()
+
+    # ---- who comes and goes
+
+    def met(self, worker: SimWorker) -> None:
+        """A worker is there, another life of one, or one that could not be reached."""
+        self._fleet.met(worker)
+        self._place_queued()
+
+    def missed(self, worker: WorkerRef) -> None:
+        """As `SimFleet.missed`."""
+        self._fleet.missed(worker)
+
+    def lost(self, worker: WorkerRef, reason: str) -> None:
+        """A worker is gone with all that runs there; what it has said by now has come."""
+        link = self._fleet.lost(worker)
+        if link is None:
+            return
+        self._take_in(link)
+        self._waiting.breaker.forget(worker)
+        for active in list(self._active.values()):
+            if worker in active.life.workers() or active.life.seeks():
+                self._catch_up(active, but=worker)
+                self._carry_out(active, active.life.worker_lost(worker, reason))
+        self._place_queued()
+
+    def waits_for(self, worker: WorkerRef) -> set[JobKey]:
+        """The jobs there that it wants to hear of; it has no use for others of its own."""
+        return {key for active in self._active.values() for key, _ in active.life.positions(worker)}
 
     # ---- what has come in the meantime
 
     def _catch_up(self, active: _Active, but: WorkerRef | None = None) -> None:
         """What a request's workers have said of steps that they took ahead, as far as it has come; all of `but`'s has
         been heard."""
-        for link in [self._links[worker] for worker in active.life.workers() if worker != but]:
+        links = [self._fleet.find(worker) for worker in active.life.workers() if worker != but]
+        for link in [link for link in links if link is not None]:
             link.worker.settle()
             self._take_in(link)
 
     def _take_in(self, link: Link) -> None:
-        while link.coming and (num_come := self._num_come(link, link.coming[0])):
+        while link.coming and (num_come := self._fleet.num_come(link, link.coming[0])):
             stretch = link.coming.popleft()
             if num_come < len(stretch.ends):
                 stretch, rest = stretch.split(num_come)
                 link.coming.appendleft(rest)
             self._hear_stretch(link, stretch)
-
-    def _num_come(self, link: Link, stretch: Stretch) -> int:
-        """How many of its steps the gateway has heard of."""
-        agenda, delay_s, party = self._agenda, self._network.latency_s, link.worker.party
-        if agenda.now > stretch.ends[-1] + delay_s:
-            return len(stretch.ends)
-        return bisect_left(stretch.ends, True, key=lambda end: not agenda.has_passed(end + delay_s, party))
 
     def _hear_stretch(self, link: Link, stretch: Stretch) -> None:
         worker, delay_s = link.worker.ref, self._network.latency_s
@@ -248,23 +231,6 @@ class SimGateway:
                 event = Token(tokens.key, tokens.first_index + i, SampledToken(token))
                 self._carry_out(active, active.life.reported(worker, event), times[i])
 
-    def _changed(self, link: Link) -> None:
-        """Whatever was heard or sent, and not only that blocks were taken, as each step does."""
-        if link.is_live:
-            self._roster.put(partial(self._view, link))
-
-    def _view(self, link: Link) -> WorkerView:
-        """As of now, without taking anything in: while a worker only decodes, blocks become fewer."""
-        num_free = link.worker.num_free_seen(self._network.latency_s)
-        if num_free is None:
-            num_free = link.load.num_free_blocks
-            for stretch in reversed(link.coming):
-                num_come = self._num_come(link, stretch)
-                if num_come:
-                    num_free = stretch.num_free[num_come - 1]
-                    break
-        return link.view(num_free)
-
     # ---- inside
 
     def _enter(self, request: Request, trace: Trace, ended: Ended) -> None:
@@ -280,44 +246,51 @@ class SimGateway:
         """Place what waits, in its turn, until the first finds no place."""
         while (turn := self._waiting.next(self._agenda.now)) is not None:
             active = self._active[turn.request]
-            link = self._links[turn.placement.prefill]
+            link = self._fleet.find(turn.placement.prefill)
+            assert link is not None
             link.placed[turn.request] = self._waiting.line.charged(turn.request)
-            self._changed(link)
+            self._fleet.changed(link)
             self._carry_out(active, active.life.placed(turn.placement))
 
     def _carry_out(self, active: _Active, commands: Sequence[Command], at: float | None = None) -> None:
         """`at`: when what caused them came, if not now."""
-        now = self._agenda.now
+        now = self._agenda.now if at is None else at
         for command in commands:
             match command:
-                case Place():
-                    self._send_back(active, command)
-                case Seek():
-                    taker = self._waiting.taker(MODEL, command, now)
-                    self._carry_out(active, active.life.sought(command.choice, taker))
-                case Blame(workers):
-                    self._waiting.breaker.failed(workers, now)
-                case Submit(worker, job):
-                    self._submit(active, self._links[worker], job)
-                case CancelJob(worker, keys):
-                    self._cancel(worker, keys)
-                case ReleaseLease(worker, lease):
-                    self._release(worker, lease)
                 case Deliver(token):
                     self.delivered(token)
                     delay = self._delivery.seconds(active.life.request.id, token.index)
-                    active.trace.deliver(token.token.id, (now if at is None else at) + delay)
+                    active.trace.deliver(token.token.id, now + delay)
                     self._waiting.line.drew(active.life.request.id, 1)
-                case Score() | EndChoice():
-                    pass  # nobody reads scores, and a simulated request has one choice
                 case End(outcome):
                     self._end(active, outcome)
+                case Score() | EndChoice():
+                    pass  # nobody reads scores, and a simulated request has one choice
+                case Place() | Seek():
+                    self._find(active, command)
+                case Blame(workers):
+                    self._waiting.breaker.failed(workers, self._agenda.now)
+                case Submit() | CancelJob() | ReleaseLease():
+                    self._tell(active, command)
 
-    def _send_back(self, active: _Active, place: Place) -> None:
-        request = active.life.request.id
-        self._waiting.refused(place.excluded, self._agenda.now)
-        if place.has_failed:
-            self._waiting.failed(request, place.excluded)
+    def _tell(self, active: _Active, command: Submit | CancelJob | ReleaseLease) -> None:
+        match command:
+            case Submit(worker, job):
+                self._submit(active, worker, job)
+            case CancelJob(worker, keys):
+                self._cancel(worker, keys)
+            case ReleaseLease(worker, lease):
+                self._release(worker, lease)
+
+    def _find(self, active: _Active, command: Place | Seek) -> None:
+        request, now = active.life.request.id, self._agenda.now
+        if isinstance(command, Seek):
+            taker = self._waiting.taker(MODEL, command, now)
+            self._carry_out(active, active.life.sought(command.choice, taker))
+            return
+        self._waiting.refused(command.excluded, now)
+        if command.has_failed:
+            self._waiting.failed(request, command.excluded)
         self._unplace(active)
         self._waiting.line.put_back(request)
 
@@ -339,8 +312,9 @@ class SimGateway:
     def _unplace(self, active: _Active) -> None:
         """It does not go where it was to."""
         placement = active.life.placement
-        if placement is not None and self._links[placement.prefill].placed.pop(active.life.request.id, 0):
-            self._changed(self._links[placement.prefill])
+        link = None if placement is None else self._fleet.find(placement.prefill)
+        if link is not None and link.placed.pop(active.life.request.id, 0):
+            self._fleet.changed(link)
 
     def _cancel(self, worker: WorkerRef, keys: Sequence[JobKey]) -> None:
         def run(engine: Engine, now: float) -> list[Effect]:
@@ -351,22 +325,29 @@ class SimGateway:
     def _release(self, worker: WorkerRef, key: HandoffKey) -> None:
         self._network.post(worker, f"release {key}", lambda engine, now: engine.release(key, now), self.party)
 
-    def _submit(self, active: _Active, link: Link, job: Job) -> None:
-        """A call whose answer brings the worker's load along, if there is one before the worker is lost."""
-        worker = link.worker
-        self._calls[worker.ref, job.key] = active
-        if not link.is_live:
-            error = TandemError(ErrorKind.WORKER_LOST, f"worker {worker.ref.id} is gone")
-            self._agenda.after(0.0, "", partial(self._answered, worker.ref, job.key, error), by=self.party)
+    def _submit(self, active: _Active, ref: WorkerRef, job: Job) -> None:
+        """A call whose answer brings the worker's load along."""
+        link = self._fleet.find(ref)
+        if link is None or not link.is_live:
+            gone = TandemError(ErrorKind.WORKER_LOST, f"worker {ref.id} is gone")
+            self._carry_out(active, active.life.refused(ref, job.key, gone))
             return
+        worker = link.worker
 
         def answered(refusal: TandemError | None, load: Load) -> None:
-            if not link.is_live:
+            if not link.is_live or self._fleet.find(ref) is not link:
                 return
+            if not isinstance(job, Resume):
+                link.placed.pop(job.request.id, None)
             self._take_in(link)
             link.load = load
-            self._changed(link)
-            self._answered(worker.ref, job.key, refusal)
+            self._fleet.changed(link)
+            if refusal is not None:
+                self._carry_out(active, active.life.refused(worker.ref, job.key, refusal))
+                self._place_queued()
+            else:
+                active.moved_at = self._agenda.now
+                self._carry_out(active, active.life.accepted(worker.ref, job.key))
 
         def answer(refusal: TandemError | None, load: Load) -> None:
             self._network.send(f"answer {job.key}", lambda: answered(refusal, load), worker.party, self.party)
@@ -375,19 +356,6 @@ class SimGateway:
             worker.submit(job, answer)
 
         self._network.send(f"submit {type(job).__name__} {job.key}", arrive, self.party, worker.party)
-
-    def _answered(self, worker: WorkerRef, key: JobKey, refusal: TandemError | None) -> None:
-        active, link = self._calls.pop((worker, key), None), self._links[worker]
-        if active is None:
-            return
-        if link.placed.pop(key.request, 0):
-            self._changed(link)
-        if refusal is not None:
-            self._carry_out(active, active.life.refused(worker, key, refusal))
-            self._place_queued()
-        else:
-            active.moved_at = self._agenda.now
-            self._carry_out(active, active.life.accepted(worker, key))
 
     def _tick(self) -> None:
         for active in list(self._active.values()):
@@ -413,7 +381,7 @@ class SimGateway:
             active.moved_at = now
             self._carry_out(active, life.stalled(f"no progress within {self._config.progress_timeout_s:g} s"))
         for seek in life.seeks():
-            self._carry_out(active, life.sought(seek.choice, self._waiting.taker(MODEL, seek, now)))
+            self._find(active, seek)
 
 
 def _may_end(event: JobEvent) -> bool:

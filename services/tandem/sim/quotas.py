@@ -22,13 +22,6 @@ from tandem.sched.targets import NO_TARGETS, LatencyTargets
 _FOR_EVER_MS = 2**62
 
 
-@dataclass(slots=True)
-class _Account:
-    tenant: Tenant
-    book: QuotaBook = field(default_factory=QuotaBook)
-    guess: OutputGuess = field(default_factory=OutputGuess)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     """Of those who ask: tenants' own, None: everybody is served alike and without limits; and what each lane was
@@ -36,6 +29,13 @@ class Terms:
 
     tenants: Mapping[TenantId, Tenant] | None = None
     targets: LatencyTargets = NO_TARGETS
+
+
+@dataclass(slots=True)
+class _Account:
+    tenant: Tenant
+    book: QuotaBook = field(default_factory=QuotaBook)
+    guess: OutputGuess = field(default_factory=OutputGuess)
 
 
 class SimQuotas:

@@ -1,0 +1,50 @@
+"""What a simulated gateway knows of one worker, and which pairs of workers it uses; never sends anything."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from tandem.core.config import GatewayConfig
+from tandem.core.ids import RequestId
+from tandem.core.load import Load
+from tandem.routing.view import Pair, WorkerView
+from tandem.sim.stretch import Stretch
+from tandem.sim.worker import FINGERPRINT, SimWorker
+from tandem.workload.ask import MODEL
+
+
+@dataclass(slots=True)
+class Link:
+    """What a gateway knows of a worker. `placed`: prompt tokens to compute of requests that were placed
+    there and not taken yet; `coming` are steps that the worker has taken, some of which it has not heard of yet.
+    `is_live`: its stream is up."""
+
+    worker: SimWorker
+    load: Load
+    placed: dict[RequestId, int] = field(default_factory=dict)
+    coming: deque[Stretch] = field(default_factory=deque)
+    is_live: bool = True
+
+    def view(self, num_free: int) -> WorkerView:
+        worker, load = self.worker, self.load
+        if num_free != load.num_free_blocks:
+            load = replace(load, num_free_blocks=num_free)
+        cost = worker.engine.pacer.model.published
+        return WorkerView(worker.ref, worker.spec.pool, MODEL, FINGERPRINT, load, tuple(self.placed.values()), cost)
+
+
+def pairs(worker: SimWorker, others: Sequence[SimWorker], config: GatewayConfig) -> set[Pair]:
+    """Those of a worker that a gateway tries: none without a split, and two mixed workers only where every request is
+    split."""
+    if config.disaggregation == "off":
+        return set()
+    both = [pair for other in others for pair in ((worker, other), (other, worker))]
+    return {
+        (giver.ref, taker.ref)
+        for giver, taker in both
+        if giver.spec.pool != "decode"
+        and taker.spec.pool != "prefill"
+        and (giver.spec.pool != taker.spec.pool or config.disaggregation == "strict")
+    }
