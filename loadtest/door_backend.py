@@ -18,6 +18,7 @@ from tandem.gateway.event_queue import EventQueue
 from tandem.gateway.ports import ServedModel
 from tandem.gateway.standing import Standing
 from tandem.gateway.text import TextModel
+from tandem.routing.view import Pool
 
 AT_ONCE, BY_STEP, NEVER = "at-once", "by-step", "never"
 """The models: all tokens are there when the request is; one for each stream every turn of the loop; only one ever."""
@@ -101,6 +102,9 @@ class InstantDispatch:
 
     def num_queued(self) -> int:
         return 0
+
+    def num_live(self) -> dict[Pool, int]:
+        return {}
 
     async def open(self, request: Request, caller: Caller) -> InstantStream:
         stream = InstantStream(request, self._ids, self)

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 
 from tandem.admission.line import Line
@@ -45,7 +45,7 @@ from tandem.gateway.fleet import Fleet
 from tandem.gateway.ports import Quotas, ServedModel
 from tandem.gateway.probe import has_moved, probe_request
 from tandem.routing.placement import Placement
-from tandem.routing.view import WorkerView
+from tandem.routing.view import Pool, WorkerView
 from tandem.sched.targets import NO_TARGETS, LatencyTargets
 
 log = logging.getLogger(__name__)
@@ -105,6 +105,9 @@ class Dispatcher:
 
     def num_queued(self) -> int:
         return sum(1 for active in self._active.values() if active.life.phase is Phase.QUEUED)
+
+    def num_live(self) -> Mapping[Pool, int]:
+        return self._fleet.num_live()
 
     async def open(self, request: Request, caller: Caller) -> ActiveRequest:
         """Admit a request; it waits in line when no worker has room."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from tandem.core.clock import Clock
@@ -22,7 +23,7 @@ from tandem.gateway.text_models import TextModels
 from tandem.gateway.worker_link import LinkCalls, WorkerLink
 from tandem.routing.placement import Placement
 from tandem.routing.roster import Roster
-from tandem.routing.view import ClusterView, Pair, WorkerView
+from tandem.routing.view import POOLS, ClusterView, Pair, Pool, WorkerView
 
 log = logging.getLogger(__name__)
 DISCOVERY_PERIOD_S = 1.0
@@ -88,6 +89,11 @@ class Fleet:
     def view(self) -> ClusterView:
         views = tuple(view for link in self._links.values() if (view := link.view()) is not None)
         return ClusterView(views, frozenset(self._linked), frozenset(self._failed))
+
+    def num_live(self) -> Mapping[Pool, int]:
+        """By pool, those without a live worker included."""
+        found = Counter(view.pool for link in self._links.values() if (view := link.view()) is not None)
+        return {pool: found[pool] for pool in POOLS}
 
     def candidates(self) -> Roster:
         """What requests are placed among, as it is at any time."""

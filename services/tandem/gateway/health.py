@@ -45,5 +45,6 @@ class Health:
             "tandem_queued_requests": self._dispatch.num_queued(),
             "tandem_served_models": len(self._dispatch.models()),
             "tandem_ready": self._dispatch.ready() is None,
+            **{f'tandem_live_workers{{pool="{pool}"}}': n for pool, n in self._dispatch.num_live().items()},
         }
         await exchange.send_text(METRICS_TYPE, self._counters.text(gauges))

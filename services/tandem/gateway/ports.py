@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +13,7 @@ from tandem.core.request import Request
 from tandem.gateway.caller import Caller
 from tandem.gateway.standing import Standing
 from tandem.gateway.text import TextModel
+from tandem.routing.view import Pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,10 @@ class Dispatch(Protocol):
 
     def num_queued(self) -> int:
         """Requests that wait for a place."""
+        ...
+
+    def num_live(self) -> Mapping[Pool, int]:
+        """Workers that live, as this gateway sees them."""
         ...
 
     async def open(self, request: Request, caller: Caller) -> TokenStream:

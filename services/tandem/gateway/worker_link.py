@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import get_args
 
 import grpc
 
@@ -25,7 +24,7 @@ from tandem.core.request import Job, Resume
 from tandem.core.step_cost import StepCost
 from tandem.gateway.ports import ServedModel
 from tandem.gateway.text_models import TextModels
-from tandem.routing.view import Pool, WorkerView
+from tandem.routing.view import POOLS, Pool, WorkerView
 from tandem.wire.channels import open_channel
 from tandem.wire.convert import decode_bundle, decode_load, decode_refusal, decode_step_cost, decode_update
 from tandem.wire.convert_job import Submission, encode_key, encode_submission
@@ -229,9 +228,9 @@ class WorkerLink:
 
 
 def _pool(name: str) -> Pool:
-    for pool in get_args(Pool):
+    for pool in POOLS:
         if pool == name:
-            return pool  # type: ignore[no-any-return]
+            return pool
     raise TandemError(ErrorKind.INTERNAL, f"a worker is in the unknown pool {name!r}")
 
 

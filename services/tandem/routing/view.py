@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator, Set
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from tandem.core.ids import WorkerRef
 from tandem.core.lane import Lane
@@ -13,6 +13,7 @@ from tandem.core.load import Load
 from tandem.core.step_cost import StepCost
 
 Pool = Literal["prefill", "decode", "mixed"]
+POOLS: tuple[Pool, ...] = get_args(Pool)
 Pair = tuple[WorkerRef, WorkerRef]
 Ranking = Generator["WorkerView", None, None]
 Cost = tuple[int | str, ...]

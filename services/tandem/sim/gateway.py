@@ -6,7 +6,6 @@ It does what `gateway.dispatch` does on an event loop, with the same line and de
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,11 +36,10 @@ from tandem.flow.lifecycle import RequestLife
 from tandem.flow.overdue import no_place
 from tandem.flow.strand import Phase
 from tandem.flow.waiting import Waiting
-from tandem.routing.roster import Roster
-from tandem.routing.view import WorkerView
 from tandem.sim.agenda import Agenda, Party
 from tandem.sim.delivery import Delivery
-from tandem.sim.link import Link, pairs
+from tandem.sim.fleet import SimFleet
+from tandem.sim.link import Link
 from tandem.sim.network import Network
 from tandem.sim.quotas import SimQuotas, Terms
 from tandem.sim.stretch import Stretch
@@ -54,6 +52,10 @@ TICK_S = 0.05
 
 
 Ended = Callable[[Trace], None]
+
+
+def ignore(token: Token) -> None:
+    """Looks at no token."""
 
 
 @dataclass(eq=False, slots=True)
@@ -83,14 +85,14 @@ class SimGateway:
         self._network = network
         self._delivery = delivery
         self._config = config
-        self._links = {worker.ref: Link(worker, worker.engine.load()) for worker in workers}
-        self._roster = Roster(pairs(workers, config), frozenset())
-        for link in self._links.values():
-            self._changed(link)
+        self.delivered: Callable[[Token], None] = ignore
+        self._fleet = SimFleet(agenda, network.latency_s, config)
         self._active: dict[RequestId, _Active] = {}
         self._quotas = SimQuotas(terms.tenants)
-        self._waiting = Waiting(self._roster, config, terms.targets)
+        self._waiting = Waiting(self._fleet.roster, config, terms.targets)
         self._is_ticking = False
+        for worker in workers:
+            self.met(worker)
 
     @property
     def num_queued(self) -> int:
@@ -103,7 +105,7 @@ class SimGateway:
         self._quotas.check()
         assert not len(self._waiting.line), "a request that has ended waits for a place"
         assert not self._active, f"{len(self._active)} requests have no end: {list(self._active.values())[:3]}"
-        for link in self._links.values():
+        for link in self._fleet.links():
             assert not link.placed, f"{link.placed} were placed at {link.worker!r} and never taken"
 
     def open(self, ask: Ask, ended: Ended) -> None:
@@ -138,18 +140,19 @@ class SimGateway:
             self._carry_out(active, active.life.cancelled())
 
     def streamed(self, worker: WorkerRef, stretch: Stretch) -> None:
-        if worker in self._links:
-            self._links[worker].coming.append(stretch)
+        link = self._fleet.find(worker)
+        if link is not None:
+            link.coming.append(stretch)
 
     def heard(self, worker: WorkerRef, events: Sequence[JobEvent], load: Load | None) -> None:
-        link = self._links.get(worker)
-        if link is None:
+        link = self._fleet.find(worker)
+        if link is None or not link.is_live:
             return
         self._take_in(link)
         has_room = load is not None and load.may_take_more_than(link.load)
         if load is not None:
             link.load = load
-            self._changed(link)
+            self._fleet.changed(link)
         for event in events:
             active = self._active.get(event.key.request)
             if isinstance(event, Finished):
@@ -159,16 +162,26 @@ class SimGateway:
                     self._catch_up(active, but=worker)
                 active.moved_at = self._agenda.now
                 self._carry_out(active, active.life.reported(worker, event))
-        if has_room and self._waiting.may_go_on(self._view(link)):
+        if has_room and self._waiting.may_go_on(self._fleet.view(link)):
             self._place_queued()
+
+    # ---- who comes and goes
+
+    def met(self, worker: SimWorker) -> None:
+        """A worker is there, another life of one, or one that could not be reached."""
+        self._fleet.met(worker)
+        self._place_queued()
+
+    def missed(self, worker: WorkerRef) -> None:
+        """As `SimFleet.missed`."""
+        self._fleet.missed(worker)
 
     def lost(self, worker: WorkerRef, reason: str) -> None:
         """A worker is gone with all that runs there; what it has said by now has come."""
-        link = self._links.pop(worker, None)
+        link = self._fleet.lost(worker)
         if link is None:
             return
         self._take_in(link)
-        self._roster.remove(worker)
         self._waiting.breaker.forget(worker)
         for active in list(self._active.values()):
             if worker in active.life.workers() or active.life.seeks():
@@ -176,38 +189,27 @@ class SimGateway:
                 self._carry_out(active, active.life.worker_lost(worker, reason))
         self._place_queued()
 
-    def met(self, worker: SimWorker) -> None:
-        """A worker is there, or another life of one; every pair with it counts as tried."""
-        link = self._links[worker.ref] = Link(worker, worker.engine.load())
-        self._roster.linked = pairs([link.worker for link in self._links.values()], self._config)
-        self._changed(link)
-        self._place_queued()
+    def waits_for(self, worker: WorkerRef) -> set[JobKey]:
+        """The jobs there that it wants to hear of; it has no use for others of its own."""
+        return {key for active in self._active.values() for key, _ in active.life.positions(worker)}
 
     # ---- what has come in the meantime
 
     def _catch_up(self, active: _Active, but: WorkerRef | None = None) -> None:
         """What a request's workers have said of steps that they took ahead, as far as it has come; all of `but`'s has
         been heard."""
-        for link in [
-            self._links[worker] for worker in active.life.workers() if worker != but and worker in self._links
-        ]:
+        links = [self._fleet.find(worker) for worker in active.life.workers() if worker != but]
+        for link in [link for link in links if link is not None]:
             link.worker.settle()
             self._take_in(link)
 
     def _take_in(self, link: Link) -> None:
-        while link.coming and (num_come := self._num_come(link, link.coming[0])):
+        while link.coming and (num_come := self._fleet.num_come(link, link.coming[0])):
             stretch = link.coming.popleft()
             if num_come < len(stretch.ends):
                 stretch, rest = stretch.split(num_come)
                 link.coming.appendleft(rest)
             self._hear_stretch(link, stretch)
-
-    def _num_come(self, link: Link, stretch: Stretch) -> int:
-        """How many of its steps the gateway has heard of."""
-        agenda, delay_s, party = self._agenda, self._network.latency_s, link.worker.party
-        if agenda.now > stretch.ends[-1] + delay_s:
-            return len(stretch.ends)
-        return bisect_left(stretch.ends, True, key=lambda end: not agenda.has_passed(end + delay_s, party))
 
     def _hear_stretch(self, link: Link, stretch: Stretch) -> None:
         worker, delay_s = link.worker.ref, self._network.latency_s
@@ -229,22 +231,6 @@ class SimGateway:
                 event = Token(tokens.key, tokens.first_index + i, SampledToken(token))
                 self._carry_out(active, active.life.reported(worker, event), times[i])
 
-    def _changed(self, link: Link) -> None:
-        """Whatever was heard or sent, and not only that blocks were taken, as each step does."""
-        self._roster.put(partial(self._view, link))
-
-    def _view(self, link: Link) -> WorkerView:
-        """As of now, without taking anything in: while a worker only decodes, blocks become fewer."""
-        num_free = link.worker.num_free_seen(self._network.latency_s)
-        if num_free is None:
-            num_free = link.load.num_free_blocks
-            for stretch in reversed(link.coming):
-                num_come = self._num_come(link, stretch)
-                if num_come:
-                    num_free = stretch.num_free[num_come - 1]
-                    break
-        return link.view(num_free)
-
     # ---- inside
 
     def _enter(self, request: Request, trace: Trace, ended: Ended) -> None:
@@ -260,9 +246,10 @@ class SimGateway:
         """Place what waits, in its turn, until the first finds no place."""
         while (turn := self._waiting.next(self._agenda.now)) is not None:
             active = self._active[turn.request]
-            link = self._links[turn.placement.prefill]
+            link = self._fleet.find(turn.placement.prefill)
+            assert link is not None
             link.placed[turn.request] = self._waiting.line.charged(turn.request)
-            self._changed(link)
+            self._fleet.changed(link)
             self._carry_out(active, active.life.placed(turn.placement))
 
     def _carry_out(self, active: _Active, commands: Sequence[Command], at: float | None = None) -> None:
@@ -271,6 +258,7 @@ class SimGateway:
         for command in commands:
             match command:
                 case Deliver(token):
+                    self.delivered(token)
                     delay = self._delivery.seconds(active.life.request.id, token.index)
                     active.trace.deliver(token.token.id, now + delay)
                     self._waiting.line.drew(active.life.request.id, 1)
@@ -324,9 +312,9 @@ class SimGateway:
     def _unplace(self, active: _Active) -> None:
         """It does not go where it was to."""
         placement = active.life.placement
-        link = None if placement is None else self._links.get(placement.prefill)
+        link = None if placement is None else self._fleet.find(placement.prefill)
         if link is not None and link.placed.pop(active.life.request.id, 0):
-            self._changed(link)
+            self._fleet.changed(link)
 
     def _cancel(self, worker: WorkerRef, keys: Sequence[JobKey]) -> None:
         def run(engine: Engine, now: float) -> list[Effect]:
@@ -339,21 +327,21 @@ class SimGateway:
 
     def _submit(self, active: _Active, ref: WorkerRef, job: Job) -> None:
         """A call whose answer brings the worker's load along."""
-        link = self._links.get(ref)
-        if link is None:
+        link = self._fleet.find(ref)
+        if link is None or not link.is_live:
             gone = TandemError(ErrorKind.WORKER_LOST, f"worker {ref.id} is gone")
             self._carry_out(active, active.life.refused(ref, job.key, gone))
             return
         worker = link.worker
 
         def answered(refusal: TandemError | None, load: Load) -> None:
-            if self._links.get(ref) is not link:
+            if not link.is_live or self._fleet.find(ref) is not link:
                 return
             if not isinstance(job, Resume):
                 link.placed.pop(job.request.id, None)
             self._take_in(link)
             link.load = load
-            self._changed(link)
+            self._fleet.changed(link)
             if refusal is not None:
                 self._carry_out(active, active.life.refused(worker.ref, job.key, refusal))
                 self._place_queued()

@@ -1,4 +1,4 @@
-"""What a simulated gateway knows of one worker, and which pairs of workers it may use; never sends anything."""
+"""What a simulated gateway knows of one worker, and which pairs of workers it uses; never sends anything."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from tandem.core.config import GatewayConfig
-from tandem.core.ids import RequestId, WorkerRef
+from tandem.core.ids import RequestId
 from tandem.core.load import Load
-from tandem.routing.view import WorkerView
+from tandem.routing.view import Pair, WorkerView
 from tandem.sim.stretch import Stretch
 from tandem.sim.worker import FINGERPRINT, SimWorker
 from tandem.workload.ask import MODEL
@@ -18,12 +18,14 @@ from tandem.workload.ask import MODEL
 @dataclass(slots=True)
 class Link:
     """What a gateway knows of a worker. `placed`: prompt tokens to compute of requests that were placed
-    there and not taken yet; `coming` are steps that the worker has taken, some of which it has not heard of yet."""
+    there and not taken yet; `coming` are steps that the worker has taken, some of which it has not heard of yet.
+    `is_live`: its stream is up."""
 
     worker: SimWorker
     load: Load
     placed: dict[RequestId, int] = field(default_factory=dict)
     coming: deque[Stretch] = field(default_factory=deque)
+    is_live: bool = True
 
     def view(self, num_free: int) -> WorkerView:
         worker, load = self.worker, self.load
@@ -33,17 +35,16 @@ class Link:
         return WorkerView(worker.ref, worker.spec.pool, MODEL, FINGERPRINT, load, tuple(self.placed.values()), cost)
 
 
-def pairs(workers: Sequence[SimWorker], config: GatewayConfig) -> frozenset[tuple[WorkerRef, WorkerRef]]:
-    """Those that a gateway tries: none without a split, and two mixed workers only where every request is split."""
+def pairs(worker: SimWorker, others: Sequence[SimWorker], config: GatewayConfig) -> set[Pair]:
+    """Those of a worker that a gateway tries: none without a split, and two mixed workers only where every request is
+    split."""
     if config.disaggregation == "off":
-        return frozenset()
-    pools = [(w.ref, w.spec.pool) for w in workers]
-    return frozenset(
-        (giver, taker)
-        for giver, gives in pools
-        for taker, takes in pools
-        if giver != taker
-        and gives != "decode"
-        and takes != "prefill"
-        and (gives != takes or config.disaggregation == "strict")
-    )
+        return set()
+    both = [pair for other in others for pair in ((worker, other), (other, worker))]
+    return {
+        (giver.ref, taker.ref)
+        for giver, taker in both
+        if giver.spec.pool != "decode"
+        and taker.spec.pool != "prefill"
+        and (giver.spec.pool != taker.spec.pool or config.disaggregation == "strict")
+    }

@@ -63,4 +63,4 @@ def _bind(server: grpc.aio.Server, config: Config) -> WorkerRef:
             ErrorKind.INVALID_REQUEST, f"cannot listen on {where}: {error}", param="worker.port"
         ) from None
     name = config.worker.id or f"{socket.gethostname()}-{os.getpid()}"
-    return WorkerRef(WorkerId(name), Incarnation(wall_ns()), f"{host}:{port}")
+    return WorkerRef(WorkerId(name), Incarnation(wall_ns()), config.worker.announce or f"{host}:{port}")

@@ -28,6 +28,7 @@ from tandem.gateway.ports import Doorkeeper, OpenDoor, ServedModel
 from tandem.gateway.server import HttpServer
 from tandem.gateway.standing import Standing
 from tandem.gateway.text import TextModel
+from tandem.routing.view import Pool
 from tandem.wire.channels import channel_options
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub
 from tests.unit.gateway.instant import instant_events
@@ -159,6 +160,9 @@ class ScriptedDispatch:
 
     def num_queued(self) -> int:
         return 0
+
+    def num_live(self) -> dict[Pool, int]:
+        return {"mixed": 1}
 
     async def open(self, request: Request, caller: Caller) -> ScriptedStream:
         self.callers.append(caller)

@@ -25,6 +25,7 @@ from tandem.gateway.ports import ServedModel
 from tandem.gateway.standing import Standing
 from tandem.gateway.text import TextModel
 from tandem.gateway.usage import Tally
+from tandem.routing.view import Pool
 from tests.unit.gateway.instant import instant_events
 
 CALLER = Caller(request_id="r")
@@ -70,6 +71,9 @@ class SlowDispatch:
 
     def num_queued(self) -> int:
         return 0
+
+    def num_live(self) -> dict[Pool, int]:
+        return {"mixed": 1}
 
     async def open(self, request: Request, caller: Caller) -> SlowToClose:
         if len(self.opened) == self._slow_at:
