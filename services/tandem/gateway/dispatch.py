@@ -19,7 +19,7 @@ from tandem.core.clock import Clock
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, JobEvent, Token
-from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerRef
+from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Job, Request
 from tandem.flow.commands import (
     Blame,
@@ -44,6 +44,7 @@ from tandem.gateway.deadlines import overdue
 from tandem.gateway.fleet import Fleet
 from tandem.gateway.ports import Quotas, ServedModel
 from tandem.gateway.probe import has_moved, probe_request
+from tandem.routing.breaker import BreakerState
 from tandem.routing.placement import Placement
 from tandem.routing.view import Pool, WorkerView
 from tandem.sched.targets import NO_TARGETS, LatencyTargets
@@ -105,6 +106,9 @@ class Dispatcher:
 
     def num_queued(self) -> int:
         return sum(1 for active in self._active.values() if active.life.phase is Phase.QUEUED)
+
+    def breakers(self) -> Mapping[WorkerId, BreakerState]:
+        return self._waiting.breaker.states(self._clock.now())
 
     def num_live(self) -> Mapping[Pool, int]:
         return self._fleet.num_live()
