@@ -10,6 +10,7 @@ from tandem.gateway.answers import Answer, Part
 from tandem.gateway.asgi import Exchange, Header, header_value
 from tandem.gateway.completion import Ending
 from tandem.gateway.echo import Scored
+from tandem.gateway.openai_reply import TandemFacts
 from tandem.gateway.openai_response import Form
 from tandem.gateway.sse import EventStream
 from tandem.gateway.standing import standing_headers
@@ -41,7 +42,7 @@ async def _stream(
             events = form.opening(part.choice, answer.usage)
         if isinstance(part, Ending):
             num_open -= 1
-            events += form.closing(part, answer.usage, None if num_open else answer.path)
+            events += form.closing(part, answer.usage, None if num_open else _facts(answer))
         elif not isinstance(part, Scored):
             events += form.chunk(part, answer.usage)
         if not num_open:
@@ -68,7 +69,11 @@ async def _first(sse: EventStream, answer: Answer, parts: AsyncGenerator[Part, N
 async def _collect(exchange: Exchange, form: Form, answer: Answer, parts: AsyncGenerator[Part, None]) -> None:
     gathered = [part async for part in parts]
     headers = [*standing_headers(answer.standing), _path_header(answer)]
-    await exchange.send_json(200, form.body(gathered, answer.usage, answer.path), headers)
+    await exchange.send_json(200, form.body(gathered, answer.usage, _facts(answer)), headers)
+
+
+def _facts(answer: Answer) -> TandemFacts:
+    return TandemFacts(answer.path, answer.num_attempts)
 
 
 def _path_header(answer: Answer) -> Header:

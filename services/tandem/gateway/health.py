@@ -47,4 +47,6 @@ class Health:
             "tandem_ready": self._dispatch.ready() is None,
             **{f'tandem_live_workers{{pool="{pool}"}}': n for pool, n in self._dispatch.num_live().items()},
         }
+        for worker, state in self._dispatch.breakers().items():
+            gauges[f'tandem_worker_breaker{{worker="{worker}"}}'] = state.value
         await exchange.send_text(METRICS_TYPE, self._counters.text(gauges))

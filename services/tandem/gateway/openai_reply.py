@@ -25,9 +25,11 @@ class UsageReply(msgspec.Struct):
 
 
 class TandemFacts(msgspec.Struct):
-    """Our own addition to the last chunk and to whole bodies: remote, local, or fallback with its reason."""
+    """Our own addition to the last chunk and to whole bodies: remote, local, or fallback with its reason; and how many
+    attempts it took, the first and each time that it went on elsewhere."""
 
     path: str
+    attempts: int
 
 
 class Logprob(msgspec.Struct):

@@ -72,12 +72,12 @@ class Form(Protocol):
         """Empty when a client would see nothing in it."""
         ...
 
-    def closing(self, ending: Ending, usage: Usage, path: str | None) -> list[bytes]:
-        """The chunk with the finish reason. With the last choice, which has the `path`, also the usage if it was asked
+    def closing(self, ending: Ending, usage: Usage, facts: reply.TandemFacts | None) -> list[bytes]:
+        """The chunk with the finish reason. With the last choice, which has the `facts`, also the usage if it was asked
         for."""
         ...
 
-    def body(self, parts: Sequence[Part], usage: Usage, path: str) -> bytes:
+    def body(self, parts: Sequence[Part], usage: Usage, facts: reply.TandemFacts) -> bytes:
         """The whole response at once."""
         ...
 
@@ -98,20 +98,20 @@ class _Chunks(ABC, Generic[C]):
     @abstractmethod
     def _end(self, ending: Ending) -> C: ...
 
-    def _chunk(self, choice: C | None, usage: Usage, path: str | None = None) -> bytes:
+    def _chunk(self, choice: C | None, usage: Usage, facts: reply.TandemFacts | None = None) -> bytes:
         """Without a choice: the one that has only the usage."""
         chunk = self._make_chunk(
             **self._named_fields,
             choices=[] if choice is None else [choice],
             usage=_usage_reply(usage) if choice is None else self._usage(usage),
-            tandem=UNSET if path is None else reply.TandemFacts(path),
+            tandem=UNSET if facts is None else facts,
         )
         return msgspec.json.encode(chunk)
 
-    def closing(self, ending: Ending, usage: Usage, path: str | None) -> list[bytes]:
-        if path is None or not self._heading.include_usage:
-            return [self._chunk(self._end(ending), usage, path)]
-        return [self._chunk(self._end(ending), usage), self._chunk(None, usage, path)]
+    def closing(self, ending: Ending, usage: Usage, facts: reply.TandemFacts | None) -> list[bytes]:
+        if facts is None or not self._heading.include_usage:
+            return [self._chunk(self._end(ending), usage, facts)]
+        return [self._chunk(self._end(ending), usage), self._chunk(None, usage, facts)]
 
     def _ids(self, deltas: Iterable[Delta]) -> list[int] | UnsetType:
         """The field `token_ids` that vLLM adds to a choice."""
@@ -177,14 +177,14 @@ class ChatForm(_Chunks[reply.ChatChunkChoice]):
     def _end(self, ending: Ending) -> reply.ChatChunkChoice:
         return reply.ChatChunkChoice(ending.choice, reply.ChatDelta(), finish_reason=ending.reason.value)
 
-    def body(self, parts: Sequence[Part], usage: Usage, path: str) -> bytes:
+    def body(self, parts: Sequence[Part], usage: Usage, facts: reply.TandemFacts) -> bytes:
         gathered = _Gathered(parts)
         whole = reply.ChatCompletion(
             **self._named_fields,
             choices=[self._choice(ending, gathered.deltas[ending.choice]) for ending in gathered.endings()],
             usage=_usage_reply(usage),
             prompt_logprobs=self._prompt_scores(gathered.scored[0]) if gathered.scored else UNSET,
-            tandem=reply.TandemFacts(path),
+            tandem=facts,
         )
         return msgspec.json.encode(whole)
 
@@ -233,7 +233,7 @@ class TextForm(_Chunks[reply.TextChoice]):
     def _end(self, ending: Ending) -> reply.TextChoice:
         return self._choice(ending.choice, [], ending.reason.value)
 
-    def body(self, parts: Sequence[Part], usage: Usage, path: str) -> bytes:
+    def body(self, parts: Sequence[Part], usage: Usage, facts: reply.TandemFacts) -> bytes:
         gathered = _Gathered(parts)
         endings = gathered.endings()
         choices = [self._choice(end.choice, gathered.deltas[end.choice], end.reason.value) for end in endings]
@@ -245,7 +245,7 @@ class TextForm(_Chunks[reply.TextChoice]):
             **self._named_fields,
             choices=choices,
             usage=_usage_reply(usage),
-            tandem=reply.TandemFacts(path),
+            tandem=facts,
         )
         return msgspec.json.encode(whole)
 

@@ -9,10 +9,12 @@ from typing import Protocol
 from tandem.admission.estimate import Spent
 from tandem.admission.tenant import OPEN, Tenant
 from tandem.core.events import Finished, PromptScored, Token
+from tandem.core.ids import WorkerId
 from tandem.core.request import Request
 from tandem.gateway.caller import Caller
 from tandem.gateway.standing import Standing
 from tandem.gateway.text import TextModel
+from tandem.routing.breaker import BreakerState
 from tandem.routing.view import Pool
 
 
@@ -39,7 +41,13 @@ class TokenStream(Protocol):
 
     @property
     def path(self) -> str:
-        """`remote`, `local` or `fallback;reason=...`; final once the first token was yielded."""
+        """`remote`, `local` or `fallback;reason=...` once the first token was yielded; from then on only `;moves=...`
+        may come to it, which counts how often the request went on elsewhere."""
+        ...
+
+    @property
+    def num_attempts(self) -> int:
+        """One more than its moves."""
         ...
 
     @property
@@ -70,6 +78,10 @@ class Dispatch(Protocol):
 
     def num_queued(self) -> int:
         """Requests that wait for a place."""
+        ...
+
+    def breakers(self) -> Mapping[WorkerId, BreakerState]:
+        """Of the workers whose last jobs failed."""
         ...
 
     def num_live(self) -> Mapping[Pool, int]:
