@@ -47,7 +47,6 @@ class Outcome:
     num_resent: int = 0
     problem: str | None = None
     path: str = ""
-    attempts: int = 1
 
 
 class AnswerError(Exception):
@@ -62,16 +61,13 @@ class Seen:
     last: float
     stall_s: float = 0.0
     path: str = ""
-    attempts: int = 1
 
     def event(self) -> None:
         now = time.monotonic()
         self.stall_s, self.last = max(self.stall_s, now - self.last), now
 
     def tell(self, about: dict[str, Any] | None) -> None:
-        about = about or {}
-        self.path = about.get("path", self.path)
-        self.attempts = about.get("attempts", self.attempts)
+        self.path = (about or {}).get("path", self.path)
 
 
 async def ask_once(http: httpx.AsyncClient, target: Target, ask: Ask, key: str, extra: dict[str, Any]) -> Seen:
@@ -224,7 +220,7 @@ class Load:
             return
 
     def _compare(self, outcome: Outcome, seen: Seen, expected: Seen) -> None:
-        outcome.stall_s, outcome.path, outcome.attempts = seen.stall_s, seen.path, seen.attempts
+        outcome.stall_s, outcome.path = seen.stall_s, seen.path
         for index, (one, other) in enumerate(zip(seen.choices, expected.choices, strict=True)):
             if (difference := one.differs(other)) is not None:
                 outcome.problem = f"choice {index}: {difference}"

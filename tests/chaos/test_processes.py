@@ -81,11 +81,12 @@ def strike(world: World, load: Load, fault: Fault, say: Say) -> None:
 
 def summary(outcomes: list[Outcome], say: Say) -> None:
     paths = {path: sum(1 for one in outcomes if one.path == path) for path in sorted({one.path for one in outcomes})}
-    num_resent, num_retried = sum(one.num_resent for one in outcomes), sum(one.attempts > 1 for one in outcomes)
+    num_resent = sum(one.num_resent for one in outcomes)
+    num_moved = sum(";moves=" in one.path for one in outcomes)
     say(
         f"{len(outcomes)} requests, {sum(one.problem is not None for one in outcomes)} with a problem; by path: {paths}"
     )
-    say(f"{num_resent} sent again by their clients, {num_retried} by the gateway")
+    say(f"{num_resent} sent again by their clients, {num_moved} went on elsewhere")
     say(f"longest stall in a stream: {max(one.stall_s for one in outcomes):.2f} s")
 
 

@@ -253,6 +253,7 @@ class Dispatcher:
                 self._seek(active, command)
             case Blame(workers):
                 self._waiting.breaker.failed(workers, self._clock.now())
+                self._fleet.doubt(workers)
             case Submit(worker, job):
                 self._spawn(self._submit(active, worker, job))
             case CancelJob(worker, keys):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from typing import Protocol
 
 from tandem.core.clock import Clock
@@ -68,6 +68,8 @@ class Fleet:
         self._links: dict[WorkerId, WorkerLink] = {}
         self._linked: set[Pair] = set()
         self._failed: dict[Pair, float] = {}
+        # Those of the failed that have moved blocks before: what falls back meanwhile is served.
+        self._doubted: set[Pair] = set()
         self._roster = Roster(self._linked, self._failed.keys())
         self._probing: dict[Pair, asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
@@ -113,12 +115,20 @@ class Fleet:
             return "no live worker"
         policy = self._config.disaggregation
         alone = policy != "strict" and any(v.pool == "mixed" for v in views)
-        if alone or policy == "off" or self._linked:
+        if alone or policy == "off" or self._linked or (policy == "prefer" and self._doubted):
             return None
         missing = [pool for pool in ("prefill", "decode") if not any(v.pool in (pool, "mixed") for v in views)]
         if missing:
             return f"no live {' and no live '.join(missing)} worker"
         return "no block has moved between a prefill and a decode worker yet"
+
+    def doubt(self, workers: Set[WorkerRef]) -> None:
+        """KV may have been lost between two of these: their pairs are to move a block again before they are used."""
+        for pair in [pair for pair in self._linked if workers >= set(pair)]:
+            self._linked.discard(pair)
+            self._doubted.add(pair)
+            self._failed[pair] = self._clock.now() - PROBE_RETRY_S
+            log.warning("%s lost KV of %s: the way between them is tested again", pair[1].id, pair[0].id)
 
     # ---- what is sent
 
@@ -214,6 +224,7 @@ class Fleet:
         """Forget what was known of a worker's pairs, and end what runs on it."""
         for pair in [pair for pair in (*self._linked, *self._failed) if link.ref in pair]:
             self._linked.discard(pair)
+            self._doubted.discard(pair)
             self._failed.pop(pair, None)
         assert self._listener is not None
         self._listener.lost(link.ref, reason)
@@ -246,6 +257,7 @@ class Fleet:
                 log.info("%s or %s was gone before a block moved between them", *pair)
             elif moved:
                 self._failed.pop(pair, None)
+                self._doubted.discard(pair)
                 self._linked.add(pair)
                 log.info("a block moved from %s to %s", pair[0].id, pair[1].id)
             else:

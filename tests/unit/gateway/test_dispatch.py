@@ -136,7 +136,7 @@ async def test_a_failure_at_one_side_ends_the_attempt_at_the_other_and_it_goes_o
     name = str(request.life.request.id)
     prefill.tell(token(request.life.key, 0))
     await until(lambda: request.life.num_delivered == 1)
-    decode.tell(Failed(request.life.key, ErrorKind.KV_LOST, "the lease ended"))
+    decode.tell(Failed(request.life.key, ErrorKind.INTERNAL, "the step failed"))
     await until(lambda: prefill.verbs(name) == ["prefill", "cancel", "prefill"])
     assert decode.verbs(name) == ["resume", "resume"], "who said so has nothing of it left"
     job = prefill.jobs[-1]
