@@ -23,13 +23,16 @@ _COMMANDS = {
     "offline": _Command("loadtest.offline_command", "workloads on our engine in this process, with split steps"),
     "experiment": _Command("loadtest.experiment", "monolithic, chunked, disaggregated under the same traffic"),
     "registry": _Command("loadtest.registry", "what finding workers costs Redis as a cluster grows"),
+    "index": _Command("loadtest.index", "lookup, cold start, staleness and bytes of the prefix index"),
     "fidelity": _Command("loadtest.fidelity", "how far the simulator is off: fitted on one run, it predicts others"),
     "report": _Command("loadtest.report_command", "print again what a bench wrote as JSON"),
     "peers": _Command("loadtest.peers.command", "install peers, or say which are"),
     "handoff": _Command("loadtest.handoff", "prefill, transfer and what of it is hidden, between two workers"),
+    "routing": _Command("loadtest.routing", "ways to choose workers on a trace, in virtual time"),
     "scale": _Command("loadtest.scale", "what a simulated request costs against the size of the cluster"),
     "overhead": _Command("loadtest.overhead", "what HTTP, gateway, gRPC and worker add to the bare engine"),
     "startup": _Command("loadtest.startup", "`tandem serve` from its first instruction to its first answer"),
+    "trust": _Command("loadtest.trust", "what the cluster's secret costs a call to a worker"),
     "transfer": _Command("loadtest.transfer", "the bandwidth of KV reads against bare ones of the same descriptors"),
 }
 

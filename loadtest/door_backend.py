@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from itertools import cycle, islice
+from typing import ClassVar
 
 from loadtest.model import model_directory
 from tandem.core.bundle import TokenizerBundle
@@ -51,6 +52,7 @@ class InstantStream:
 
     path = "local"
     standing = Standing()
+    reasons: ClassVar[Mapping[str, object]] = {}
 
     def __init__(self, request: Request, ids: Sequence[int], backend: InstantDispatch) -> None:
         self._request, self._ids, self._backend = request, ids, backend

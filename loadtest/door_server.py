@@ -15,7 +15,7 @@ import gc
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -34,6 +34,7 @@ from tandem.gateway.fleet import Fleet
 from tandem.gateway.ports import Dispatch, OpenDoor
 from tandem.gateway.server import HttpServer
 from tandem.gateway.text_models import TextModels
+from tandem.wire.trust import Trust
 
 FRONTS = ("tandem", "link", "bare", "fastapi")
 MAX_BODY = Bytes(4 << 20)
@@ -86,10 +87,10 @@ async def _linked(worker: str, config: GatewayConfig, stack: AsyncExitStack) -> 
     name, _, address = worker.partition("@")
     clock, ref = SystemClock(), WorkerRef(WorkerId(name), Incarnation(1), address)
 
-    async def discover() -> Sequence[WorkerRef]:
-        return [ref]
+    async def discover() -> Mapping[WorkerRef, str]:
+        return {ref: ""}
 
-    fleet = Fleet(GatewayId("door"), discover, TextModels(), clock, config)
+    fleet = Fleet(GatewayId("door"), discover, TextModels(), clock, config, Trust("door"))
     dispatcher = Dispatcher(fleet, config, clock, NoQuotas())
     await dispatcher.start()
     stack.push_async_callback(dispatcher.stop)

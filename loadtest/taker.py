@@ -10,7 +10,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from tandem.core.clock import SystemClock
-from tandem.core.events import Pulled, SampledToken
+from tandem.core.events import KVFact, Pulled, SampledToken
 from tandem.core.ids import HandoffId, HandoffKey, RequestId, WorkerRef
 from tandem.core.request import Request, Resume, SamplingParams
 from tandem.engine.effects import Effect, Emit
@@ -41,6 +41,7 @@ class _Instant:
     def __init__(self, layout: KVLayout, num_blocks: int) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
+        self.num_host_slots = 0
         self.vocab_size = 2
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -126,6 +127,9 @@ class Taker:
                     self._arrived.set()
                 case _:
                     """Nobody is there to be told."""
+
+    def told(self, facts: Sequence[KVFact]) -> None:
+        """Its engine records none."""
 
     def ended(self, error: str | None) -> None:
         if error is not None:

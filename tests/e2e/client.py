@@ -13,12 +13,11 @@ from tandem.core.events import JobEvent, PromptScored, Pulled, SampledToken, Ter
 from tandem.core.ids import GatewayId, HandoffId, HandoffKey, JobKey, RequestId, WorkerRef
 from tandem.core.load import Books
 from tandem.core.request import Generate, Job, Prefill, Request, Resume, SamplingParams
-from tandem.wire.channels import open_channel
 from tandem.wire.convert import decode_books, decode_refusal, decode_update
 from tandem.wire.convert_job import Submission, encode_key, encode_submission
 from tandem.wire.convert_kv import encode_handoff_key
 from tandem.wire.gen import worker_pb2 as pb
-from tandem.wire.gen.worker_pb2_grpc import WorkerStub
+from tandem.wire.trust import Trust
 
 PATIENCE_S = 30.0
 """After this a test has failed."""
@@ -38,15 +37,16 @@ def new_request(model: str, prompt: Sequence[int], max_tokens: int) -> Request:
 class Client:
     """One worker as one gateway sees it. `events[key]` is all that was received of a job, in order."""
 
-    def __init__(self, worker: WorkerRef, gateway: str = "g") -> None:
+    def __init__(self, worker: WorkerRef, gateway: str = "g", trust: Trust | None = None) -> None:
         self.worker = worker
         self.gateway = GatewayId(gateway)
         self.events: dict[JobKey, list[JobEvent]] = {}
         self.updates: list[pb.WatchUpdate] = []
         self.load = pb.Load()
         self.stream_error: Exception | None = None
-        self._channel = open_channel(worker.address)
-        self.stub = WorkerStub(self._channel)
+        trust = trust or Trust(gateway)
+        self._channel = trust.open_channel(worker.address)
+        self.stub = trust.stub(self._channel, worker.incarnation)
         self._changed = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
 

@@ -88,11 +88,14 @@ class Node:
             max_model_len=executor.max_model_len,
             enable_chunked_prefill=knobs.chunk is not None,
         )
-        pool = BlockPool(executor.num_blocks, executor.layout.block_size)
+        pool = BlockPool(
+            executor.num_blocks, executor.layout.block_size, num_host_slots=executor.num_host_slots, records_facts=True
+        )
         handoff = HandoffLimits(block_bytes=executor.layout.block_bytes)
         guesses = speculation(knobs.speculation, answers)
         self.engine = Engine(pool, limits, handoff, "golden", plan_depth=knobs.plan_depth, speculation=guesses)
         self.open: deque[StepPlan] = deque()
+        self.num_spilled = self.num_filled = 0
         region = executor.cache.region
         memory = MemoryPool(region.address, region.num_blocks, executor.layout, keepalive=executor)
         agent = agent_name(self.ref.id, self.ref.incarnation)
@@ -212,6 +215,8 @@ class Cluster(AbstractContextManager["Cluster"]):
             if plan is None:
                 break
             node.open.append(plan)
+            node.num_spilled += len(plan.spills)
+            node.num_filled += len(plan.fills)
         if not node.open:
             return False
         result = node.executor.execute(node.open.popleft())

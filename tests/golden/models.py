@@ -127,6 +127,7 @@ class Reference:
         quantization: Quantization = "none",
         compact: bool = True,
         grammars: GrammarMasks | None = None,
+        num_host_slots: int = 0,
     ) -> TorchExecutor:
         """Ours, of the same directory and dtype, with as many threads as torch has."""
         config = read_model_config(self.directory)
@@ -134,6 +135,7 @@ class Reference:
         engine = EngineConfig(
             block_size=block_size,
             kv_cache_memory=Bytes(num_blocks * layout.block_bytes),
+            host_cache_memory=Bytes(num_host_slots * layout.block_bytes),
             num_threads=torch.get_num_threads(),
             kernels=kernels,
         )

@@ -77,9 +77,10 @@ def expected_output(job: Job) -> tuple[tuple[int, ...], FinishReason]:
 class KVStore:
     """`cells[block][slot]`; None is memory that was never written."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, num_host_slots: int = 0) -> None:
         self.block_size = block_size
         self.cells: list[list[Cell | None]] = [[None] * block_size for _ in range(num_blocks)]
+        self.host: list[list[Cell | None]] = [[None] * block_size for _ in range(num_host_slots)]
 
     def read(self, blocks: Sequence[BlockId], stop: int) -> int:
         """Check positions `[0, stop)` and return the chain of the last."""
@@ -126,6 +127,12 @@ class ModelExecutor:
         self._last_number = plan.number
         seqs = [s.seq for s in plan.slices]
         assert len(set(seqs)) == len(seqs), f"{plan} names a sequence twice"
+        assert len({slot for _, slot in plan.spills}) == len(plan.spills), f"{plan} copies twice to one slot"
+        assert len({block for _, block in plan.fills}) == len(plan.fills), f"{plan} copies twice to one block"
+        for block, slot in plan.spills:
+            self.store.host[slot] = list(self.store.cells[block])
+        for slot, block in plan.fills:
+            self.store.cells[block] = list(self.store.host[slot])
         for source, target in plan.copies:
             self.store.cells[target] = list(self.store.cells[source])
         return StepResult(plan.number, tuple(self._run(piece) for piece in plan.slices))

@@ -1,4 +1,5 @@
-"""The block pool under random tables, forks, leases, reads and copies, against a plain list of who holds what."""
+"""The block pool under random tables, forks, leases, reads and copies, with and without host memory, against a plain
+list of who holds what."""
 
 from __future__ import annotations
 
@@ -8,9 +9,10 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from tandem.core.events import BlockEvicted, BlockStored
-from tandem.core.ids import BlockHash, BlockId
+from tandem.core.events import BlockDemoted, BlockEvicted, BlockStored
+from tandem.core.ids import BlockHash, BlockId, HostSlot
 from tandem.kv.hashing import chain_hashes, root_hash
+from tandem.kv.host_pool import Fill, Spill
 from tandem.kv.pool import BlockPool, BlockTable, Holder
 from tests.property.effort import effort
 
@@ -36,15 +38,24 @@ class PoolMachine(RuleBasedStateMachine):
     owners = Bundle("owners")
     holds = Bundle("holds")
 
-    @initialize(num_blocks=st.integers(1, 9), caching=st.sampled_from([True, True, True, False]))
-    def start(self, num_blocks: int, caching: bool) -> None:
+    @initialize(
+        num_blocks=st.integers(1, 9),
+        caching=st.sampled_from([True, True, True, False]),
+        num_host_slots=st.sampled_from([0, 0, 1, 2, 3, 5, 9, 20]),
+    )
+    def start(self, num_blocks: int, caching: bool, num_host_slots: int) -> None:
         self.caching = caching
-        self.pool = BlockPool(num_blocks, BLOCK_SIZE, enable_prefix_caching=caching, records_facts=True)
+        self.pool = BlockPool(
+            num_blocks, BLOCK_SIZE, enable_prefix_caching=caching, records_facts=True, num_host_slots=num_host_slots
+        )
         self.live: list[Owner] = []
         self.held: list[Hold] = []
         self.present: OrderedDict[BlockHash, BlockHash | None] = OrderedDict()
-        # What each physical block holds, written as a sequence computes it.
+        self.in_host: set[BlockHash] = set()
+        # What each physical block holds, written as a sequence computes it, and each host slot.
         self.content: dict[BlockId, BlockHash | None] = {}
+        self.host_content: dict[HostSlot, BlockHash | None] = {}
+        self.plans: list[tuple[tuple[Spill, ...], tuple[Fill, ...]]] = []
 
     @rule(target=owners, branch=st.integers(0, 3), shared=st.integers(0, 4))
     def open_table(self, branch: int, shared: int) -> Owner:
@@ -63,12 +74,35 @@ class PoolMachine(RuleBasedStateMachine):
         # A hit is a run from the first block on, and all of it is really there.
         assert num_hits == next((i for i, h in enumerate(hashes) if h not in self.present), len(hashes))
         needed, free = self.pool.num_free_needed(hashes, num_hits + extra), self.pool.num_free
+        if needed > free:
+            return
         assert self.pool.share(owner.table, hashes) == num_hits == owner.table.num_published
-        assert [self.content[b] for b in owner.table.ids()] == hashes[:num_hits], "a hit holds something else"
-        if self.grow(owner, num_hits + extra):
-            assert free - self.pool.num_free == needed, "the room was counted wrong"
-        else:
-            assert needed > free, "there was room"
+        is_grown = self.pool.grow(owner.table, num_hits + extra)
+        assert is_grown and free - self.pool.num_free == needed, "the room was counted wrong"
+        # A sharer's copies are made before anything reads what they bring, in the step that begins with it.
+        self.take_copies()
+        assert [self.content[b] for b in owner.table.ids(num_hits)] == hashes[:num_hits], "a hit holds something else"
+        self.content.update(dict.fromkeys(owner.table.ids()[num_hits:]))
+
+    def take_copies(self) -> None:
+        """Copies happen in the order of the plans, so that the model may make them when they are planned."""
+        spills, fills = self.pool.take_copies()
+        assert len({slot for _, slot in spills}) == len(spills) and len({block for _, block in fills}) == len(fills)
+        busy = {slot for plan in self.plans for _, slot in plan[0]} | {
+            slot for plan in self.plans for slot, _ in plan[1]
+        }
+        assert busy.isdisjoint(slot for _, slot in spills), "a slot is written that an open plan copies"
+        for block, slot in spills:
+            self.host_content[slot] = self.content[block]
+        for slot, block in fills:
+            self.content[block] = self.host_content[slot]
+        if spills or fills:
+            self.plans.append((spills, fills))
+
+    @rule()
+    def commit(self) -> None:
+        if self.plans:
+            self.pool.end_copies(*self.plans.pop(0))
 
     @rule(owner=owners, more=st.integers(1, 4))
     def grow_more(self, owner: Owner, more: int) -> None:
@@ -84,8 +118,8 @@ class PoolMachine(RuleBasedStateMachine):
         assert owner.table.ids()[: len(before)] == before
         # Least recently freed first; what has no name before all that has one.
         assert list(fresh) == list(free[: len(fresh)]) and len(fresh) == (missing if grown else 0)
-        for block in fresh:
-            self.content[block] = None
+        self.take_copies()
+        self.content.update(dict.fromkeys(fresh))
         return grown
 
     @rule(owner=owners, num=st.integers(0, 6))
@@ -103,9 +137,15 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(owner=consumes(owners))
     def release(self, owner: Owner) -> None:
+        self.let_go(owner)
+        self.live.remove(owner)
+
+    def let_go(self, owner: Owner) -> None:
+        """Whose blocks an open plan fills keeps them until it is over."""
+        while {block for _, fills in self.plans for _, block in fills} & set(owner.table.ids()):
+            self.commit()
         self.pool.release(owner.table)
         assert not len(owner.table) and not owner.table.num_published
-        self.live.remove(owner)
 
     @rule(target=owners, owner=owners)
     def fork(self, owner: Owner) -> Owner:
@@ -129,6 +169,7 @@ class PoolMachine(RuleBasedStateMachine):
         source, target = copy
         assert (source, target) == (before[index], free[0]) and not self.pool.is_shared(table, index)
         assert table.ids() == (*before[:index], target, *before[index + 1 :])
+        self.take_copies()
         self.content[target] = self.content[source]
         hold = Hold((source,), Holder.COPY)
         self.held.append(hold)
@@ -158,7 +199,7 @@ class PoolMachine(RuleBasedStateMachine):
         hold = Hold(owner.table.ids(), Holder.LEASE)
         self.pool.retain(hold.blocks, Holder.LEASE)
         self.held.append(hold)
-        self.pool.release(owner.table)
+        self.let_go(owner)
         return hold
 
     @rule(num=st.integers(1, 4))
@@ -180,7 +221,10 @@ class PoolMachine(RuleBasedStateMachine):
         leased = [b for h in self.held if h.holder is Holder.LEASE for b in h.blocks]
         read = [b for h in self.held if h.holder is Holder.READ for b in h.blocks]
         copied = [b for h in self.held if h.holder is Holder.COPY for b in h.blocks]
-        self.pool.check([o.table for o in self.live], leased, read, copied)
+        copied += [block for spills, _ in self.plans for block, _ in spills]
+        slots = [slot for spills, _ in self.plans for _, slot in spills]
+        slots += [slot for _, fills in self.plans for slot, _ in fills]
+        self.pool.check([o.table for o in self.live], leased, read, copied, slots)
         busy = {b for o in self.live for b in o.table.ids()} | set(leased) | set(read) | set(copied)
         assert self.pool.num_free == self.pool.num_blocks - len(busy)
         assert self.pool.num_leased == len(set(leased)) and self.pool.num_reading == len(set(read))
@@ -192,15 +236,23 @@ class PoolMachine(RuleBasedStateMachine):
         for fact in self.pool.take_facts():
             match fact:
                 case BlockStored(name, parent):
-                    assert name not in self.present, "stored twice"
+                    assert name not in self.present or name in self.in_host, "stored twice"
                     assert parent is None or parent in self.present, "stored before its parent"
                     self.present[name] = parent
+                    self.in_host.discard(name)
+                case BlockDemoted(name):
+                    assert name in self.present and name not in self.in_host, "demoted twice"
+                    self.in_host.add(name)
                 case BlockEvicted(name):
                     del self.present[name]
+                    self.in_host.discard(name)
                     assert name not in self.present.values(), "a parent went before its child"
-        assert set(self.present) == set(self.pool.names())
+        assert set(self.present) == set(self.pool.names()) | self.in_host
+        assert self.in_host == set(self.pool.host.names()) and self.in_host.isdisjoint(self.pool.names())
         for name in self.present:
             assert all(self.content[b] == name for b in self.pool.copies(name)), "a name stands on other content"
+            if name in self.in_host:
+                assert self.host_content[self.pool.host.slot(name)] == name, "a name stands on other content"
 
 
 TestPool = PoolMachine.TestCase

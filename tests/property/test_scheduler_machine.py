@@ -36,6 +36,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 5),
         chunked=st.booleans(),
         caching=st.sampled_from([True, True, False]),
+        num_host_slots=st.sampled_from([0, 1, 2, 3, 5, 20]),
         digests=st.booleans(),
         itl_s=st.sampled_from([0.0, 0.0, 1e-9, 0.005, 0.02, 1.0]),
         right=st.sampled_from([None, None, 1.0, 0.7, 0.2]),
@@ -49,6 +50,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_seqs: int,
         chunked: bool,
         caching: bool,
+        num_host_slots: int,
         digests: bool,
         itl_s: float,
         right: float | None,
@@ -64,10 +66,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             targets=LatencyTargets(interactive=Target(2.0, itl_s), batch=Target(2.0, 2 * itl_s)),
         )
         self.block_size = block_size
-        self.pool = BlockPool(num_blocks, block_size, enable_prefix_caching=caching)
+        self.pool = BlockPool(num_blocks, block_size, enable_prefix_caching=caching, num_host_slots=num_host_slots)
         self.speculation = speculation(lambda: [w.job for w in self.live()], seed, right)
         self.scheduler = Scheduler(self.pool, self.limits, "model", self.speculation)
-        self.store = KVStore(num_blocks, block_size)
+        self.store = KVStore(num_blocks, block_size, num_host_slots)
         self.executor = ModelExecutor(self.store)
         self.plans: list[StepPlan] = []
         self.witnesses: dict[JobKey, Witness] = {}
@@ -123,7 +125,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), fails=st.sampled_from([False] * 7 + [True]))
     def commit(self, data: st.DataObject, fails: bool) -> None:
         seqs = [s.seq for s in self.plans[0].slices]
-        self.take_result({data.draw(st.sampled_from(seqs))} if fails else set())
+        self.take_result({data.draw(st.sampled_from(seqs))} if fails and seqs else set())
 
     @precondition(lambda self: self.waiting_pulls())
     @rule(data=st.data())
@@ -161,8 +163,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.check()
         leased = [b for blocks in self.leases.values() for b in blocks]
         reading = [b for blocks in self.landing for b in blocks]
-        copied = [source for plan in self.plans for source, _ in plan.copies]
-        self.pool.check(self.scheduler.tables(), leased, reading, copied)
+        copied = [source for plan in self.plans for source, _ in (*plan.copies, *plan.spills)]
+        slots = [slot for plan in self.plans for slot in plan.host_slots]
+        self.pool.check(self.scheduler.tables(), leased, reading, copied, slots)
 
     @invariant()
     def open_plans_own_their_blocks(self) -> None:
@@ -177,7 +180,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 for block in piece.blocks[piece.start // self.block_size :]:
                     assert writers.setdefault(block, piece.seq) == piece.seq, f"block {block} has two writers"
                     assert self.pool.holders(block)[0] == 1, f"block {block} is written and shared"
-        copied = {source for plan in self.plans for source, _ in plan.copies}
+        copied = {source for plan in self.plans for source, _ in (*plan.copies, *plan.spills)}
+        copied |= {block for plan in self.plans for _, block in plan.fills}
         assert all(any(self.pool.holders(block)) for block in copied), "a block is free that is to be copied"
         for grant in self.grants.values():
             assert not (writers.keys() | copied) & set(grant.blocks[grant.num_hit_blocks :])
@@ -287,7 +291,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def check_plan(self, plan: StepPlan) -> None:
         limits = self.limits
-        assert 0 < len(plan.slices) <= limits.max_num_seqs
+        assert len(plan.slices) + plan.num_host_copies > 0 and len(plan.slices) <= limits.max_num_seqs
         assert len({s.seq for s in plan.slices}) == len(plan.slices)
         for piece in plan.slices:
             seq = self.scheduler._by_id[piece.seq]
@@ -296,7 +300,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if limits.enable_chunked_prefill:
             assert over <= 0, f"{plan} exceeds the budget"
             return
-        largest = max(s.num_tokens for s in plan.slices)
+        largest = max((s.num_tokens for s in plan.slices), default=0)
         assert over < largest, f"{plan}: more than one prompt exceeds the budget"
         for piece in plan.slices:
             seq = self.scheduler._by_id[piece.seq]

@@ -91,6 +91,26 @@ def test_ten_times_a_quota_of_long_prompts_does_not_reach_a_neighbour_within_its
     assert beside <= 1.3 * before, f"p99 of TTFT: {1e3 * before:.1f} ms alone, {1e3 * beside:.1f} ms beside a flood"
 
 
+@pytest.mark.parametrize("tenants", ["aaa", "abc"])
+@pytest.mark.parametrize("budget", [128, 256, 512])
+def test_prompts_of_each_size_wait_at_the_gateway_no_longer_than_a_worker_would_let_them(
+    budget: int, tenants: str
+) -> None:
+    """Against workers that hold all prompts and order them. When two steps were all that was taken beside the longest
+    prompt of any size, with 256 tokens in a step prompts of 600 waited for those of 16,000: ten times as long."""
+    shares = (("short", 0.7, (64, 200)), ("medium", 0.2, (550, 650)), ("long", 0.1, (16000, 16000)))
+    groups = [Group(name, share, n, (8, 32), tenant=t) for (name, share, n), t in zip(shares, tenants, strict=True)]
+    found: list[dict[str, float]] = []
+    for horizon_ms in (0.0, 1e9):
+        spec = gpu_spec(max_num_batched_tokens=budget)
+        spec = replace(spec, config=replace(spec.config, worker=WorkerConfig(queue_horizon_ms=horizon_ms)))
+        traces = run(groups, 10.0, 300, ClusterSpec(workers=((spec, 1),), gateway=LINE))
+        found.append({name: p99([t.ttft_s for t in traces if t.group == name]) for name, *_ in shares})
+    kept, free = found
+    for name in kept:
+        assert kept[name] <= 1.5 * free[name], f"p99 of TTFT: {kept}, without a horizon {free}"
+
+
 def tokens_by(traces: list[Trace], until: float) -> dict[str, int]:
     """Of prompts whose first token came, and of output, by tenant."""
     found: dict[str, int] = {}

@@ -29,6 +29,7 @@ class _Standing:
     ticket: Ticket
     number: int
     num_prompt: int
+    num_charged: int
     is_sent: bool = False
     credit: int = 0
 
@@ -69,14 +70,20 @@ class Line:
         """Wait. Returns who must leave because more wait than may; that may be the request itself."""
         queue = self._queues.setdefault(request.model, FairQueue())
         number = queue.push(request.id, ticket)
-        self._standings[request.id] = _Standing(request.model, ticket, number, len(request.prompt_tokens))
+        self._standings[request.id] = _Standing(
+            request.model, ticket, number, len(request.prompt_tokens), ticket.num_tokens
+        )
         self._num_waiting += 1
         return queue.fullest() if self._num_waiting > self._max_queued else None
 
-    def send(self, request: RequestId) -> None:
-        """One that waits is given to workers."""
+    def send(self, request: RequestId, num_tokens: int | None = None) -> None:
+        """One that waits is given to workers, where `num_tokens` of its prompt will probably be computed; None: nothing
+        better is known than before."""
         standing = self._standings[request]
-        standing.credit = self._queues[standing.model].pop(request)
+        queue = self._queues[standing.model]
+        standing.credit = queue.pop(request)
+        if num_tokens is not None:
+            self._recharge(standing, num_tokens)
         standing.is_sent = True
         self._num_waiting -= 1
 
@@ -84,6 +91,7 @@ class Line:
         """They did not take it, or it was lost: back to its place; nothing when it waits or has no standing."""
         standing = self._standings.get(request)
         if standing is not None and standing.is_sent:
+            self._recharge(standing, standing.ticket.num_tokens)
             self._queues[standing.model].put_back(request, standing.ticket, standing.number, standing.credit)
             standing.is_sent = False
             self._num_waiting += 1
@@ -121,7 +129,7 @@ class Line:
 
     def charged(self, request: RequestId) -> int:
         """Tokens of its prompt that will probably be computed."""
-        return self._standings[request].ticket.num_tokens
+        return self._standings[request].num_charged
 
     def num_ahead(self, model: str, ticket: Ticket) -> int:
         """Tokens of prompts that would be sent before one that comes now."""
@@ -157,8 +165,12 @@ class Line:
 
     # ---- inside
 
+    def _recharge(self, standing: _Standing, num_tokens: int) -> None:
+        self._queues[standing.model].charge(standing.ticket.account, num_tokens - standing.num_charged)
+        standing.num_charged = num_tokens
+
     def _settle(self, standing: _Standing, num_computed: int) -> None:
         account = standing.ticket.account
-        self._queues[standing.model].charge(account, num_computed - standing.ticket.num_tokens)
+        self._recharge(standing, num_computed)
         before = self._uncached.get(account, 1.0)
         self._uncached[account] = before + LEARNING * (num_computed / standing.num_prompt - before)

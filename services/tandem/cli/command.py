@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from tandem.cli import sim_flags
+from tandem.cli import member_flags, sim_flags
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import DEFAULT_LAYER, Resolved, Setting, flags_of, from_environment, resolve, settings
 
@@ -69,6 +69,20 @@ _PROGRAMS = {
         "",
         (),
         add_flags=sim_flags.add_fit_flags,
+    ),
+    "role": _Program(
+        "list the workers, or set what one is taken for",
+        "tandem.cli.role:run",
+        "gateway",
+        ("redis", "cluster"),
+        add_flags=member_flags.add_role_flags,
+    ),
+    "drain": _Program(
+        "have a worker take no new work, and wait for what it has",
+        "tandem.cli.drain:run",
+        "gateway",
+        ("redis", "cluster", "worker"),
+        add_flags=member_flags.add_drain_flags,
     ),
     "key": _Program("draw an API key, and its hash for the tenants file", "tandem.cli.key:run", "", ()),
     "config": _Program("print the resolved settings and where each came from", "tandem.cli.show:run", ""),

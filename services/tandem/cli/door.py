@@ -5,10 +5,10 @@ Without keys only this machine may reach a gateway, unless somebody says that ev
 
 from __future__ import annotations
 
-import ipaddress
 from pathlib import Path
 
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.hosts import is_loopback
 from tandem.core.settings import DEFAULT_LAYER, Resolved
 from tandem.gateway.tenants_watch import read_tenants
 
@@ -33,11 +33,3 @@ def require_door(resolved: Resolved) -> None:
             "or serve everybody with --auth off"
         )
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="gateway.auth")
-
-
-def is_loopback(host: str) -> bool:
-    """A name that is not `localhost` could be anything."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

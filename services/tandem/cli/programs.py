@@ -23,5 +23,6 @@ def run_gateway(resolved: Resolved, _args: argparse.Namespace) -> int:
 
 
 def run_worker(resolved: Resolved, _args: argparse.Namespace) -> int:
+    import_module("tandem.worker.door").require_guard(resolved.config)  # before a model is loaded
     set_up_logging()
     return int(import_module("tandem.worker.main").run(resolved.config))

@@ -15,6 +15,7 @@ from tandem.cli.gateway_child import GatewayChild
 from tandem.cli.logs import set_up_logging
 from tandem.cli.own_session import enter_own_session
 from tandem.cli.progress import Progress
+from tandem.cli.run_secret import run_secret
 from tandem.cli.stop import StopSignals
 from tandem.cli.threads import threads_by_pool
 from tandem.core.clock import SystemClock
@@ -39,9 +40,12 @@ def run(resolved: Resolved, _args: argparse.Namespace) -> int:
     try:
         with ExitStack() as stack:
             with signals.starting():
-                gateway, logs = _start(resolved.config, stack, progress, signals)
+                config = _private(resolved.config, stack, progress)
+                gateway, logs = _start(config, stack, progress, signals)
             progress.step("ready", "")
-            print(_banner(gateway, resolved.config, logs), flush=True)  # noqa: T201 - what the user waits for
+            # Only our own server's address: a user's may hold a password.
+            operating = "" if resolved.config.redis.url else _operating(config)
+            print(_banner(gateway, config, logs) + operating, flush=True)  # noqa: T201 - what the user waits for
             while not signals.event.wait(0.5):
                 if gateway.exit_code() is not None:
                     raise TandemError(ErrorKind.INTERNAL, f"the gateway ended with code {gateway.exit_code()}")
@@ -51,15 +55,22 @@ def run(resolved: Resolved, _args: argparse.Namespace) -> int:
     return 0
 
 
+def _private(config: Config, stack: ExitStack, progress: Progress) -> Config:
+    """The settings with what this run has for itself alone: an embedded server and a secret, unless they are named."""
+    redis, cluster = config.redis, config.cluster
+    if not redis.url:
+        progress.step("redis", "starting an embedded server")
+        redis = replace(redis, url=stack.enter_context(_embedded_server()).url)
+    if not cluster.secret_file:
+        cluster = replace(cluster, secret_file=str(stack.enter_context(run_secret())))
+    return replace(config, redis=redis, cluster=cluster)
+
+
 def _start(config: Config, stack: ExitStack, progress: Progress, signals: StopSignals) -> tuple[GatewayChild, Path]:
     """Start everything, side by side where Ray, which takes longest, lets the rest begin early. What was started is on
     the stack; returns the gateway and where workers log."""
     pools = {pool: size for pool in ("prefill", "decode", "mixed") if (size := getattr(config.serve, pool))}
     threads = threads_by_pool(pools, config.engine.num_threads)
-    if not config.redis.url:
-        progress.step("redis", "starting an embedded server")
-        server = stack.enter_context(_embedded_server())
-        config = replace(config, redis=replace(config.redis, url=server.url))
     gateway = stack.enter_context(GatewayChild(config))
     progress.step("model", f"preparing {config.model.id}")
     _prepare_model(config)
@@ -78,6 +89,13 @@ def _start(config: Config, stack: ExitStack, progress: Progress, signals: StopSi
     if problem is not None:
         raise TandemError(ErrorKind.INTERNAL, f"the gateway is not ready: {problem}\nlogs: {local.logs}")
     return gateway, local.logs
+
+
+def _operating(config: Config) -> str:
+    """How to list the workers and set their roles."""
+    redis = config.redis
+    where = f"--redis-url {redis.url} --namespace {redis.namespace} --secret-file {config.cluster.secret_file}"
+    return f"  tandem role {where}\n"
 
 
 def _embedded_server() -> EmbeddedServer:

@@ -66,6 +66,11 @@ class EngineConfig:
     enable_chunked_prefill: bool = _doc("off: a prompt is computed in one step, whatever the budget", True)
     enable_prefix_caching: bool = _doc("reuse the KV of equal prefixes", True)
     kv_cache_memory: Bytes = _doc("size of the KV pool", Bytes(1 << 30))
+    host_cache_memory: Bytes = _doc(
+        "host memory for blocks that the pool has no room for; 0: none. It pays where a GPU's memory is scarce: on a "
+        "CPU it is memory like the pool's, at the price of copies",
+        Bytes(0),
+    )
     num_threads: int = _doc("compute threads of one worker; 0: its share of the cores", 0)
     kernels: Literal["auto", "compiled", "reference"] = _doc(
         "auto: compiled ones where a C++ compiler, dtype and sizes allow, else plain torch", "auto"
@@ -111,13 +116,16 @@ class WorkerConfig:
     pool: Literal["prefill", "decode", "mixed"] = _doc("label that routers read", "mixed")
     id: str = _doc("stable name; empty: host and process id", "")
     host: str = _doc("address to bind and to announce", "127.0.0.1")
+    host_label: str = _doc("which machine it is on; KV moves fastest between workers of one", "")
+    rack: str = _doc("which rack, likewise", "")
+    zone: str = _doc("which zone, likewise", "")
     port: int = _doc("0: any free one", 0)
     announce: str = _doc("host:port at which others reach it, behind a proxy or NAT; empty: where it listens", "")
     drain_s: float = _doc("how long running work may take after SIGTERM", 20.0)
     gateway_grace_s: float = _doc("jobs of a gateway whose stream is gone live this long", 10.0)
     step_stall_s: float = _doc("a step longer than this (and 20 times its prediction) is unhealthy", 30.0)
     queue_horizon_ms: float = _doc(
-        "predicted prefill that it takes on beside its longest prompt, the rest waits in gateways; 0: two full steps",
+        "predicted prefill taken on beside the longest prompt of each size; the rest waits in gateways; 0: two steps",
         0.0,
     )
     step_log: str = _doc("directory for a file of each life's steps, which only grows; empty: none", "")
@@ -130,8 +138,12 @@ class GatewayConfig:
     grpc_port: int = _doc("gRPC port; 0: any free one; -1: the one after port, any free one where that is 0", -1)
     auth: Literal["keys", "off"] = _doc("keys: whoever has none is refused; off: everybody is served", "keys")
     tenants: str = _doc("YAML file of tenants and the hashes of their keys; read again when it changes", "")
-    disaggregation: Literal["off", "prefer", "strict"] = _doc(
-        "off: never split; prefer: split when both pools live; strict: refuse otherwise", "prefer"
+    disaggregation: Literal["off", "auto", "prefer", "strict"] = _doc(
+        "off: never split; auto: where it costs less; prefer: split when both pools live; strict: refuse otherwise",
+        "prefer",
+    )
+    routing_policy: Literal["cost", "random", "round_robin", "least_loaded", "prefix"] = _doc(
+        "how workers are chosen; all but cost are there to compare with", "cost"
     )
     max_body: Bytes = _doc("largest request body or gRPC message", Bytes(4 << 20))
     request_timeout_s: float = _doc("a request that has not arrived whole for this long is refused", 60.0)
@@ -166,8 +178,30 @@ class GatewayConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisConfig:
-    url: str = _doc("redis://, rediss:// or unix://; empty: an embedded server where `serve` starts one", "")
+    url: str = _doc(
+        "redis://, rediss:// or unix://; redis+cluster:// or rediss+cluster:// with nodes, between commas; "
+        "empty: an embedded server where `serve` starts one",
+        "",
+    )
     namespace: str = _doc("prefix of every key", "tandem")
+    index_stride: int = _doc("blocks of a prompt for each one in the prefix index; the same in gateways and workers", 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """How gateways and workers know each other; the same for all of them."""
+
+    secret_file: str = _doc(
+        "file with a secret of 32 bytes or more per line: the first signs, a second is accepted", ""
+    )
+    insecure: bool = _doc("a worker without a secret or TLS may listen where others reach it", False)
+    tls_cert_file: str = _doc("PEM; with all three, TLS between gateways and workers; names tandem-cluster", "")
+    tls_key_file: str = _doc("PEM, of tls_cert_file", "")
+    tls_ca_file: str = _doc("PEM; whose certificates are believed", "")
+
+    @property
+    def has_tls(self) -> bool:
+        return bool(self.tls_cert_file or self.tls_key_file or self.tls_ca_file)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +221,7 @@ class Config:
     worker: WorkerConfig = WorkerConfig()
     gateway: GatewayConfig = GatewayConfig()
     redis: RedisConfig = RedisConfig()
+    cluster: ClusterConfig = ClusterConfig()
     serve: ServeConfig = ServeConfig()
 
 
@@ -212,7 +247,7 @@ def value_of(config: Config, key: str) -> Any:
 _Rule = tuple[str, str, Callable[[Config], bool]]
 
 _BLOCK_SIZES = frozenset({8, 16, 32, 64, 128, 256})
-_REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
+_REDIS_SCHEMES = ("redis://", "rediss://", "unix://", "redis+cluster://", "rediss+cluster://")
 
 
 def _each(rule: str, test: Callable[[Any], bool], *keys: str) -> list[_Rule]:
@@ -261,6 +296,7 @@ _RULES: tuple[_Rule, ...] = (
         lambda c: c.speculative.ngram_max >= c.speculative.ngram_min,
     ),
     _one("redis.url", f"must start with {', '.join(_REDIS_SCHEMES)}", lambda v: not v or v.startswith(_REDIS_SCHEMES)),
+    _one("redis.index_stride", "must be between 1 and 64", lambda v: 1 <= v <= 64),
     _one("redis.namespace", "must be letters, digits, '.', '_' or '-'", _is_plain),
     *_each("must be between 0 and 65535", lambda v: 0 <= v <= 65535, "worker.port", "gateway.port"),
     (
@@ -279,7 +315,12 @@ _RULES: tuple[_Rule, ...] = (
     _one("gateway.max_connections", "must be at least 1", lambda v: v >= 1),
     _one("gateway.worker_silence_s", "must be at least 3, because workers speak once per second", lambda v: v >= 3),
     _one("gateway.max_queued", "must be at least 1, because every request begins in the queue", lambda v: v >= 1),
-    _one("engine.num_threads", "must not be negative", lambda v: v >= 0),
+    *_each("must not be negative", lambda v: v >= 0, "engine.num_threads", "engine.host_cache_memory"),
+    (
+        "engine.host_cache_memory",
+        "needs engine.enable_prefix_caching",
+        lambda c: not c.engine.host_cache_memory or c.engine.enable_prefix_caching,
+    ),
     *_each("must not be negative", lambda v: v >= 0, "worker.drain_s", "gateway.drain_s", "worker.gateway_grace_s"),
     _one("worker.queue_horizon_ms", "must not be negative", lambda v: v >= 0),
     *_each("must not be negative", lambda v: v >= 0, "serve.prefill", "serve.decode", "serve.mixed"),

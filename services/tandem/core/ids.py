@@ -10,6 +10,8 @@ SeqId = NewType("SeqId", int)
 """A sequence inside one engine; never leaves the worker, never reused within an incarnation."""
 BlockId = NewType("BlockId", int)
 """Index of a physical KV block in one worker's pool."""
+HostSlot = NewType("HostSlot", int)
+"""Index of a place for one block in one worker's host memory."""
 BlockHash = NewType("BlockHash", bytes)
 """16 bytes naming a block's tokens and all tokens before them; equal in every process."""
 WorkerId = NewType("WorkerId", str)

@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tandem.core.lane import Lane
+
+PROMPT_SIZES = (256, 1024, 4096, 16384)
+"""Tokens to compute of the largest prompt of each size but the last, which has no bound. Shorter prompts go ahead
+(`sched.share`), so what a prompt waits for are those of its size and below."""
+
+
+def prompt_size(num_tokens: int) -> int:
+    return bisect_left(PROMPT_SIZES, num_tokens)
+
+
+def no_larger(num_tokens: int, lane: Lane, by_lane: Sequence[int], by_size: Sequence[int]) -> int:
+    """Of `Load.lane_tokens` and `size_tokens`, or `lane_longest` and `size_longest`: what counts for such a prompt."""
+    size = prompt_size(num_tokens)
+    return by_size[lane * len(PROMPT_SIZES) + size] if by_size and size < len(PROMPT_SIZES) else by_lane[lane]
+
+
+HORIZON_STEPS = 2
+"""While one step runs the next is filled from what is here, and the gateways have that long to send more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +36,11 @@ class Load:
     could not be planned to end within the latency target of those they decode for.
 
     `lane_tokens`: of the queued tokens those of each lane and all more urgent ones, `lane_longest` as many of them as
-    the longest prompt has. Beside the longest prompt a worker takes on `num_horizon_tokens`; 0: any number.
+    the longest prompt has. `size_tokens` and `size_longest` say the same of prompts of at most PROMPT_SIZES[0] tokens,
+    [1], and so on, lane by lane; empty: not told. Beside the longest of its size a worker takes on `num_horizon_tokens`
+    of prompts no larger; 0: any number.
+
+    `number` rises with every change in a worker's life: reports come by several ways, and the greatest is the newest.
     """
 
     num_running: int = 0
@@ -33,15 +56,24 @@ class Load:
     num_steps_over_target: int = 0
     lane_tokens: tuple[int, ...] = ()
     lane_longest: tuple[int, ...] = ()
+    size_tokens: tuple[int, ...] = ()
+    size_longest: tuple[int, ...] = ()
     num_horizon_tokens: int = 0
+    number: int = field(default=0, compare=False)
 
     def takes(self, num_tokens: int, lane: Lane, coming: Sequence[int] = ()) -> bool:
         """Whether a prompt of so many tokens to compute may be accepted now, after those `coming`."""
         if not self.num_horizon_tokens or not self.lane_tokens:
             return True
-        longest = max(self.lane_longest[lane], *coming, 0)
-        beside = beside_longest(num_tokens, self.lane_tokens[lane] + sum(coming), longest)
-        return beside <= self.num_horizon_tokens
+        return self.beside(num_tokens, lane, coming) <= self.num_horizon_tokens
+
+    def beside(self, num_tokens: int, lane: Lane, coming: Sequence[int] = ()) -> int:
+        """Tokens that it would have to compute beside the longest, of the newcomer, those `coming` and what it has
+        queued in this lane and above, without prompts of a larger size."""
+        coming = [each for each in coming if prompt_size(each) <= prompt_size(num_tokens)]
+        num_queued = no_larger(num_tokens, lane, self.lane_tokens, self.size_tokens) + sum(coming)
+        longest = max(no_larger(num_tokens, lane, self.lane_longest, self.size_longest), *coming, 0)
+        return beside_longest(num_tokens, num_queued, longest)
 
     def may_take_more_than(self, before: Load) -> bool:
         """Whether there may be room for what had none before."""
@@ -60,13 +92,14 @@ class Load:
 
 def beside_longest(num_tokens: int, num_queued: int, num_longest: int) -> int:
     """What a worker would have to compute beside its longest prompt, with one of `num_tokens` beside the queued. One
-    long prompt must not keep short ones out, which go ahead of it (`sched.share`); so one alone is always taken."""
+    long prompt must not keep shorter ones of its size out; so one alone is always taken."""
     return num_queued + num_tokens - max(num_longest, num_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Books:
-    """Every count of a worker's books; when idle all are zero but the first three."""
+    """Every count of a worker's books; when idle all are zero but the first three and `num_host_blocks`, which only
+    host memory holds and a prefix hit brings back."""
 
     num_blocks: int = 0
     num_free_blocks: int = 0
@@ -78,3 +111,4 @@ class Books:
     num_sequences: int = 0
     num_leases: int = 0
     num_pulls: int = 0
+    num_host_blocks: int = 0

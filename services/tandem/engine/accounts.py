@@ -19,6 +19,8 @@ def load(scheduler: Scheduler, pool: BlockPool, draining: bool) -> Load:
         num_queued_tokens=occupancy.backlog.tokens[-1],
         lane_tokens=occupancy.backlog.tokens,
         lane_longest=occupancy.backlog.longest,
+        size_tokens=occupancy.backlog.size_tokens,
+        size_longest=occupancy.backlog.size_longest,
         num_horizon_tokens=occupancy.backlog.num_horizon_tokens,
         num_blocks=pool.num_blocks,
         num_free_blocks=pool.num_free,
@@ -43,6 +45,7 @@ def books(pool: BlockPool, scheduler: Scheduler, giver: Giver, pulls: PullBook) 
         num_sequences=scheduler.num_sequences,
         num_leases=len(giver),
         num_pulls=len(pulls),
+        num_host_blocks=pool.host.num_held,
     )
 
 

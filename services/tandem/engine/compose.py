@@ -27,13 +27,18 @@ def engine_limits(config: Config, max_model_len: int) -> SchedulerLimits:
     )
 
 
-def compose_engine(config: Config, executor: Executor, model_fingerprint: str, max_model_len: int) -> Engine:
-    """`max_model_len` in tokens; the executor says how many blocks and tokens there are and how large a block is."""
+def compose_engine(
+    config: Config, executor: Executor, model_fingerprint: str, max_model_len: int, *, records_facts: bool = False
+) -> Engine:
+    """`max_model_len` in tokens; the executor says how many blocks and tokens there are and how large a block is.
+    `records_facts`: somebody calls `Engine.take_facts`."""
     engine, handoff = config.engine, config.handoff
     pool = BlockPool(
         executor.num_blocks,
         executor.layout.block_size,
         enable_prefix_caching=engine.enable_prefix_caching,
+        num_host_slots=executor.num_host_slots if engine.enable_prefix_caching else 0,
+        records_facts=records_facts,
     )
     deadlines = HandoffLimits(
         lease_s=handoff.lease_s,

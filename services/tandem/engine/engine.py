@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Failed, Finished, PromptScored, Token, Tokens
+from tandem.core.events import Cancelled, Failed, Finished, KVFact, PromptScored, Token, Tokens
 from tandem.core.ids import HandoffKey, JobKey, WorkerRef
 from tandem.core.load import Books, Load
 from tandem.core.request import Job, Prefill, Resume
@@ -200,6 +200,10 @@ class Engine:
         """The transport gave a peer up; `proven`: none of its reads can still write."""
         return self._carry_out(self._pulls.peer_lost(source, reason, proven=proven, now=now), now)
 
+    def take_facts(self) -> list[KVFact]:
+        """As `BlockPool.take_facts`."""
+        return self._pool.take_facts()
+
     # ---- time
 
     def tick(self, now: float) -> list[Effect]:
@@ -255,7 +259,8 @@ class Engine:
         """Re-add all books. Raises AssertionError naming what is off."""
         self._scheduler.check()
         tables, copied = self._scheduler.tables(), self._scheduler.copied_blocks()
-        self._pool.check(tables, self._giver.blocks(), self._pulls.blocks(), copied)
+        pinned = self._scheduler.copied_slots()
+        self._pool.check(tables, self._giver.blocks(), self._pulls.blocks(), copied, pinned)
         keys = {job.key for job in self._jobs}
         for lease in self._giver:
             assert len(lease.blocks) or lease.job in keys, f"{lease!r} has neither blocks nor a job"

@@ -26,6 +26,11 @@ class Executor(Protocol):
     def num_blocks(self) -> int: ...
 
     @property
+    def num_host_slots(self) -> int:
+        """Blocks that host memory has room for beside the pool; plans copy to it and back."""
+        ...
+
+    @property
     def vocab_size(self) -> int:
         """Token ids are below it."""
         ...

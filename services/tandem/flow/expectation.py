@@ -8,12 +8,7 @@ from collections.abc import Iterable
 from tandem.admission.line import Line
 from tandem.admission.predict import Forecast, Prefiller, forecast
 from tandem.admission.ticket import Ticket
-from tandem.core.load import beside_longest
 from tandem.routing.view import WorkerView
-from tandem.sched.backlog import HORIZON_STEPS
-
-_STEP_TOKENS = 512
-"""Of a worker that takes on any number."""
 
 
 def expect(line: Line, model: str, ticket: Ticket, workers: Iterable[WorkerView]) -> Forecast | None:
@@ -23,14 +18,6 @@ def expect(line: Line, model: str, ticket: Ticket, workers: Iterable[WorkerView]
 
 
 def _prefiller(view: WorkerView, ticket: Ticket) -> Prefiller | None:
-    """A longer prompt there shares its steps with a newcomer, so no more of it counts than the newcomer's own."""
     if view.step_cost is None or view.load.draining:
         return None
-    load = view.load
-    step_tokens = load.num_horizon_tokens // HORIZON_STEPS or _STEP_TOKENS
-    if not load.lane_tokens:
-        return Prefiller(view.step_cost, step_tokens, view.queued_tokens)
-    num_queued = load.lane_tokens[ticket.lane] + sum(view.unreported)
-    longest = max(load.lane_longest[ticket.lane], *view.unreported, 0)
-    ahead = beside_longest(ticket.num_tokens, num_queued, longest) if num_queued else 0
-    return Prefiller(view.step_cost, step_tokens, ahead)
+    return Prefiller(view.step_cost, view.num_step_tokens, view.num_ahead(ticket.num_tokens, ticket.lane))

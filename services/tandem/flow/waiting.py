@@ -7,34 +7,57 @@ many wait behind it. It stays first: nobody overtakes it but those whose turn co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 
 from tandem.admission.line import Line
 from tandem.admission.predict import Forecast, queue_full, ttft_error
 from tandem.admission.ticket import Ticket
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import TandemError
-from tandem.core.ids import RequestId, WorkerRef
+from tandem.core.ids import BlockHash, RequestId, WorkerRef
 from tandem.core.request import Request
 from tandem.flow.commands import Seek
 from tandem.flow.expectation import expect
 from tandem.routing.breaker import Breaker
 from tandem.routing.placement import NoPlacement, Placement
+from tandem.routing.prefix_table import PrefixHit
 from tandem.routing.roster import Roster
-from tandem.routing.router import BUSY, Disaggregation, Want, place
+from tandem.routing.router import BUSY, BY_COST, WORTH_WAITING, Disaggregation, Routing, place
 from tandem.routing.takeover import find_taker
 from tandem.routing.view import WorkerView
+from tandem.routing.want import EXPECTED_OUTPUT, Want
 from tandem.sched.targets import NO_TARGETS, LatencyTargets
 
 REFUSAL_BACKOFF_S = 0.1
 """A worker that refused is asked again after so long, or when it says that it may take more."""
 
 
+class Prefixes(Protocol):
+    """What is known of the blocks that workers hold."""
+
+    def match(self, hashes: Sequence[BlockHash]) -> Mapping[WorkerRef, PrefixHit]:
+        """What each worker holds of a chain; those that hold nothing are left out."""
+        ...
+
+
 class Turn(NamedTuple):
+    """`num_hit_blocks`: leading blocks of the prompt that the worker which computes it probably holds."""
+
     request: RequestId
     placement: Placement
+    num_hit_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """What is asked for one that waits or was sent. `is_scored`: every token of its prompt is computed."""
+
+    want: Want
+    hashes: Sequence[BlockHash]
+    mode: Disaggregation | None
+    is_scored: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,43 +71,51 @@ class Admitted:
 
 
 class Waiting:
-    """`line` has a standing for each request from `admit` until `line.leave`."""
+    """`line` has a standing for each request from `admit` until `line.leave`. `prefixes`: None where nobody keeps
+    them."""
 
-    def __init__(self, roster: Roster, config: GatewayConfig, targets: LatencyTargets = NO_TARGETS) -> None:
+    def __init__(
+        self, roster: Roster, config: GatewayConfig, targets: LatencyTargets = NO_TARGETS,
+        prefixes: Prefixes | None = None, routing: Routing = BY_COST,
+    ) -> None:  # fmt: skip
         self.line = Line(config.max_queued)
         self.breaker = Breaker()
         self._roster = roster
         self._config = config
         self._targets = targets
-        self._policies: dict[RequestId, Disaggregation] = {}
+        self._routing = routing
+        self._prefixes = prefixes
+        self._claims: dict[RequestId, _Claim] = {}
         self._full_until: dict[WorkerRef, float] = {}
-        self._blocked: dict[str, Want] = {}
+        self._blocked: dict[str, tuple[Want, Disaggregation]] = {}
         self._why: dict[str, NoPlacement] = {}
         self._hopeless_since: dict[str, float] = {}
         self._avoided: dict[RequestId, frozenset[WorkerRef]] = {}
+        self._num_turns = 0
 
     def admit(
         self, request: Request, *, weight: float = 1.0, timeout_s: float | None = None,
-        policy: Disaggregation | None = None,
+        policy: Disaggregation | None = None, hashes: Sequence[BlockHash] = (), session: str = "",
     ) -> Admitted:  # fmt: skip
-        """Take a place in the line. `timeout_s`: what the client's deadline leaves. Raises TandemError(SLO_MISS), and
-        keeps nothing, for what by prediction comes too late."""
+        """Take a place in the line. `timeout_s`: what the client's deadline leaves; `hashes`: of the prompt's full
+        blocks, none where nobody knows them; `session`: what belongs together. Raises TandemError(SLO_MISS), and keeps
+        nothing, for what by prediction comes too late."""
         ticket = self.line.ticket(request, weight)
+        claim = _Claim(_want(request, session), hashes, policy, is_scored=request.prompt_logprobs is not None)
         target_s = self._targets.lane(request.lane).ttft_s
         expected = None
         if timeout_s is not None or target_s > 0:
-            expected = self._expect(request.model, ticket)
+            expected = self._expect(ticket, claim)
         if expected is not None and self._config.early_rejection == "on":
             error = ttft_error(expected, target_s, timeout_s)
             if error is not None:
                 raise error
         leaves = self.line.enter(request, ticket)
-        if policy is not None:
-            self._policies[request.id] = policy
+        self._claims[request.id] = claim
         prefill_s = 0.0 if expected is None else expected.prefill_s
         if leaves is None:
             return Admitted(prefill_s=prefill_s)
-        return Admitted(leaves, queue_full(self._config.max_queued, self._expect(request.model, ticket)), prefill_s)
+        return Admitted(leaves, queue_full(self._config.max_queued, self._expect(ticket, claim)), prefill_s)
 
     def next(self, now: float) -> Turn | None:
         """The request that is sent now and where to; None when the first of every model must wait. It has left its
@@ -98,7 +129,7 @@ class Waiting:
     def leave(self, request: RequestId, num_cached: int | None = None) -> None:
         """It has ended; `num_cached` as `Line.leave`."""
         self.line.leave(request, num_cached)
-        self._policies.pop(request, None)
+        self._claims.pop(request, None)
         self._avoided.pop(request, None)
 
     def why(self, model: str, now: float) -> str:
@@ -132,9 +163,12 @@ class Waiting:
             return False
         if self._full_until.pop(view.ref, None) is not None:
             return True
-        want = self._blocked.get(view.model)
+        blocked = self._blocked.get(view.model)
+        if blocked is None:
+            return True
         # What waits for a worker that computes prompts is helped by no other, nor by one that still has enough.
-        return want is None or (self._computes(view) and view.takes(want.num_tokens, want.lane))
+        want, mode = blocked
+        return (view.prefills or mode in ("off", "auto")) and want.suits(view)
 
     # ---- inside
 
@@ -142,41 +176,71 @@ class Waiting:
         request = self.line.first(model)
         if request is None:
             return None
-        want = Want(model, self.line.charged(request), self.line.lane(request))
-        outcome = self._place(request, want, now)
+        claim = self._claims[request]
+        want = self._looked_up(claim, self.line.charged(request))
+        mode = claim.mode or self._config.disaggregation
+        outcome = self._place(request, want, mode, now)
         if isinstance(outcome, Placement):
-            self._blocked.pop(model, None)
-            self._hopeless_since.pop(model, None)
-            self.breaker.tried((outcome.prefill, outcome.decode), now)
-            self.line.send(request)
-            return Turn(request, outcome)
+            return self._sent(request, want, outcome, now)
         self._why[model] = outcome
         if outcome.may_pass:
             self._hopeless_since.pop(model, None)
         else:
             self._hopeless_since.setdefault(model, now)
         if outcome is BUSY:
-            self._blocked[model] = want
+            self._blocked[model] = want, mode
         else:
             self._blocked.pop(model, None)
         return None
 
-    def _place(self, request: RequestId, want: Want, now: float) -> Placement | NoPlacement:
-        policy = self._policies.get(request, self._config.disaggregation)
+    def _looked_up(self, claim: _Claim, num_charged: int) -> Want:
+        """With what workers hold of the prompt now. Where nobody knows, `num_charged` tokens are to compute."""
+        want = replace(claim.want, num_tokens=num_charged, turn=self._num_turns)
+        if claim.is_scored:
+            return replace(want, hits={})
+        if self._prefixes is None or not claim.hashes:
+            return want
+        return replace(want, hits=self._prefixes.match(claim.hashes))
+
+    def _sent(self, request: RequestId, want: Want, placement: Placement, now: float) -> Turn:
+        self._blocked.pop(want.model, None)
+        self._hopeless_since.pop(want.model, None)
+        self.breaker.tried((placement.prefill, placement.decode), now)
+        self._num_turns += 1
+        worker = self._roster.find(want.model, placement.prefill)
+        assert worker is not None, f"{placement.prefill} was chosen"
+        self.line.send(request, want.num_uncached(worker))
+        hit = None if want.hits is None else want.hits.get(worker.ref)
+        return Turn(request, placement, 0 if hit is None else hit.num_blocks)
+
+    def _place(self, request: RequestId, want: Want, mode: Disaggregation, now: float) -> Placement | NoPlacement:
         excluded, avoided = self._excluded(now), self._avoided.get(request)
         if avoided:
-            outcome = place(self._roster, want, policy, excluded | avoided)
-            # BUSY: others are there, and soon have room.
-            if isinstance(outcome, Placement) or outcome is BUSY:
+            outcome = place(self._roster, want, mode, excluded | avoided, self._routing)
+            # Otherwise others are there, and soon have room.
+            if isinstance(outcome, Placement) or outcome is BUSY or outcome is WORTH_WAITING:
                 return outcome
-        return place(self._roster, want, policy, excluded)
+        return place(self._roster, want, mode, excluded, self._routing)
 
     def _excluded(self, now: float) -> Set[WorkerRef]:
         self._full_until = {worker: until for worker, until in self._full_until.items() if until > now}
         return self._full_until.keys() | self.breaker.excluded(now)
 
-    def _computes(self, view: WorkerView) -> bool:
-        return view.prefills or self._config.disaggregation == "off"
+    def _expect(self, ticket: Ticket, claim: _Claim) -> Forecast | None:
+        """With the longest prefix that any worker holds."""
+        workers = self._roster.prefillers(claim.want.model)
+        want = self._looked_up(claim, ticket.num_tokens)
+        best = min(map(want.num_uncached, workers), default=ticket.num_tokens)
+        return expect(self.line, claim.want.model, replace(ticket, num_tokens=max(1, best)), workers)
 
-    def _expect(self, model: str, ticket: Ticket) -> Forecast | None:
-        return expect(self.line, model, ticket, self._roster.prefillers(model))
+
+def _want(request: Request, session: str) -> Want:
+    num_prompt, num_output = len(request.prompt_tokens), min(request.sampling.max_tokens, EXPECTED_OUTPUT)
+    return Want(
+        request.model,
+        lane=request.lane,
+        num_prompt=num_prompt,
+        num_output=num_output * request.num_choices,
+        key=request.id,
+        session=session,
+    )

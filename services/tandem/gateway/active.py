@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 
 from tandem.admission.estimate import Spent
 from tandem.core.errors import TandemError
@@ -11,6 +11,7 @@ from tandem.flow.lifecycle import RequestLife
 from tandem.gateway.event_queue import EventQueue
 from tandem.gateway.ports import QuotaEntry
 from tandem.gateway.standing import Standing
+from tandem.routing.false_hits import Prediction
 from tandem.routing.placement import Placement
 
 
@@ -19,7 +20,8 @@ class ActiveRequest:
     last said something of it; `told_at`, when its client last had something new, first of all its admission.
 
     `was_begun`: a worker computes it, or has. `deadline` is the client's own, on the same clock; None: it has none.
-    `prefill_s`: the least that its prompt takes. `pinned` names the workers of a probe, which is not routed. The queue
+    `prefill_s`: the least that its prompt takes. `predicted`: of its prompt, by the worker that computes it, and None
+    once that has said. `pinned` names the workers of a probe, which is not routed. The queue
     is bounded by the request's choices and `max_tokens`.
     """
 
@@ -35,6 +37,7 @@ class ActiveRequest:
         self.pinned: Placement | None = None
         self.deadline: float | None = None
         self.prefill_s = 0.0
+        self.predicted: Prediction | None = None
         self.quota: QuotaEntry | None = None
         self.was_begun = False
         self._on_close = on_close
@@ -51,12 +54,21 @@ class ActiveRequest:
         return 1 + self.life.num_moves
 
     @property
+    def reasons(self) -> Mapping[str, object]:
+        return self.life.placement.reasons if self.life.placement is not None else {}
+
+    @property
     def has_more(self) -> bool:
         return any(map(self._is_wanted, self._events))
 
     def push(self, event: Token | PromptScored | Finished | TandemError) -> None:
         self.was_begun = self.was_begun or isinstance(event, Token | Finished)
         self._events.push(event)
+
+    def take_predicted(self) -> Prediction | None:
+        """`predicted`, once."""
+        predicted, self.predicted = self.predicted, None
+        return predicted
 
     def spent(self) -> Spent | None:
         """A Meter. How much of a prompt an end before the first token left uncomputed nobody knows: all of it

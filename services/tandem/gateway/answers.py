@@ -57,7 +57,18 @@ class Answer:
     """An async context over what answers one body; leaving it ends what still runs. Its `jobs`, one for each prompt,
     have been admitted. The i-th choice of the p-th prompt is choice p * ask.num_choices + i."""
 
-    __slots__ = ("_completions", "_count", "_manner", "_prompts", "_tally", "ask", "id", "jobs", "served")
+    __slots__ = (
+        "_completions",
+        "_count",
+        "_is_curious",
+        "_manner",
+        "_prompts",
+        "_tally",
+        "ask",
+        "id",
+        "jobs",
+        "served",
+    )
 
     def __init__(
         self, identity: str, ask: Ask, served: ServedModel, manner: Manner, prompts: Sequence[Prompt], count: Count
@@ -70,10 +81,14 @@ class Answer:
         self._prompts = prompts
         self._completions: list[Completion] = []
         self._count = count
+        self._is_curious = False
         self._tally = Tally(ask.num_choices)
 
     async def admit(self, dispatch: Dispatch, jobs: Sequence[Request], caller: Caller) -> None:
         """All jobs or none: when one is refused, those before it end."""
+        self._is_curious = caller.is_curious
+        if not caller.session and self.ask.body.user:
+            caller = replace(caller, session=self.ask.body.user)
         try:
             for job in jobs:
                 stream = await dispatch.open(job, caller)
@@ -109,6 +124,11 @@ class Answer:
     def num_attempts(self) -> int:
         """Of several prompts, of the one that took most."""
         return max(completion.num_attempts for completion in self._completions)
+
+    @property
+    def reasons(self) -> list[dict[str, object]] | None:
+        """Of each prompt, for JSON, final as the path is; None: nobody asked."""
+        return [dict(each.reasons) for each in self._completions] if self._is_curious else None
 
     @property
     def has_more(self) -> bool:

@@ -28,7 +28,7 @@ from tandem.gateway.openai_reply import (
 )
 from tandem.gateway.openai_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from tandem.gateway.openapi import Reference
-from tandem.gateway.ports import Dispatch, Doorkeeper
+from tandem.gateway.ports import Dispatch, Doorkeeper, Gauges
 from tandem.gateway.routes import OF_BODIES, OF_COMPLETIONS, OF_EVERY_REQUEST, Handler, Route
 from tandem.gateway.unserved import unserved
 
@@ -122,15 +122,17 @@ class GatewayApp:
             await send({"type": "lifespan.startup.complete"})
 
 
-def create_app(dispatch: Dispatch, doorkeeper: Doorkeeper, config: GatewayConfig) -> GatewayApp:
-    """The gateway's HTTP front over `dispatch`."""
+def create_app(
+    dispatch: Dispatch, doorkeeper: Doorkeeper, config: GatewayConfig, gauges: Sequence[Gauges] = ()
+) -> GatewayApp:
+    """The gateway's HTTP front over `dispatch`; `gauges` of other parts go to `/metrics`."""
     encoders = ThreadPoolExecutor(_NUM_ENCODERS, thread_name_prefix="tokenize")
     counters = Counters()
     manners = Manners(config.tool_parser, config.reasoning_parser)
     answers = Answers(dispatch, encoders, counters, manners)
     openai = OpenAIRoutes(answers, doorkeeper, config.max_body, config.heartbeat_s)
     reference = Reference()
-    health = Health(dispatch, doorkeeper, counters)
+    health = Health(dispatch, doorkeeper, counters, gauges)
     routes = [*_answer_routes(openai), *_lookup_routes(openai), *_operator_routes(health), *reference.routes()]
     reference.write(routes)
     return GatewayApp(routes, answers, encoders, counters)

@@ -12,6 +12,8 @@ from tandem.core.lane import Lane
 
 LANE_HEADER = "x-tandem-lane"
 TIMEOUT_HEADER = "x-request-timeout-ms"
+SESSION_HEADER = "x-tandem-session"
+EXPLAIN_HEADER = "x-tandem-explain"
 MAX_TIMEOUT_MS = 24 * 3600 * 1000
 _LANES = {lane.label: lane for lane in Lane}
 
@@ -22,12 +24,15 @@ _SANE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
     """`request_id` is a label that clients choose and repeat. `lane`: None where the client asked for none.
-    `timeout_s`: what the client's own deadline leaves; None where it has none."""
+    `timeout_s`: what the client's own deadline leaves; None where it has none. `session`: requests of one key and
+    session go to the same workers where that costs nothing. `is_curious`: the answer tells why it went where."""
 
     request_id: str
     tenant: Tenant = OPEN
     lane: Lane | None = None
     timeout_s: float | None = None
+    session: str = ""
+    is_curious: bool = False
 
 
 def label_of(given: bytes | None) -> str:
@@ -44,6 +49,13 @@ def lane_of(given: str | None) -> Lane | None:
         message = f"{LANE_HEADER} must be one of {', '.join(_LANES)}"
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param=LANE_HEADER)
     return _LANES[label]
+
+
+def curiosity_of(given: str | None) -> bool:
+    """Whether an answer is to explain itself. Raises INVALID_REQUEST for what is neither 0 nor 1."""
+    if given is None or given.strip() in ("0", "1"):
+        return given is not None and given.strip() == "1"
+    raise TandemError(ErrorKind.INVALID_REQUEST, f"{EXPLAIN_HEADER} must be 0 or 1", param=EXPLAIN_HEADER)
 
 
 def timeout_of(given: str | None) -> float | None:

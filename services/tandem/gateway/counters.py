@@ -37,8 +37,9 @@ class Counters:
             count.ended(error, Usage(0, 0, None), is_complete=False)
             raise
 
-    def text(self, gauges: Mapping[str, float]) -> str:
-        """Prometheus' text format, version 0.0.4, with the `gauges` of others, whose names may have labels."""
+    def text(self, gauges: Mapping[str, float], counts: Mapping[str, int] | None = None) -> str:
+        """Prometheus' text format, version 0.0.4, with `gauges` and `counts` of others; names of gauges may have
+        labels."""
         lines = _family("tandem_requests_total", "counter", "Requests that ended, by endpoint and outcome.")
         for (endpoint, outcome), number in sorted(self.requests.items()):
             lines.append(f'tandem_requests_total{{endpoint="{endpoint}",outcome="{outcome}"}} {number}')
@@ -54,6 +55,8 @@ class Counters:
                 *_family(f"tandem_{name}_tokens_total", "counter", meaning),
                 f"tandem_{name}_tokens_total {number}",
             ]
+        for name, number in (counts or {}).items():
+            lines += [f"# TYPE {name} counter", f"{name} {number}"]
         told = {"tandem_open_requests": self.num_open, **gauges}
         for family in dict.fromkeys(name.partition("{")[0] for name in told):
             lines.append(f"# TYPE {family} gauge")

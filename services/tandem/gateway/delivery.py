@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from msgspec import UNSET
+
 from tandem.gateway.answers import Answer, Part
 from tandem.gateway.asgi import Exchange, Header, header_value
 from tandem.gateway.completion import Ending
@@ -73,7 +75,7 @@ async def _collect(exchange: Exchange, form: Form, answer: Answer, parts: AsyncG
 
 
 def _facts(answer: Answer) -> TandemFacts:
-    return TandemFacts(answer.path, answer.num_attempts)
+    return TandemFacts(answer.path, answer.num_attempts, UNSET if answer.reasons is None else answer.reasons)
 
 
 def _path_header(answer: Answer) -> Header:

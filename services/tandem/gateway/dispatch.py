@@ -18,8 +18,8 @@ from tandem.admission.terms import on_terms
 from tandem.core.clock import Clock
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Finished, JobEvent, Token
-from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerId, WorkerRef
+from tandem.core.events import Finished, JobEvent, Pulled, Token
+from tandem.core.ids import BlockHash, HandoffId, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Job, Request
 from tandem.flow.commands import (
     Blame,
@@ -42,10 +42,11 @@ from tandem.gateway.background import surviving
 from tandem.gateway.caller import Caller
 from tandem.gateway.deadlines import overdue
 from tandem.gateway.fleet import Fleet
-from tandem.gateway.ports import Quotas, ServedModel
+from tandem.gateway.ports import NO_PREFIXES, KnownPrefixes, Quotas, ServedModel
 from tandem.gateway.probe import has_moved, probe_request
 from tandem.routing.breaker import BreakerState
 from tandem.routing.placement import Placement
+from tandem.routing.router import Routing
 from tandem.routing.view import Pool, WorkerView
 from tandem.sched.targets import NO_TARGETS, LatencyTargets
 
@@ -57,13 +58,21 @@ class Dispatcher:
     """The one Dispatch of a gateway. All of it runs on one event loop."""
 
     def __init__(
-        self, fleet: Fleet, config: GatewayConfig, clock: Clock, quotas: Quotas, targets: LatencyTargets = NO_TARGETS
+        self,
+        fleet: Fleet,
+        config: GatewayConfig,
+        clock: Clock,
+        quotas: Quotas,
+        targets: LatencyTargets = NO_TARGETS,
+        prefixes: KnownPrefixes = NO_PREFIXES,
     ) -> None:
         self._fleet = fleet
         self._quotas = quotas
         self._config = config
         self._clock = clock
-        self._waiting = Waiting(fleet.candidates(), config, targets)
+        routing = Routing(config.routing_policy, fleet.kv_links)
+        self._waiting = Waiting(fleet.candidates(), config, targets, prefixes, routing)
+        self._prefixes = prefixes
         self._active: dict[RequestId, ActiveRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.Task[None] | None = None
@@ -120,8 +129,9 @@ class Dispatcher:
         most = request.sampling.max_tokens * request.num_choices
         quota = await self._quotas.enter(caller.tenant, len(request.prompt_tokens), most)
         try:
+            hashes = await self._prefixes.name(request)
             self._refuse_when_draining()  # it may be by now
-            active = self._enter(request, caller)
+            active = self._enter(request, caller, hashes)
         except BaseException:
             quota.close()
             raise
@@ -139,6 +149,10 @@ class Dispatcher:
             if active is None:
                 continue
             active.moved_at = now
+            if type(event) is Token and event.num_cached_tokens is not None:
+                self._prefixes.reported(active.take_predicted(), event.num_cached_tokens)
+            if type(event) is Pulled and active.life.placement is not None:
+                self._fleet.measured(active.life.placement, event)
             # A job's first token says more than what was drawn.
             if (
                 type(event) is Token
@@ -177,6 +191,8 @@ class Dispatcher:
         while (turn := self._waiting.next(self._clock.now())) is not None:
             active = self._active[turn.request]
             self._fleet.expect(turn.placement.prefill, turn.request, self._waiting.line.charged(turn.request))
+            self._fleet.expect_decode(turn.placement.decode, turn.request)
+            active.predicted = self._prefixes.predict(active.life.request, turn.placement.prefill, turn.num_hit_blocks)
             self._carry_out(active, active.life.placed(turn.placement))
 
     # ---- inside
@@ -191,11 +207,16 @@ class Dispatcher:
         if self._draining:
             raise TandemError(ErrorKind.DRAINING, "this gateway is shutting down", retry_after_s=1.0)
 
-    def _enter(self, request: Request, caller: Caller) -> ActiveRequest:
+    def _enter(self, request: Request, caller: Caller, hashes: Sequence[BlockHash]) -> ActiveRequest:
         """A place in the line. Raises TandemError when there is none, or when it would come too late."""
         tenant = caller.tenant
         admitted = self._waiting.admit(
-            request, weight=tenant.weight, timeout_s=caller.timeout_s, policy=tenant.disaggregation
+            request,
+            weight=tenant.weight,
+            timeout_s=caller.timeout_s,
+            policy=tenant.disaggregation,
+            hashes=hashes,
+            session=f"{tenant.id} {caller.session}" if caller.session else "",
         )
         if admitted.leaves is not None and admitted.error is not None:
             self._make_room(admitted.leaves, admitted.error)
@@ -303,6 +324,7 @@ class Dispatcher:
         """It does not go where it was to."""
         if active.life.placement is not None:
             self._fleet.expect(active.life.placement.prefill, active.life.request.id, 0)
+            self._fleet.expect_decode(active.life.placement.decode, active.life.request.id, is_coming=False)
 
     async def _submit(self, active: ActiveRequest, worker: WorkerRef, job: Job) -> None:
         try:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
 from tandem.admission.line import Line
 from tandem.gateway.background import surviving
 from tandem.stores.service_counters import CountersUnavailable, ServiceCounters
 
 PERIOD_S = 0.1
-_log = logging.getLogger(__name__)
+RETRY_S = 1.0
+"""Between two looks for a Redis that is away, which all gateways take at once when it comes back."""
 
 
 class FairShare:
@@ -39,8 +39,6 @@ class FairShare:
                     for service, num_tokens in await self._counters.exchange(self._line.served()):
                         self._line.absorb(service, num_tokens)
                     is_reachable = True
-                except CountersUnavailable as error:
-                    if is_reachable:
-                        _log.warning("what other gateways serve is not known: %s", error)
+                except CountersUnavailable:
                     is_reachable = False
-                await asyncio.sleep(PERIOD_S)
+                await asyncio.sleep(PERIOD_S if is_reachable else RETRY_S)

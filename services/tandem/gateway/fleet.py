@@ -14,16 +14,18 @@ from typing import Protocol
 from tandem.core.clock import Clock
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import JobEvent
+from tandem.core.events import JobEvent, Pulled
 from tandem.core.ids import GatewayId, HandoffKey, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Job
 from tandem.gateway.background import surviving
 from tandem.gateway.ports import ServedModel
 from tandem.gateway.text_models import TextModels
 from tandem.gateway.worker_link import LinkCalls, WorkerLink
+from tandem.routing.links import Links
 from tandem.routing.placement import Placement
 from tandem.routing.roster import Roster
 from tandem.routing.view import POOLS, ClusterView, Pair, Pool, WorkerView
+from tandem.wire.trust import Trust
 
 log = logging.getLogger(__name__)
 DISCOVERY_PERIOD_S = 1.0
@@ -49,16 +51,19 @@ class Listener(Protocol):
 
 
 class Fleet:
-    """Links by worker id. `discover` lists the workers that say they live; it may fail, then the last list stands."""
+    """Links by worker id. `discover` lists the workers that say they live, each with the role that was set for it or an
+    empty one; it may fail, then the last list stands."""
 
     def __init__(
         self,
         gateway: GatewayId,
-        discover: Callable[[], Awaitable[Sequence[WorkerRef]]],
+        discover: Callable[[], Awaitable[Mapping[WorkerRef, str]]],
         texts: TextModels,
         clock: Clock,
         config: GatewayConfig,
+        trust: Trust,
     ) -> None:
+        self._trust = trust
         self._gateway = gateway
         self._discover = discover
         self._texts = texts
@@ -70,9 +75,12 @@ class Fleet:
         self._failed: dict[Pair, float] = {}
         # Those of the failed that have moved blocks before: what falls back meanwhile is served.
         self._doubted: set[Pair] = set()
+        self.kv_links = Links()
         self._roster = Roster(self._linked, self._failed.keys())
         self._probing: dict[Pair, asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
+        self._unlisted: str | None = None
+        """Why workers cannot be listed."""
 
     async def start(self, listener: Listener) -> None:
         self._listener = listener
@@ -97,6 +105,19 @@ class Fleet:
         found = Counter(view.pool for link in self._links.values() if (view := link.view()) is not None)
         return {pool: found[pool] for pool in POOLS}
 
+    def workers(self) -> list[WorkerRef]:
+        """All that there are links to, live or not at the moment."""
+        return [link.ref for link in self._links.values()]
+
+    def cache_root(self, model: str) -> tuple[str, int] | None:
+        """What the names of a model's cached blocks depend on: fingerprint and block size. Where workers have
+        different ones, those of the one that was met first count; None while nobody serves it."""
+        for link in self._links.values():
+            view = link.view()
+            if view is not None and view.model == model and link.block_size:
+                return view.fingerprint, link.block_size
+        return None
+
     def candidates(self) -> Roster:
         """What requests are placed among, as it is at any time."""
         return self._roster
@@ -112,7 +133,7 @@ class Fleet:
         """None when a pair has moved a block or one worker may serve alone; else what is missing."""
         views = self.view().workers
         if not views:
-            return "no live worker"
+            return "no live worker" if self._unlisted is None else f"no live worker is known: {self._unlisted}"
         policy = self._config.disaggregation
         alone = policy != "strict" and any(v.pool == "mixed" for v in views)
         if alone or policy == "off" or self._linked or (policy == "prefer" and self._doubted):
@@ -138,6 +159,19 @@ class Fleet:
         if link is not None:
             link.expect(request, num_tokens)
 
+    def expect_decode(self, worker: WorkerRef, request: RequestId, *, is_coming: bool = True) -> None:
+        """As `WorkerLink.expect_decode`; nothing when the worker is gone."""
+        link = self._find(worker)
+        if link is not None:
+            link.expect_decode(request, is_coming=is_coming)
+
+    def measured(self, placement: Placement, pulled: Pulled) -> None:
+        """How fast KV moved between two workers; nothing when one of them is gone."""
+        giver, taker = self._find(placement.prefill), self._find(placement.decode)
+        if giver is None or taker is None or (source := giver.view()) is None or (target := taker.view()) is None:
+            return
+        self.kv_links.observe(source, target, pulled.num_bytes, pulled.busy_s)
+
     async def submit(self, worker: WorkerRef, job: Job) -> None:
         """Raises TandemError when the worker refuses or cannot be reached."""
         link = self._find(worker)
@@ -162,24 +196,19 @@ class Fleet:
         return link if link is not None and link.ref == worker else None
 
     async def _discover_forever(self) -> None:
-        reachable = True
         while True:
             async with surviving("the look for workers"):
                 try:
                     await self._meet(await self._discover())
-                    if not reachable:
-                        log.info("workers can be listed again")
-                    reachable = True
+                    self._unlisted = None
                 except TandemError as error:
-                    if reachable:
-                        log.warning("cannot list workers, going on with those known: %s", error.message)
-                    reachable = False
+                    self._unlisted = error.message
                 self._probe_pairs()
-                is_searching = reachable and self.ready() is not None
+                is_searching = self._unlisted is None and self.ready() is not None
                 await asyncio.sleep(SEARCH_PERIOD_S if is_searching else DISCOVERY_PERIOD_S)
 
-    async def _meet(self, refs: Sequence[WorkerRef]) -> None:
-        """Link to new workers and new lives; drop a dead link once its worker is not listed any more.
+    async def _meet(self, refs: Mapping[WorkerRef, str]) -> None:
+        """Link to new workers and new lives; drop a dead link once its worker is not listed any more; take new roles.
 
         Of two lives that answer, the newer one counts. Where that is gone, whoever is listed does: a clock may have
         been set back between them.
@@ -197,11 +226,22 @@ class Fleet:
             del self._links[link.ref.id]
             self._drop(link, "gone")
             await link.close()
+        self._take_roles(refs)
+
+    def _take_roles(self, roles: Mapping[WorkerRef, str]) -> None:
+        """What runs on a worker goes on there, whatever it is taken for from now on."""
+        news = [link for ref, role in roles.items() if (link := self._find(ref)) is not None and link.take_role(role)]
+        for link in news:
+            self._roster.remove(link.ref)
+            self._seen(link)
+        if news:
+            assert self._listener is not None
+            self._listener.place_queued()
 
     def _open(self, ref: WorkerRef) -> WorkerLink:
         told = self._listener
         assert told is not None
-        link = WorkerLink(self._gateway, ref, self._texts, self._clock, self._config)
+        link = WorkerLink(self._gateway, ref, self._texts, self._clock, self._config, self._trust)
         link.start(LinkCalls(told.reported, self._lost, told.positions, told.may_go_on, self._seen))
         return link
 
@@ -226,6 +266,7 @@ class Fleet:
             self._linked.discard(pair)
             self._doubted.discard(pair)
             self._failed.pop(pair, None)
+        self.kv_links.forget(link.ref)
         assert self._listener is not None
         self._listener.lost(link.ref, reason)
         # Last, because what is lost is no longer expected there, which is another view of it.

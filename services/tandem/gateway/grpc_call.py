@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import math
 from types import TracebackType
@@ -15,7 +16,7 @@ from google.protobuf.message import Message
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.answers import Answer
 from tandem.gateway.asgi import header_value, refusal
-from tandem.gateway.caller import LANE_HEADER, Caller, label_of, lane_of
+from tandem.gateway.caller import EXPLAIN_HEADER, LANE_HEADER, SESSION_HEADER, Caller, curiosity_of, label_of, lane_of
 from tandem.gateway.doorkeeper import shown_key
 from tandem.gateway.ports import Doorkeeper
 from tandem.gateway.standing import refused_headers, standing_headers
@@ -53,12 +54,14 @@ class Call:
             await self._abort(TandemError(ErrorKind.INTERNAL, f"internal error (request {self.request_id})"))
 
     def caller(self, doorkeeper: Doorkeeper) -> Caller:
-        """Raises UNAUTHENTICATED, or INVALID_REQUEST for an unknown lane."""
+        """Raises UNAUTHENTICATED, or INVALID_REQUEST for what its metadata may not hold."""
         return Caller(
             request_id=self.request_id,
             tenant=doorkeeper.identify(shown_key(self._text("authorization"), self._text("x-api-key"))),
             lane=lane_of(self._text(LANE_HEADER)),
             timeout_s=self._context.time_remaining(),
+            session=self._text(SESSION_HEADER) or "",
+            is_curious=curiosity_of(self._text(EXPLAIN_HEADER)),
         )
 
     async def write(self, reply: Message, stalled_client_s: float) -> None:
@@ -78,7 +81,8 @@ class Call:
         self._opened = True
         path = header_value(answer.path).decode()
         standing = [(name.decode(), value.decode()) for name, value in standing_headers(answer.standing)]
-        told = (("x-request-id", self.request_id), ("x-tandem-path", path), *standing)
+        reasons = () if answer.reasons is None else (("x-tandem-reasons", json.dumps(answer.reasons)),)
+        told = (("x-request-id", self.request_id), ("x-tandem-path", path), *reasons, *standing)
         await self._context.send_initial_metadata(told)
 
     def _text(self, name: str) -> str | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 from msgspec import UNSET
 
 from tandem.gateway.asgi import Exchange
 from tandem.gateway.counters import Counters
 from tandem.gateway.openai_reply import HealthReply
-from tandem.gateway.ports import Dispatch, Doorkeeper
+from tandem.gateway.ports import Dispatch, Doorkeeper, Gauges
 
 PROBES = frozenset({b"/health", b"/live", b"/ready"})
 """Answered also where connections are too many for anything else."""
@@ -18,9 +20,12 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 class Health:
     """`/health` and `/live` are for whoever restarts the process, `/ready` for whoever sends it traffic."""
 
-    __slots__ = ("_counters", "_dispatch", "_doorkeeper")
+    __slots__ = ("_counters", "_dispatch", "_doorkeeper", "_others")
 
-    def __init__(self, dispatch: Dispatch, doorkeeper: Doorkeeper, counters: Counters) -> None:
+    def __init__(
+        self, dispatch: Dispatch, doorkeeper: Doorkeeper, counters: Counters, others: Sequence[Gauges] = ()
+    ) -> None:
+        self._others = tuple(others)
         self._dispatch = dispatch
         self._doorkeeper = doorkeeper
         self._counters = counters
@@ -41,7 +46,7 @@ class Health:
             await exchange.send_json(503, body, [(b"retry-after", b"1")])
 
     async def metrics(self, exchange: Exchange) -> None:
-        gauges = {
+        gauges: dict[str, float] = {
             "tandem_queued_requests": self._dispatch.num_queued(),
             "tandem_served_models": len(self._dispatch.models()),
             "tandem_ready": self._dispatch.ready() is None,
@@ -49,4 +54,8 @@ class Health:
         }
         for worker, state in self._dispatch.breakers().items():
             gauges[f'tandem_worker_breaker{{worker="{worker}"}}'] = state.value
-        await exchange.send_text(METRICS_TYPE, self._counters.text(gauges))
+        counts: dict[str, int] = {}
+        for other in self._others:
+            gauges |= other.gauges()
+            counts |= other.counts()
+        await exchange.send_text(METRICS_TYPE, self._counters.text(gauges, counts))

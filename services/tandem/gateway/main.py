@@ -11,7 +11,7 @@ import resource
 import secrets
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import uvloop
 
@@ -26,12 +26,16 @@ from tandem.gateway.fleet import Fleet
 from tandem.gateway.grpc_server import GrpcServer
 from tandem.gateway.health import PROBES
 from tandem.gateway.http_guard import HttpLimits
+from tandem.gateway.prefixes import PrefixIndex
 from tandem.gateway.server import HttpServer
 from tandem.gateway.tenancy import Tenancy
 from tandem.gateway.text_models import TextModels
 from tandem.sched.targets import LatencyTargets
+from tandem.stores.health import RedisHealth
+from tandem.stores.prefix_index import IndexReader
 from tandem.stores.registry import RegistryUnavailable, WorkerRegistry
 from tandem.stores.service_counters import ServiceCounters
+from tandem.wire.trust import Trust
 
 log = logging.getLogger(__name__)
 FLUSH_S = 2.0
@@ -44,14 +48,19 @@ class Gateway:
     def __init__(self, config: Config) -> None:
         name = GatewayId(f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")
         clock = SystemClock()
-        self._registry = WorkerRegistry(config.redis.url, config.redis.namespace)
-        self._fleet = Fleet(name, self._discover, TextModels(config.model.generation_config), clock, config.gateway)
-        self._tenancy = Tenancy(name, config, clock)
+        redis, health = config.redis, RedisHealth()
+        self._registry = WorkerRegistry(redis.url, redis.namespace, health=health)
+        texts, trust = TextModels(config.model.generation_config), Trust.of(name, config.cluster)
+        self._fleet = Fleet(name, self._discover, texts, clock, config.gateway, trust)
+        self._tenancy = Tenancy(name, config, clock, health)
         targets = LatencyTargets.of(config.slo)
-        self._dispatcher = Dispatcher(self._fleet, config.gateway, clock, self._tenancy.quotas, targets)
-        self._share = FairShare(self._dispatcher.line, ServiceCounters(config.redis.url, config.redis.namespace, name))
+        reader = IndexReader(redis.url, redis.namespace, health=health)
+        self._prefixes = PrefixIndex(reader, self._fleet, redis.index_stride, clock)
+        self._dispatcher = Dispatcher(self._fleet, config.gateway, clock, self._tenancy.quotas, targets, self._prefixes)
+        counters = ServiceCounters(redis.url, redis.namespace, name, health=health)
+        self._share = FairShare(self._dispatcher.line, counters)
         door = self._tenancy.door
-        app = create_app(self._dispatcher, door, config.gateway)
+        app = create_app(self._dispatcher, door, config.gateway, [self._prefixes, health])
         limits = HttpLimits(
             request_timeout_s=config.gateway.request_timeout_s,
             stalled_client_s=config.gateway.stalled_client_s,
@@ -87,6 +96,7 @@ class Gateway:
         await self._tenancy.start()
         await self._dispatcher.start()
         await self._fleet.start(self._dispatcher)
+        await self._prefixes.start()
         await self._share.start()
         await self._server.start()
         await self._grpc.start(self._config.host, self._config.own_grpc_port)
@@ -102,11 +112,12 @@ class Gateway:
         await self._dispatcher.stop()
         await self._tenancy.stop()
         await self._share.stop()
+        await self._prefixes.stop()
         await self._registry.close()
 
-    async def _discover(self) -> Sequence[WorkerRef]:
+    async def _discover(self) -> Mapping[WorkerRef, str]:
         try:
-            return [record.worker for record in await self._registry.list()]
+            return {record.worker: record.role for record in await self._registry.list()}
         except RegistryUnavailable as error:
             raise TandemError(ErrorKind.NO_WORKER, f"the registry does not answer: {error}") from error
 

@@ -8,7 +8,16 @@ import msgspec
 from tandem.core.clock import wall_ns
 from tandem.gateway.answers import Answers
 from tandem.gateway.asgi import Exchange
-from tandem.gateway.caller import LANE_HEADER, TIMEOUT_HEADER, Caller, lane_of, timeout_of
+from tandem.gateway.caller import (
+    EXPLAIN_HEADER,
+    LANE_HEADER,
+    SESSION_HEADER,
+    TIMEOUT_HEADER,
+    Caller,
+    curiosity_of,
+    lane_of,
+    timeout_of,
+)
 from tandem.gateway.delivery import deliver
 from tandem.gateway.doorkeeper import shown_key
 from tandem.gateway.openai_reply import DetokenizeReply, ModelCard, ModelList, TokenizeReply
@@ -84,6 +93,8 @@ class OpenAIRoutes:
             tenant=tenant,
             lane=lane_of(_text(exchange, LANE_HEADER)),
             timeout_s=timeout_of(_text(exchange, TIMEOUT_HEADER)),
+            session=_text(exchange, SESSION_HEADER) or "",
+            is_curious=curiosity_of(_text(exchange, EXPLAIN_HEADER)),
         )
 
 

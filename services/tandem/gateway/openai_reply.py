@@ -5,7 +5,7 @@ A field of type UNSET is left out where it was not asked for.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -26,10 +26,12 @@ class UsageReply(msgspec.Struct):
 
 class TandemFacts(msgspec.Struct):
     """Our own addition to the last chunk and to whole bodies: remote, local, or fallback with its reason; and how many
-    attempts it took, the first and each time that it went on elsewhere."""
+    attempts it took, the first and each time that it went on elsewhere. `reasons`, one for each prompt, where
+    `x-tandem-explain` asked for them: costs in milliseconds."""
 
     path: str
     attempts: int
+    reasons: list[dict[str, Any]] | UnsetType = UNSET
 
 
 class Logprob(msgspec.Struct):

@@ -12,7 +12,7 @@ import msgspec
 from tandem.core.errors import ERROR_TABLE
 from tandem.core.lane import Lane
 from tandem.gateway.asgi import Exchange
-from tandem.gateway.caller import LANE_HEADER, MAX_TIMEOUT_MS, TIMEOUT_HEADER
+from tandem.gateway.caller import EXPLAIN_HEADER, LANE_HEADER, MAX_TIMEOUT_MS, SESSION_HEADER, TIMEOUT_HEADER
 from tandem.gateway.openai_reply import ErrorReply
 from tandem.gateway.openai_schema import ChatMessage
 from tandem.gateway.openapi_ranges import narrowed
@@ -107,6 +107,11 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
         schema = {"type": "integer", "minimum": 1, "maximum": MAX_TIMEOUT_MS}
         meaning = "The client's deadline: what would miss it is refused at once, what does is ended."
         found.append({"name": TIMEOUT_HEADER, "in": "header", "description": meaning, "schema": schema})
+        meaning = "Requests of one session go to the same workers where that costs nothing; else `user` names it."
+        found.append({"name": SESSION_HEADER, "in": "header", "description": meaning, "schema": {"type": "string"}})
+        meaning = "1: the answer's `tandem` tells why it went where it did, with the predicted costs."
+        schema = {"type": "string", "enum": ["0", "1"]}
+        found.append({"name": EXPLAIN_HEADER, "in": "header", "description": meaning, "schema": schema})
     return found
 
 

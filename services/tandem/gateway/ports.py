@@ -9,12 +9,15 @@ from typing import Protocol
 from tandem.admission.estimate import Spent
 from tandem.admission.tenant import OPEN, Tenant
 from tandem.core.events import Finished, PromptScored, Token
-from tandem.core.ids import WorkerId
+from tandem.core.ids import BlockHash, WorkerId, WorkerRef
 from tandem.core.request import Request
+from tandem.flow.waiting import Prefixes
 from tandem.gateway.caller import Caller
 from tandem.gateway.standing import Standing
 from tandem.gateway.text import TextModel
 from tandem.routing.breaker import BreakerState
+from tandem.routing.false_hits import Prediction
+from tandem.routing.prefix_table import PrefixHit
 from tandem.routing.view import Pool
 
 
@@ -41,13 +44,18 @@ class TokenStream(Protocol):
 
     @property
     def path(self) -> str:
-        """`remote`, `local` or `fallback;reason=...` once the first token was yielded; from then on only `;moves=...`
-        may come to it, which counts how often the request went on elsewhere."""
+        """`remote`, `local`, `local;reason=...` or `fallback;reason=...` once the first token was yielded; from then on
+        only `;moves=...` may come to it, which counts how often the request went on elsewhere."""
         ...
 
     @property
     def num_attempts(self) -> int:
         """One more than its moves."""
+        ...
+
+    @property
+    def reasons(self) -> Mapping[str, object]:
+        """Why, with the numbers, for JSON; final once the first token was yielded. Empty while it has no place."""
         ...
 
     @property
@@ -118,6 +126,51 @@ class Quotas(Protocol):
     async def enter(self, tenant: Tenant, num_prompt_tokens: int, max_output_tokens: int) -> QuotaEntry:
         """Reserve what a request may use. Raises TandemError(QUOTA) with the limit that it met as its reason, or
         INVALID_REQUEST where it is larger than any minute's worth."""
+        ...
+
+
+class KnownPrefixes(Prefixes, Protocol):
+    """What is known of workers' caches, and how true it has proven."""
+
+    async def name(self, request: Request) -> Sequence[BlockHash]:
+        """What the prompt's full blocks are called; nothing where no worker serves the model."""
+        ...
+
+    def predict(self, request: Request, worker: WorkerRef, num_blocks: int) -> Prediction | None:
+        """What a hit of so many leading blocks comes to; None for no hit."""
+        ...
+
+    def reported(self, predicted: Prediction | None, num_cached: int) -> None:
+        """How many tokens of a prompt a worker found in its cache, against those that were predicted."""
+        ...
+
+
+class _NoPrefixes:
+    """A KnownPrefixes that knows of none; prompts are not even hashed."""
+
+    def match(self, hashes: Sequence[BlockHash]) -> Mapping[WorkerRef, PrefixHit]:
+        return {}
+
+    async def name(self, request: Request) -> Sequence[BlockHash]:
+        return ()
+
+    def predict(self, request: Request, worker: WorkerRef, num_blocks: int) -> Prediction | None:
+        return None
+
+    def reported(self, predicted: Prediction | None, num_cached: int) -> None:
+        return
+
+
+NO_PREFIXES: KnownPrefixes = _NoPrefixes()
+
+
+class Gauges(Protocol):
+    """What some part of a gateway tells `/metrics`, by name."""
+
+    def gauges(self) -> Mapping[str, float]: ...
+
+    def counts(self) -> Mapping[str, int]:
+        """What only grows."""
         ...
 
 

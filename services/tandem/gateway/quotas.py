@@ -156,7 +156,7 @@ class TenantQuotas:
 
     def _lose(self, error: BaseException) -> None:
         if self.is_reachable:
-            log.warning("quotas are kept without Redis, as one of %d gateways: %s", self._num_gateways, error)
+            log.info("quotas are kept without Redis, as one of %d gateways: %s", self._num_gateways, error)
         self.is_reachable = False
 
     def _name(self) -> str:

@@ -12,6 +12,7 @@ from tandem.gateway.entry import NoQuotas
 from tandem.gateway.ports import Doorkeeper, OpenDoor, Quotas
 from tandem.gateway.quotas import TenantQuotas
 from tandem.gateway.tenants_watch import TenantsWatch, read_tenants
+from tandem.stores.health import RedisHealth
 from tandem.stores.quota import RedisQuotas
 from tandem.stores.roll import GatewayRoll
 
@@ -19,7 +20,7 @@ from tandem.stores.roll import GatewayRoll
 class Tenancy:
     """`door` and `quotas` are what `gateway.auth` asks for; without keys nobody is counted and nothing runs."""
 
-    def __init__(self, gateway: GatewayId, config: Config, clock: Clock) -> None:
+    def __init__(self, gateway: GatewayId, config: Config, clock: Clock, health: RedisHealth) -> None:
         """Raises TandemError(INVALID_REQUEST) for a tenants file that cannot be read."""
         self.door: Doorkeeper = OpenDoor()
         self.quotas: Quotas = NoQuotas()
@@ -28,8 +29,8 @@ class Tenancy:
             return
         path, policy = Path(config.gateway.tenants), config.gateway.disaggregation
         self.door = door = KeyDoor(read_tenants(path, policy), wall_ns)
-        store = RedisQuotas(config.redis.url, config.redis.namespace)
-        roll = GatewayRoll(config.redis.url, config.redis.namespace, ttl_s=store.ttl_s)
+        store = RedisQuotas(config.redis.url, config.redis.namespace, health=health)
+        roll = GatewayRoll(config.redis.url, config.redis.namespace, ttl_s=store.ttl_s, health=health)
         self.quotas = quotas = TenantQuotas(gateway, store, roll, clock)
         self._running = TenantsWatch(path, policy, door), quotas
 

@@ -20,18 +20,18 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import JobEvent
 from tandem.core.ids import GatewayId, HandoffKey, JobKey, RequestId, WorkerRef
 from tandem.core.load import Load
-from tandem.core.request import Job, Resume
+from tandem.core.request import Job, Prefill, Resume
 from tandem.core.step_cost import StepCost
+from tandem.core.topology import Topology
 from tandem.gateway.ports import ServedModel
 from tandem.gateway.text_models import TextModels
 from tandem.routing.view import POOLS, Pool, WorkerView
-from tandem.wire.channels import open_channel
 from tandem.wire.convert import decode_bundle, decode_load, decode_refusal, decode_step_cost, decode_update
 from tandem.wire.convert_job import Submission, encode_key, encode_submission
 from tandem.wire.convert_kv import decode_worker, encode_handoff_key
 from tandem.wire.gen import worker_pb2 as pb
-from tandem.wire.gen.worker_pb2_grpc import WorkerStub
 from tandem.wire.patience import Patience
+from tandem.wire.trust import Trust, reason_of
 
 log = logging.getLogger(__name__)
 CALL_TIMEOUT_S = 10.0
@@ -57,22 +57,26 @@ class WorkerLink:
     """`is_live`: the stream is up. `is_gone`: it has been down for longer than `RECONNECT_S`."""
 
     def __init__(
-        self, gateway: GatewayId, ref: WorkerRef, texts: TextModels, clock: Clock, config: GatewayConfig
+        self, gateway: GatewayId, ref: WorkerRef, texts: TextModels, clock: Clock, config: GatewayConfig, trust: Trust
     ) -> None:
         self.ref = ref
         self.model: ServedModel | None = None
         self.is_live = False
         self.is_gone = False
+        self._told_role = ""
         self._gateway = gateway
         self._texts = texts
         self._clock = clock
         self._config = config
-        self._channel = open_channel(ref.address)
-        self._stub = WorkerStub(self._channel)
+        self._trust = trust
+        self._shown = trust.shown()
+        self._channel = trust.open_channel(ref.address)
+        self._stub = trust.stub(self._channel, ref.incarnation)
         self._described: pb.DescribeReply | None = None
         self._load = Load()
         self._step_cost: StepCost | None = None
         self._placed: dict[RequestId, int] = {}
+        self._decoding: set[RequestId] = set()
         self._seen: Callable[[WorkerLink], None] = _nobody
         self._calls: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
@@ -98,16 +102,41 @@ class WorkerLink:
         about = self._described
         if about is None or not self.is_live:
             return None
-        pool = _pool(about.pool)
+        pool = _pool(self._told_role, about.role, about.pool)
+        place = about.topology
         return WorkerView(
-            self.ref, pool, about.model, about.fingerprint, self._load, tuple(self._placed.values()), self._step_cost
+            self.ref,
+            pool,
+            about.model,
+            about.fingerprint,
+            self._load,
+            tuple(self._placed.values()),
+            self._step_cost,
+            num_coming=len(self._decoding),
+            topology=Topology(place.host, place.rack, place.zone),
+            block_size=self.block_size,
+            block_bytes=sum(region.block_bytes for region in about.transport.regions),
         )
+
+    @property
+    def block_size(self) -> int:
+        """Tokens; 0 while the worker is not described yet."""
+        return 0 if self._described is None else self._described.transport.layout.block_size
 
     def look(self) -> WorkerView:
         """`view` of a worker that has one."""
         view = self.view()
         assert view is not None, f"{self.ref} is not live"
         return view
+
+    def take_role(self, role: str) -> bool:
+        """The registry says what routers are to take this worker for; empty, or not known here: what it says of itself.
+        Whether that is news; then whoever ranks workers has to forget this one first, and look at it again."""
+        is_news, self._told_role = role != self._told_role, role
+        if is_news:
+            meaning = "" if role in POOLS else ", which is what its pool is"
+            log.info("worker %s is taken for %r%s", self.ref, role, meaning)
+        return is_news
 
     # ---- calls
 
@@ -120,17 +149,26 @@ class WorkerLink:
             return
         self._seen(self)
 
+    def expect_decode(self, request: RequestId, *, is_coming: bool = True) -> None:
+        """A request was placed here to decode, or does not come; what the worker takes it says itself."""
+        if is_coming == (request in self._decoding):
+            return
+        self._decoding ^= {request}
+        self._seen(self)
+
     async def submit(self, job: Job) -> None:
         """Raises TandemError: the worker's refusal, or WORKER_LOST when it does not answer."""
         request = encode_submission(Submission(self._gateway, self.ref.incarnation, job))
         try:
             reply = await self._stub.Submit(request, timeout=CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            raise TandemError(ErrorKind.WORKER_LOST, f"worker {self.ref.id}: {_reason(error)}") from error
+            raise TandemError(ErrorKind.WORKER_LOST, f"worker {self.ref.id}: {reason_of(error)}") from error
         finally:
             if not isinstance(job, Resume):
                 self.expect(job.request.id, 0)
-        self._load = decode_load(reply.load)
+            if not isinstance(job, Prefill):
+                self.expect_decode(job.request.id, is_coming=False)
+        self._take_load(reply.load)
         self._seen(self)
         if reply.HasField("refusal"):
             raise decode_refusal(reply.refusal)
@@ -151,7 +189,7 @@ class WorkerLink:
         try:
             await call
         except grpc.aio.AioRpcError as error:
-            log.debug("worker %s: %s", self.ref.id, _reason(error))
+            log.debug("worker %s: %s", self.ref.id, reason_of(error))
 
     # ---- the stream
 
@@ -160,10 +198,11 @@ class WorkerLink:
         while True:
             reason = "the stream ended"
             try:
+                await self._renew_channel()
                 await self._describe()
                 await self._watch(calls)
             except grpc.aio.AioRpcError as error:
-                reason = _reason(error)
+                reason = reason_of(error)
             except TandemError as error:
                 reason = error.message
             except TimeoutError:
@@ -180,6 +219,16 @@ class WorkerLink:
                 calls.lost(self.ref, reason)
             await asyncio.sleep(RETRY_S)
 
+    async def _renew_channel(self) -> None:
+        """A channel shows the certificate that it was opened with for as long as it is open."""
+        shown = self._trust.shown()
+        if shown == self._shown:
+            return
+        old, self._channel = self._channel, self._trust.open_channel(self.ref.address)
+        self._stub = self._trust.stub(self._channel, self.ref.incarnation)
+        self._shown = shown
+        await old.close(CALL_TIMEOUT_S)
+
     async def _describe(self) -> None:
         """Make sure that the worker at this address is the life we mean, and learn what it serves."""
         # The first answer is large, and nothing runs on that worker yet; later ones decide whether it is lost.
@@ -191,7 +240,7 @@ class WorkerLink:
             text = await self._texts.load(reply.bundle_digest, decode_bundle(reply.bundle))
             aliases = tuple(reply.aliases)
             self.model = ServedModel(reply.model, reply.max_model_len, text, wall_ns() // 10**9, aliases)
-        _pool(reply.pool)
+        _pool(reply.role, reply.pool)
         self._described = reply
 
     async def _watch(self, calls: LinkCalls) -> None:
@@ -215,7 +264,7 @@ class WorkerLink:
             self.is_live, self.is_gone = True, False
             log.info("worker %s (%s) is live", self.ref, self._pool_name())
         if update.HasField("load"):
-            self._load = decode_load(update.load)
+            self._take_load(update.load)
         if update.HasField("step_cost"):
             self._step_cost = decode_step_cost(update.step_cost)
         self._seen(self)
@@ -223,19 +272,24 @@ class WorkerLink:
         if self._load.may_take_more_than(before):
             calls.changed(self.look())
 
+    def _take_load(self, message: pb.Load) -> None:
+        """Unless it is older than what is known: an idle worker would say nothing that puts it right."""
+        load = decode_load(message)
+        if load.number >= self._load.number:
+            self._load = load
+
     def _pool_name(self) -> str:
-        return self._described.pool if self._described is not None else "?"
+        view = self.view()
+        return view.pool if view is not None else "?"
 
 
-def _pool(name: str) -> Pool:
-    for pool in POOLS:
-        if pool == name:
-            return pool
-    raise TandemError(ErrorKind.INTERNAL, f"a worker is in the unknown pool {name!r}")
-
-
-def _reason(error: grpc.aio.AioRpcError) -> str:
-    return f"{error.code().name.lower()}: {error.details()}"
+def _pool(*names: str) -> Pool:
+    """The first that this version knows."""
+    for name in names:
+        for pool in POOLS:
+            if pool == name:
+                return pool
+    raise TandemError(ErrorKind.INTERNAL, f"a worker is in the unknown pool {names[-1]!r}")
 
 
 def _nobody(link: WorkerLink) -> None:

@@ -5,6 +5,8 @@ are arriving in it). A block with no holder is free; a free block with a hash is
 
 Presence implies parents: whoever holds a block holds a copy of every block before it, and a release frees the last
 block first, so among free blocks a child is always reused before the copy of its parent that was released with it.
+A block whose last copy is about to be reused may go on in host memory (`kv.host_pool`). So of a prefix the first
+blocks are here and the rest there, and a table that shares it takes fresh blocks for the rest.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ from enum import Enum
 from functools import lru_cache
 
 from tandem.core.events import BlockEvicted, BlockStored, KVFact
-from tandem.core.ids import BlockHash, BlockId
+from tandem.core.ids import BlockHash, BlockId, HostSlot
+from tandem.kv.block_names import BlockNames
 from tandem.kv.free_list import FreeList
+from tandem.kv.host_pool import Fill, HostPool, Spill
 
 
 class Holder(Enum):
@@ -54,30 +58,33 @@ class BlockTable:
 class BlockPool:
     """A fixed number of blocks. Every method either does all it says or changes nothing.
 
-    A block costs memory from its first use on. `records_facts`: `take_facts` is called now and then.
+    A block costs memory from its first use on. `records_facts`: `take_facts` is called now and then. With host slots
+    `share`, `grow` and `own` may ask for copies, which the next plan must take (`take_copies`) and make before anything
+    is computed or read into its blocks; a table with blocks that a plan fills is kept until that plan's `end_copies`.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True, records_facts: bool = False
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_prefix_caching: bool = True,
+        records_facts: bool = False,
+        num_host_slots: int = 0,
     ) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"a pool needs blocks and tokens, got {num_blocks} x {block_size}")
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.is_caching = enable_prefix_caching
+        self.host = HostPool(num_host_slots)
         self._free = FreeList(_ids(num_blocks))
         # How many of each kind hold a block; those that none holds are in no dictionary.
         self._tables: dict[BlockId, int] = {}
         self._leases: dict[BlockId, int] = {}
         self._reads: dict[BlockId, int] = {}
         self._copies: dict[BlockId, int] = {}
-        # By block, of those used at least once: its name from the moment its content is computed until it is reused,
-        # and the name of the block before it.
-        self._names: list[BlockHash | None] = []
-        self._parents: list[BlockHash | None] = []
-        # The copy of a name that was published last, and the others, oldest first.
-        self._newest: dict[BlockHash, BlockId] = {}
-        self._older: dict[BlockHash, list[BlockId]] = {}
+        self._names = BlockNames()
         self._facts: list[KVFact] | None = [] if records_facts else None
 
     @property
@@ -99,17 +106,22 @@ class BlockPool:
         """Free blocks that a prefix hit can bring back."""
         return self._free.num_hashed
 
+    @property
+    def num_free_at_once(self) -> int:
+        """Free blocks that are taken without a copy to host memory."""
+        return self.num_free - self.num_cached if self.host.num_slots else self.num_free
+
     def free_blocks(self) -> tuple[BlockId, ...]:
         """In the order in which they are reused."""
         return tuple(self._free)
 
     def copies(self, name: BlockHash) -> tuple[BlockId, ...]:
         """The blocks that hold it, in the order of their publishing."""
-        return (*self._older.get(name, ()), self._newest[name]) if name in self._newest else ()
+        return self._names.copies(name)
 
     def names(self) -> Iterable[BlockHash]:
-        """All that is findable."""
-        return self._newest.keys()
+        """All that device memory holds."""
+        return self._names.all()
 
     def holders(self, block: BlockId) -> tuple[int, int, int, int]:
         """How many tables, leases, reads and copies hold it."""
@@ -121,25 +133,29 @@ class BlockPool:
         return self._tables[table._blocks[index]] > 1
 
     def count_hits(self, hashes: Sequence[BlockHash]) -> int:
-        """How many leading hashes are present."""
+        """How many leading hashes are present, in either memory."""
         for i, name in enumerate(hashes):
-            if name not in self._newest:
+            if name not in self._names and name not in self.host:
                 return i
         return len(hashes)
 
     def num_free_needed(self, hashes: Sequence[BlockHash], num_blocks: int) -> int:
         """How many free blocks a new table of `num_blocks` would take, its leading hits on `hashes` included."""
         num_hits = self.count_hits(hashes)
-        return num_blocks - sum(1 for name in hashes[:num_hits] if not self._is_free(self._newest[name]))
+        hits = (self._names.newest(name) for name in hashes[:num_hits])
+        return num_blocks - sum(1 for block in hits if block is not None and not self._is_free(block))
 
     def share(self, table: BlockTable, hashes: Sequence[BlockHash]) -> int:
         """Fill an empty table with the leading hits, the newest copy of each, whose parents were released latest;
-        returns how many there were."""
+        returns how many there were. There must be room, see `num_free_needed`."""
         if len(table):
             raise ValueError("only an empty table can share a prefix")
         num_hits = self.count_hits(hashes)
-        for name in hashes[:num_hits]:
-            block = self._newest[name]
+        for i, name in enumerate(hashes[:num_hits]):
+            block = self._names.newest(name)
+            if block is None:
+                self._bring_back(table, hashes[:num_hits], i)
+                break
             if self._is_free(block):
                 self._free.remove(block)
             self._tables[block] = self._tables.get(block, 0) + 1
@@ -154,9 +170,7 @@ class BlockPool:
             return True
         if missing > len(self._free):
             return False
-        taken = self._take(missing)
-        self._tables.update(dict.fromkeys(taken, 1))
-        table._blocks += taken
+        table._blocks += self._take(missing)
         return True
 
     def fork(self, table: BlockTable, source: BlockTable) -> None:
@@ -177,7 +191,6 @@ class BlockPool:
         shared = table._blocks[index]
         fresh = self._take(1)[0]
         self._tables[shared] -= 1
-        self._tables[fresh] = 1
         self._copies[shared] = self._copies.get(shared, 0) + 1
         table._blocks[index] = fresh
         return shared, fresh
@@ -193,16 +206,7 @@ class BlockPool:
         if not self.is_caching:
             return
         for i in range(table.num_published, len(hashes)):
-            block, name = table._blocks[i], hashes[i]
-            assert self._names[block] is None, f"block {block} is published already"
-            self._names[block] = name
-            self._parents[block] = hashes[i - 1] if i else None
-            older = self._newest.get(name)
-            self._newest[name] = block
-            if older is not None:
-                self._older.setdefault(name, []).append(older)
-            elif self._facts is not None:
-                self._facts.append(BlockStored(name, self._parents[block]))
+            self._give_name(table._blocks[i], hashes[i], hashes[i - 1] if i else None)
             table._num_published = i + 1
 
     def release(self, table: BlockTable) -> None:
@@ -225,6 +229,16 @@ class BlockPool:
         """End a `retain` of exactly these blocks."""
         self._let_go(blocks, self._counts(holder))
 
+    def take_copies(self) -> tuple[tuple[Spill, ...], tuple[Fill, ...]]:
+        """What the next plan copies to host memory, and then back from it. Blocks that it copies out are held as COPY
+        until `end_copies`."""
+        return self.host.take_copies()
+
+    def end_copies(self, spills: Sequence[Spill], fills: Sequence[Fill]) -> None:
+        """The plan that took them was committed."""
+        self.drop([block for block, _ in spills], Holder.COPY)
+        self.host.end_copies(spills, fills)
+
     def take_facts(self) -> list[KVFact]:
         """What became findable or was lost since the last call, in order; nothing unless facts are recorded."""
         if self._facts is None:
@@ -238,10 +252,13 @@ class BlockPool:
         leased: Iterable[BlockId],
         read: Iterable[BlockId],
         copied: Iterable[BlockId] = (),
+        pinned: Iterable[HostSlot] = (),
     ) -> None:
-        """Re-add the books from all holders, given by their owners. Raises AssertionError naming what is off."""
+        """Re-add the books from all holders, given by their owners; `pinned` has every host slot once for each copy of
+        an open plan. Raises AssertionError naming what is off."""
         claimed = {"tables": Counter(b for table in tables for b in table._blocks)}
-        claimed |= {"leases": Counter(leased), "reads": Counter(read), "copies": Counter(copied)}
+        claimed |= {"leases": Counter(leased), "reads": Counter(read)}
+        claimed["copies"] = Counter([*copied, *self.host.blocks_to_spill()])
         books = {"tables": self._tables, "leases": self._leases, "reads": self._reads, "copies": self._copies}
         for kind, counted in books.items():
             for block in counted.keys() | claimed[kind].keys():
@@ -251,23 +268,15 @@ class BlockPool:
         held = set().union(*books.values())
         assert len(free) == len(self._free) == len(set(free)), "a block is free twice"
         assert held.isdisjoint(free) and len(free) + len(held) == self.num_blocks, "free list and holders disagree"
-        self._check_names()
+        self._names.check()
+        self.host.check(self._names.all(), pinned)
+        assert self._tables.keys() >= set(self.host.blocks_to_fill()), "a block to be filled is in no table"
 
     def __repr__(self) -> str:
         return (
             f"<pool {self.num_blocks} blocks: {self.num_free} free, {self.num_leased} leased, "
-            f"{self.num_reading} reading, {len(self._newest)} hashes>"
+            f"{self.num_reading} reading, {len(self._names)} hashes>"
         )
-
-    def _check_names(self) -> None:
-        named = {BlockId(i): name for i, name in enumerate(self._names) if name is not None}
-        for name in self._newest:
-            for block in self.copies(name):
-                assert named.pop(block, None) == name, f"block {block} is no copy of {name.hex()}"
-                parent = self._parents[block]
-                assert parent is None or parent in self._newest, f"{name.hex()} is present without its parent"
-        assert not named, f"blocks {list(named)} have names that cannot be found"
-        assert all(self._older.values()) and self._older.keys() <= self._newest.keys(), "copies of nothing"
 
     def _counts(self, holder: Holder) -> dict[BlockId, int]:
         if holder is Holder.LEASE:
@@ -279,13 +288,13 @@ class BlockPool:
         return block not in tables and block not in leases and block not in reads and block not in copies
 
     def _take(self, count: int) -> list[BlockId]:
-        """The free blocks that are reused first, without their names; there are as many."""
+        """The free blocks that are reused first, each in one table from now on and without its name; there are as
+        many."""
         taken = self._free.take(count)
-        unused = self._free.num_used - len(self._names)
-        self._names += [None] * unused
-        self._parents += [None] * unused
+        self._tables.update(dict.fromkeys(taken, 1))
+        self._names.extend(self._free.num_used)
         for block in taken:
-            if self._names[block] is not None:
+            if self._names.is_named(block):
                 self._forget(block)
         return taken
 
@@ -299,25 +308,39 @@ class BlockPool:
                 continue
             del counts[block]
             if block not in tables and block not in leases and block not in reads and block not in copies:
-                self._free.free(block, self._names[block] is not None)
+                self._free.free(block, self._names.is_named(block))
+
+    def _give_name(self, block: BlockId, name: BlockHash, parent: BlockHash | None) -> None:
+        if self._names.give(block, name, parent):
+            self.host.stored(name)
+            if self._facts is not None:
+                self._facts.append(BlockStored(name, parent))
+
+    def _bring_back(self, table: BlockTable, hits: Sequence[BlockHash], first: int) -> None:
+        """Extend a table, which has the hits before, by those from the `first`-th on; only host memory holds them."""
+        slots = self.host.claim(hits[first:])
+        blocks = self._take(len(slots))
+        self.host.fill(slots, blocks)
+        for i, block in enumerate(blocks, first):
+            self._give_name(block, hits[i], hits[i - 1] if i else None)
+        table._blocks += blocks
 
     def _forget(self, block: BlockId) -> None:
-        """Drop the name of a block that is about to be reused."""
-        name = self._names[block]
-        assert name is not None
-        self._names[block] = self._parents[block] = None
-        older = self._older.get(name)
-        if older is None:
-            del self._newest[name]
+        """Drop the name of a block that is about to be written; where it is the last one, host memory may keep it."""
+        last = self._names.take(block)
+        if last is None:
+            return
+        name, parent = last
+        if not self.host.num_slots:
             if self._facts is not None:
                 self._facts.append(BlockEvicted(name))
             return
-        if self._newest[name] == block:
-            self._newest[name] = older.pop()
-        else:
-            older.remove(block)
-        if not older:
-            del self._older[name]
+        kept = self.host.keep(name, parent, block)
+        if kept.is_copied:
+            self._copies[block] = self._copies.get(block, 0) + 1
+        self._let_go(kept.dropped, self._copies)
+        if self._facts is not None:
+            self._facts += kept.facts
 
 
 @lru_cache(maxsize=8)

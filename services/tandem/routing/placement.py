@@ -5,16 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandem.core.ids import WorkerRef
+from tandem.routing.cost import PairCost
+from tandem.routing.pick import Pick
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Both may be the same worker. `fallback` says why a request that should be split is not."""
+    """Both may be the same worker. `fallback` says why a request that should be split is not, `why` why one is not that
+    might have been. `picked`: what it costs by prediction; `other`: the best of the other kind, split or local, where
+    both were compared."""
 
     prefill: WorkerRef
     decode: WorkerRef
     fallback: str = ""
-    reasons: tuple[str, ...] = ()
+    why: str = ""
+    picked: Pick | None = None
+    other: PairCost | None = None
 
     @property
     def is_remote(self) -> bool:
@@ -25,7 +31,36 @@ class Placement:
         """What the client is told."""
         if self.is_remote:
             return "remote"
-        return f"fallback;reason={self.fallback}" if self.fallback else "local"
+        if self.fallback:
+            return f"fallback;reason={self.fallback}"
+        return f"local;reason={self.why}" if self.why else "local"
+
+    @property
+    def reasons(self) -> dict[str, object]:
+        """With the numbers, for JSON. Times in milliseconds; `decode`, `stall` and `no_room` are weighted."""
+        told: dict[str, object] = {"prefill": self.prefill.id, "decode": self.decode.id}
+        if self.picked is not None:
+            told |= {"by": self.picked.by, "num_near": self.picked.num_near, "cost_ms": _told(self.picked.cost)}
+        if self.other is not None:
+            prefill, decode = self.other.prefill.worker.ref.id, self.other.decode.worker.ref.id
+            told["other"] = {"prefill": prefill, "decode": decode, "cost_ms": _told(self.other)}
+        return told
+
+
+def _told(cost: PairCost) -> dict[str, object]:
+    seconds = {
+        "total": cost.total_s,
+        "wait": cost.prefill.wait_s,
+        "prefill": cost.prefill.compute_s,
+        "transfer": cost.transfer_s,
+        "stall": cost.prefill.stall_s + (0.0 if cost.is_local else cost.decode.prompts_s),
+        "decode": cost.decode.decode_s,
+        "no_room": cost.decode.room_s,
+    }
+    return {
+        **{name: round(1e3 * value, 3) for name, value in seconds.items()},
+        "num_uncached": cost.prefill.num_uncached,
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,133 +1,195 @@
-"""Chooses the workers of one request: filter, score, pick; never sends anything and keeps no state.
+"""Chooses the workers of one request: filter, predict what each placement costs, pick; never sends anything and keeps
+no state.
 
-The least loaded worker wins, ties go to the smaller worker id, so that equal views give equal placements.
+A worker that would refuse the prompt now is compared too: where it is worth waiting for, nothing is placed.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Set
-from contextlib import closing
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from tandem.core.ids import WorkerRef
-from tandem.core.lane import Lane
+from tandem.routing.candidates import Candidates, Giver, Shortlist, why_no_pair
+from tandem.routing.cost import PairCost
+from tandem.routing.links import Links
+from tandem.routing.offers import Offers, Pricer
+from tandem.routing.pick import Pick, margin_s, pick
 from tandem.routing.placement import NoPlacement, Placement
-from tandem.routing.view import Pair, Pool, Ranking, WorkerView
+from tandem.routing.policies import RoutingPolicy, ordered
+from tandem.routing.view import Cost, WorkerView, decode_cost, prefill_cost, whole_cost
+from tandem.routing.want import Want
 
-Disaggregation = Literal["off", "prefer", "strict"]
-
-
-class Candidates(Protocol):
-    """What a choice is made from: workers that serve a model and take new work, by rising cost, of which
-    mostly little is taken; nothing may change while a ranking is open, and none may be opened twice."""
-
-    @property
-    def linked(self) -> Set[Pair]: ...
-
-    @property
-    def unlinked(self) -> Set[Pair]: ...
-
-    def pools(self, model: str) -> Counter[Pool]:
-        """How many there are with each label."""
-        ...
-
-    def find(self, model: str, ref: WorkerRef) -> WorkerView | None: ...
-
-    def givers(self, model: str) -> Ranking:
-        """Those that prefill."""
-        ...
-
-    def takers(self, model: str) -> Ranking:
-        """Those that decode."""
-        ...
-
-    def wholes(self, model: str) -> Ranking:
-        """All, for both in one place: those that decode first."""
-        ...
+Disaggregation = Literal["off", "auto", "prefer", "strict"]
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
-    """What is to be placed: a prompt with probably `num_tokens` to compute."""
+class Routing:
+    """How workers are compared. `links` are their owner's and may change."""
 
-    model: str
-    num_tokens: int = 1
-    lane: Lane = Lane.INTERACTIVE
+    policy: RoutingPolicy = "cost"
+    links: Links = field(default_factory=Links)
 
 
 BUSY = NoPlacement("every worker has as much of prompts as it takes on", may_pass=True)
 """Nothing but a worker that computes prompts can change that."""
+WORTH_WAITING = NoPlacement("a worker that has enough of prompts now is worth waiting for", may_pass=True)
+BY_COST = Routing()
 
 
 def place(
-    among: Candidates, want: Want, policy: Disaggregation, excluded: Set[WorkerRef] = frozenset()
+    among: Candidates,
+    want: Want,
+    mode: Disaggregation,
+    excluded: Set[WorkerRef] = frozenset(),
+    routing: Routing = BY_COST,
 ) -> Placement | NoPlacement:
-    """Pick a pair under `policy`; `excluded` workers refused a moment ago."""
-    model = want.model
-    able = among.pools(model)
+    """Pick a pair under `mode`; `excluded` workers refused a moment ago, or fail."""
+    able = among.pools(want.model)
     if not able.total():
         return NoPlacement("no live worker serves the model", may_pass=False)
-    if policy == "off" or (policy == "prefer" and able["mixed"] == able.total()):
-        return _local(among, want, excluded)
-    split = _split(among, want, excluded, allow_mixed_pairs=policy == "strict")
-    if isinstance(split, Placement):
+    choice = _Choice(among, want, excluded, routing)
+    if mode == "off" or (mode != "strict" and able["mixed"] == able.total()):
+        return choice.local()
+    if mode == "auto" and routing.policy == "cost":
+        return choice.either()
+    split = choice.split(allow_mixed_pairs=mode == "strict")
+    if isinstance(split, Placement) or mode == "strict" or split.may_pass or _is_split_possible(among, want.model):
         return split
-    if policy == "strict" or split.may_pass or _is_split_possible(among, model):
-        return split
-    local = _local(among, want, excluded)
-    if isinstance(local, NoPlacement):
-        return local
-    return Placement(local.prefill, local.decode, fallback=split.reason.replace(" ", "_"), reasons=local.reasons)
+    return _fallback(choice.local(), split)
 
 
-def _split(
-    among: Candidates, want: Want, excluded: Set[WorkerRef], *, allow_mixed_pairs: bool
-) -> Placement | NoPlacement:
-    model, is_busy = want.model, False
-    left = _pools_left(among, model, excluded)
-    if not left["prefill"] and not (allow_mixed_pairs and left["mixed"]):
-        return NoPlacement("no prefill worker", may_pass=False)
-    if not left["decode"] and not left["mixed"]:
-        return NoPlacement("no decode worker", may_pass=False)
-    # Giver by giver, because there are as many pairs as the square of the workers, and the first giver mostly does.
-    with closing(_but(among.givers(model), excluded)) as givers:
-        for prefill in givers:
-            if not prefill.takes(want.num_tokens, want.lane):
+class _Choice:
+    """One request's, while it is placed."""
+
+    def __init__(self, among: Candidates, want: Want, excluded: Set[WorkerRef], routing: Routing) -> None:
+        self._among = among
+        self._want = want
+        self._excluded = excluded
+        self._routing = routing
+        self._shortlist = Shortlist(among, want, excluded)
+
+    def split(self, *, allow_mixed_pairs: bool) -> Placement | NoPlacement:
+        problem = self._split_problem(allow_mixed_pairs=allow_mixed_pairs)
+        if problem is not None:
+            return problem
+        if self._routing.policy != "cost":
+            return self._split_by_order()
+        givers = self._shortlist.givers()
+        if not givers:
+            return self._why_no_pair()
+        return _settle(self._pricer(givers, ()).pairs(givers), self._want)
+
+    def local(self) -> Placement | NoPlacement:
+        """One worker for all of it."""
+        workers = self._shortlist.wholes()
+        if not workers:
+            return NoPlacement("every worker is full", may_pass=True)
+        if self._routing.policy != "cost":
+            return self._local_by_order()
+        return _settle(self._pricer((), workers).wholes(workers), self._want)
+
+    def either(self) -> Placement | NoPlacement:
+        """Whichever costs less."""
+        problem = self._split_problem(allow_mixed_pairs=False)
+        givers = [] if problem is not None else self._shortlist.givers()
+        if not givers:
+            return _fallback(self.local(), problem or self._why_no_pair())
+        workers = self._shortlist.wholes()
+        pricer = self._pricer(givers, workers)
+        pairs, wholes = pricer.pairs(givers), pricer.wholes(workers)
+        placed = _settle(pairs + wholes, self._want)
+        if isinstance(placed, NoPlacement) or placed.picked is None:
+            return placed
+        other = (wholes if placed.is_remote else pairs).best
+        why = "" if placed.is_remote or other is None else _why_local(placed.picked.cost, other)
+        return replace(placed, other=other, why=why)
+
+    # ---- inside
+
+    def _pricer(self, givers: Sequence[Giver], workers: Sequence[tuple[WorkerView, bool]]) -> Pricer:
+        """Of workers of which one has not told what its steps cost only counts of tokens can be compared."""
+        views = [view for giver in givers for view in (giver.worker, *giver.takers)] + [view for view, _ in workers]
+        return Pricer(self._want, self._routing.links, all(view.step_cost is not None for view in views))
+
+    def _split_problem(self, *, allow_mixed_pairs: bool) -> NoPlacement | None:
+        found = (self._among.find(self._want.model, ref) for ref in self._excluded)
+        left = self._among.pools(self._want.model) - Counter(view.pool for view in found if view is not None)
+        if not left["prefill"] and not (allow_mixed_pairs and left["mixed"]):
+            return NoPlacement("no prefill worker", may_pass=False)
+        if not left["decode"] and not left["mixed"]:
+            return NoPlacement("no decode worker", may_pass=False)
+        return None
+
+    def _why_no_pair(self) -> NoPlacement:
+        return NoPlacement(*why_no_pair(self._among, self._want.model, self._excluded))
+
+    # ---- by anything but the cost
+
+    def _split_by_order(self) -> Placement | NoPlacement:
+        takers = self._ordered(self._among.takers(self._want.model), decode_cost)
+        is_busy = False
+        for giver in self._ordered(self._among.givers(self._want.model), prefill_cost):
+            if not self._want.suits(giver):
                 is_busy = True
                 continue
-            decode = _partner(among, model, prefill, excluded)
-            if decode is not None:
-                reasons = (f"prefill {prefill.ref.id}: {prefill.queued_tokens} tokens queued",
-                           f"decode {decode.ref.id}: {decode.load.num_running} running")  # fmt: skip
-                return Placement(prefill.ref, decode.ref, reasons=reasons)
-    return BUSY if is_busy else _why_no_pair(among, model, excluded)
+            for taker in takers:
+                if (giver.ref, taker.ref) in self._among.linked and giver.fingerprint == taker.fingerprint:
+                    return Placement(giver.ref, taker.ref)
+        return BUSY if is_busy else self._why_no_pair()
+
+    def _local_by_order(self) -> Placement | NoPlacement:
+        workers = self._ordered(self._among.wholes(self._want.model), whole_cost)
+        able = [worker for worker in workers if worker.decodes] or workers
+        found = next(filter(self._want.suits, able), None)
+        return BUSY if found is None else Placement(found.ref, found.ref)
+
+    def _ordered(self, workers: Iterable[WorkerView], load: Callable[[WorkerView], Cost]) -> list[WorkerView]:
+        left = [worker for worker in workers if worker.ref not in self._excluded]
+        return ordered(self._routing.policy, left, self._want, load)
 
 
-def _pools_left(among: Candidates, model: str, excluded: Set[WorkerRef]) -> Counter[Pool]:
-    gone = Counter(view.pool for ref in excluded if (view := among.find(model, ref)) is not None)
-    return among.pools(model) - gone
+def _settle(offers: Offers, want: Want) -> Placement | NoPlacement:
+    """Pick of those that can be made now, unless one that cannot is worth waiting for."""
+    if not offers.now:
+        return BUSY
+    picked = pick(offers.now, want)
+    if any(_is_worth_waiting(later, picked.cost) for later in offers.later):
+        return WORTH_WAITING
+    return _placed(picked)
 
 
-def _partner(among: Candidates, model: str, prefill: WorkerView, excluded: Set[WorkerRef]) -> WorkerView | None:
-    with closing(_but(among.takers(model), excluded)) as takers:
-        for decode in takers:
-            if _may_pair(prefill, decode) and (prefill.ref, decode.ref) in among.linked:
-                return decode
-    return None
+def _is_worth_waiting(later: PairCost, now: PairCost) -> bool:
+    """Who waits holds up those behind it. So between workers of one kind it waits only where the whole wait is shorter
+    than the computation that a prefix saves, which serves all."""
+    if later.is_local != now.is_local:
+        return later.total_s + margin_s(now) < now.total_s
+    wait_s = later.prefill.wait_s + later.prefill.compute_s
+    return later.total_s < now.total_s and wait_s + margin_s(now) < now.prefill.compute_s
 
 
-def _may_pair(prefill: WorkerView, decode: WorkerView) -> bool:
-    return prefill.ref != decode.ref and prefill.fingerprint == decode.fingerprint
+def _placed(picked: Pick) -> Placement:
+    return Placement(picked.cost.prefill.worker.ref, picked.cost.decode.worker.ref, picked=picked)
 
 
-def _why_no_pair(among: Candidates, model: str, excluded: Set[WorkerRef]) -> NoPlacement:
-    givers, takers = list(_but(among.givers(model), excluded)), list(_but(among.takers(model), excluded))
-    pairs = [(p.ref, d.ref) for p in givers for d in takers if _may_pair(p, d)]
-    if not pairs:
-        return NoPlacement("no worker of the same model build", may_pass=False)
-    return NoPlacement("no link between the workers", may_pass=any(pair not in among.unlinked for pair in pairs))
+def _fallback(local: Placement | NoPlacement, split: NoPlacement) -> Placement | NoPlacement:
+    if isinstance(local, NoPlacement):
+        return local
+    return replace(local, fallback=split.reason.replace(" ", "_"))
+
+
+def _why_local(mine: PairCost, split: PairCost) -> str:
+    """What of the split costs most, for the client."""
+    saved_s = split.total_s - mine.total_s
+    if split.prefill.wait_s - mine.prefill.wait_s > saved_s / 2:
+        return "prefill_busy"
+    if mine.prefill.num_uncached < split.prefill.num_uncached:
+        return "cached_prompt"
+    if mine.prefill.num_uncached <= mine.prefill.worker.num_step_tokens:
+        return "short_prompt"
+    return "cheaper"
 
 
 def _is_split_possible(among: Candidates, model: str) -> bool:
@@ -136,24 +198,3 @@ def _is_split_possible(among: Candidates, model: str) -> bool:
     if not among.pools(model)["prefill"]:
         return False
     return any(among.find(model, p) is not None and among.find(model, d) is not None for p, d in among.linked)
-
-
-def _local(among: Candidates, want: Want, excluded: Set[WorkerRef]) -> Placement | NoPlacement:
-    """One worker for all of it."""
-    is_busy = False
-    with closing(_but(among.wholes(want.model), excluded)) as workers:
-        for chosen in workers:
-            if is_busy and not chosen.decodes:
-                break
-            if chosen.takes(want.num_tokens, want.lane):
-                reasons = (f"{chosen.ref.id}: {chosen.load.num_running} running",)
-                return Placement(chosen.ref, chosen.ref, reasons=reasons)
-            is_busy = True
-    return BUSY if is_busy else NoPlacement("every worker is full", may_pass=True)
-
-
-def _but(workers: Ranking, excluded: Set[WorkerRef]) -> Ranking:
-    with closing(workers):
-        for worker in workers:
-            if worker.ref not in excluded:
-                yield worker

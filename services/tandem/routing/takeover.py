@@ -6,7 +6,7 @@ from collections.abc import Set
 from contextlib import closing
 
 from tandem.core.ids import WorkerRef
-from tandem.routing.router import Candidates
+from tandem.routing.candidates import Candidates
 
 
 def find_taker(among: Candidates, model: str, source: WorkerRef, excluded: Set[WorkerRef]) -> WorkerRef | None:

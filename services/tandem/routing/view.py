@@ -9,21 +9,25 @@ from typing import Literal, get_args
 
 from tandem.core.ids import WorkerRef
 from tandem.core.lane import Lane
-from tandem.core.load import Load
+from tandem.core.load import HORIZON_STEPS, Load, prompt_size
 from tandem.core.step_cost import StepCost
+from tandem.core.topology import UNLABELLED, Topology
 
 Pool = Literal["prefill", "decode", "mixed"]
 POOLS: tuple[Pool, ...] = get_args(Pool)
 Pair = tuple[WorkerRef, WorkerRef]
 Ranking = Generator["WorkerView", None, None]
 Cost = tuple[int | str, ...]
+_STEP_TOKENS = 512
+"""Of a worker that takes on any number of prompts."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
     """One live worker. `load` is its own last word; `unreported` are the prompt tokens to compute of each request that
     this gateway has placed there since, so that a burst does not herd onto one worker. `step_cost`: how long its steps
-    take, once told."""
+    take, once told. `num_coming`: sequences that this gateway has placed there to decode and of which it has not heard
+    since. `block_size` in tokens, `block_bytes` of one block's KV; 0: not told."""
 
     ref: WorkerRef
     pool: Pool
@@ -32,6 +36,10 @@ class WorkerView:
     load: Load
     unreported: tuple[int, ...] = ()
     step_cost: StepCost | None = None
+    num_coming: int = 0
+    topology: Topology = UNLABELLED
+    block_size: int = 0
+    block_bytes: int = 0
 
     @property
     def prefills(self) -> bool:
@@ -45,6 +53,26 @@ class WorkerView:
     def queued_tokens(self) -> int:
         return self.load.num_queued_tokens + sum(self.unreported)
 
+    @property
+    def num_step_tokens(self) -> int:
+        """Of a full step."""
+        return self.load.num_horizon_tokens // HORIZON_STEPS or _STEP_TOKENS
+
+    @property
+    def num_to_decode(self) -> int:
+        """Sequences that run there or are to run soon."""
+        return self.load.num_running + self.load.num_waiting + self.num_coming
+
+    def num_ahead(self, num_tokens: int, lane: Lane) -> int:
+        """Prompt tokens that it computes before the end of a prompt of so many that comes now. Longer ones share their
+        steps with it (`sched.share`), so no more of them counts than the newcomer's own."""
+        load = self.load
+        if not load.lane_tokens:
+            return self.queued_tokens
+        is_idle = not load.lane_tokens[lane] and not self.unreported
+        ahead = 0 if is_idle else load.beside(num_tokens, lane, self.unreported)
+        return ahead + num_tokens if prompt_size(load.lane_longest[lane]) > prompt_size(num_tokens) else ahead
+
     def takes(self, num_tokens: int, lane: Lane) -> bool:
         """Whether it will probably accept a prompt of so many tokens to compute."""
         return self.load.takes(num_tokens, lane, self.unreported)
@@ -56,7 +84,7 @@ def prefill_cost(worker: WorkerView) -> Cost:
 
 def decode_cost(worker: WorkerView) -> Cost:
     load = worker.load
-    return (load.num_running + load.num_waiting, load.num_promised_blocks - load.num_free_blocks, worker.ref.id)
+    return (worker.num_to_decode, load.num_promised_blocks - load.num_free_blocks, worker.ref.id)
 
 
 def whole_cost(worker: WorkerView) -> Cost:

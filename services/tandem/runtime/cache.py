@@ -1,4 +1,4 @@
-"""The KV pool's memory and views of it; never decides which block is whose."""
+"""The KV pool's memory and views of it, and the host memory beside it; never decides which block is whose."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from tandem.core.ids import BlockId
+from tandem.kv.host_pool import Fill, Spill
 from tandem.kv.layout import KVLayout, KVRegion
 from tandem.runtime.device import torch_dtype
 from tandem_kernels.reference import block_digest
@@ -21,22 +22,19 @@ BlockDigests = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
 class KVCache:
     """One zeroed tensor `pool` `[num_blocks, *layout.block_shape()]`, and per layer its key and value planes.
 
-    Invariant: a slot that holds no token is finite, see `clear`.
+    `host` is a tensor `[num_host_slots, *layout.block_shape()]` that no step reads. Invariant: a slot of a block that
+    holds no token is finite, see `clear`.
     """
 
-    def __init__(self, layout: KVLayout, num_blocks: int, block_digest: BlockDigests = block_digest) -> None:
+    def __init__(
+        self, layout: KVLayout, num_blocks: int, block_digest: BlockDigests = block_digest, num_host_slots: int = 0
+    ) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
+        self.num_host_slots = num_host_slots
         self._block_digest = block_digest
-        # Mapped rather than allocated: zeros that cost neither time nor memory before a block is first used, and a
-        # region that begins with a page. Private, because shared memory gets no huge pages: with them copies and
-        # digests of blocks were up to three times as fast.
-        self._memory = mmap.mmap(-1, num_blocks * layout.block_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):
-                self._memory.madvise(mmap.MADV_HUGEPAGE)
-        words = torch.frombuffer(self._memory, dtype=torch_dtype(layout.group.dtype))
-        self.pool = words.view(num_blocks, *layout.block_shape())
+        self.pool = _blocks(layout, num_blocks)
+        self.host = _blocks(layout, num_host_slots)
         self.planes = tuple((self.pool[:, :, i, 0], self.pool[:, :, i, 1]) for i in range(layout.group.layers))
 
     @property
@@ -62,10 +60,36 @@ class KVCache:
             sources, targets = zip(*copies, strict=True)
             self.pool[list(targets)] = self.pool[list(sources)]
 
+    def spill(self, copies: Sequence[Spill]) -> None:
+        """Copy whole blocks to host memory."""
+        for block, slot in copies:
+            self.host[slot].copy_(self.pool[block])
+
+    def fill(self, copies: Sequence[Fill]) -> None:
+        """Copy whole blocks back from it."""
+        for slot, block in copies:
+            self.pool[block].copy_(self.host[slot])
+
     def digest(self, blocks: Sequence[BlockId], indices: Sequence[int]) -> list[tuple[int, ...]]:
         """Unsigned 64-bit digests per KV head of `blocks`, which are the `indices`-th of their prompt."""
         words = self._block_digest(self.pool, torch.tensor(blocks), torch.tensor(indices))
         return [tuple(row) for row in words.numpy().view(np.uint64).tolist()]
 
     def __repr__(self) -> str:
-        return f"KVCache({self.num_blocks} blocks of {self.layout}, {self.pool.nbytes >> 20} MiB)"
+        sizes = f"{self.pool.nbytes >> 20} MiB, {self.host.nbytes >> 20} MiB in host memory"
+        return f"KVCache({self.num_blocks} blocks of {self.layout}, {sizes})"
+
+
+def _blocks(layout: KVLayout, number: int) -> torch.Tensor:
+    """`[number, *layout.block_shape()]`, zeros."""
+    dtype = torch_dtype(layout.group.dtype)
+    if not number:
+        return torch.zeros(0, *layout.block_shape(), dtype=dtype)
+    # Mapped rather than allocated: zeros that cost neither time nor memory before a block is first used, and a region
+    # that begins with a page. Private, because shared memory gets no huge pages: with them copies and digests of blocks
+    # were up to three times as fast. The tensor keeps the mapping.
+    memory = mmap.mmap(-1, number * layout.block_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(number, *layout.block_shape())

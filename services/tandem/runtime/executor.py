@@ -61,6 +61,10 @@ class TorchExecutor:
         return self.cache.num_blocks
 
     @property
+    def num_host_slots(self) -> int:
+        return self.cache.num_host_slots
+
+    @property
     def vocab_size(self) -> int:
         return self.model.config.vocab_size
 
@@ -68,6 +72,8 @@ class TorchExecutor:
         """Run one plan. Results are in the order of its slices."""
         results: dict[SeqId, SliceResult] = {}
         works: list[_Work] = []
+        self.cache.spill(plan.spills)
+        self.cache.fill(plan.fills)
         self.cache.copy(plan.copies)
         for piece in plan.slices:
             checked = self._check(piece)

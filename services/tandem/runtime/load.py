@@ -81,14 +81,15 @@ def load_executor(
     engine: EngineConfig,
     grammars: GrammarMasks | None = None,
 ) -> TorchExecutor:
-    """Weights and a KV pool of `engine.kv_cache_memory` bytes. Raises TandemError."""
+    """Weights, a KV pool of `engine.kv_cache_memory` bytes and `engine.host_cache_memory` beside it. Raises
+    TandemError."""
     if model.quantization == "int8":
         check_int8(config, model.dtype)
     layout = KVLayout(engine.block_size, (KVGroup(config.layers, config.kv_heads, config.head_dim, model.dtype),))
-    num_blocks = engine.kv_cache_memory // layout.block_bytes
-    if num_blocks < 1:
-        needed = f"one block of {layout} has {layout.block_bytes} bytes"
-        raise TandemError(ErrorKind.INVALID_REQUEST, f"{needed}, kv_cache_memory is less", param="kv_cache_memory")
+    num_blocks = _num_blocks(layout, engine.kv_cache_memory, "kv_cache_memory")
+    num_host_slots = 0
+    if engine.host_cache_memory:
+        num_host_slots = _num_blocks(layout, engine.host_cache_memory, "host_cache_memory")
     max_model_len = _max_model_len(engine.max_model_len, config.max_length, num_blocks * engine.block_size)
     num_threads = num_compute_threads(engine.num_threads)
     reason = _why_reference(config, model, engine)
@@ -96,14 +97,22 @@ def load_executor(
     torch.set_num_threads(1 if reason is None else num_threads)
     if reason is None:
         decoder: CausalModel = _load_compiled(directory, config, model, num_threads)
-        cache = KVCache(layout, num_blocks, native.block_digest)
+        cache = KVCache(layout, num_blocks, native.block_digest, num_host_slots)
         _log.info("compiled kernels, vectors of %d floats, %d threads", native.vector_width(), num_threads)
     else:
         with Checkpoint(directory, torch_dtype(model.dtype)) as checkpoint:
             decoder = Decoder(config, checkpoint, model.quantization)
-        cache = KVCache(layout, num_blocks)
+        cache = KVCache(layout, num_blocks, num_host_slots=num_host_slots)
         _log.info("reference kernels in plain torch (%s), %d threads", reason, num_threads)
     return TorchExecutor(decoder, cache, max_model_len, grammars)
+
+
+def _num_blocks(layout: KVLayout, num_bytes: int, setting: str) -> int:
+    number = num_bytes // layout.block_bytes
+    if number < 1:
+        needed = f"one block of {layout} has {layout.block_bytes} bytes"
+        raise TandemError(ErrorKind.INVALID_REQUEST, f"{needed}, {setting} is less", param=setting)
+    return number
 
 
 def _grammars(bundle: TokenizerBundle, config: DecoderConfig) -> GrammarMasks | None:

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import add
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.lane import Lane
-from tandem.core.load import beside_longest
+from tandem.core.load import HORIZON_STEPS, PROMPT_SIZES, beside_longest, no_larger, prompt_size
 from tandem.core.step_cost import StepCost, StepFeatures
 from tandem.kv.pool import BlockPool
 from tandem.sched.policy import SchedulerLimits
 from tandem.sched.sequence import Sequence, Status
 
-HORIZON_STEPS = 2
-"""While one step runs the next is filled from what is here, and the gateways have that long to send more."""
-
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """`tokens` and `longest` by lane, as `lane_tokens` and `lane_longest` of `core.load.Load`."""
+    """`tokens` and `longest` by lane, as `lane_tokens` and `lane_longest` of `core.load.Load`; by lane and size, as
+    `size_tokens` and `size_longest`."""
 
     tokens: tuple[int, ...]
     longest: tuple[int, ...]
+    size_tokens: tuple[int, ...]
+    size_longest: tuple[int, ...]
     num_horizon_tokens: int
 
 
@@ -37,20 +38,33 @@ def num_queued(seq: Sequence, block_size: int) -> int:
 
 
 def backlog(seqs: Iterable[Sequence], block_size: int, num_horizon_tokens: int) -> Backlog:
-    tokens, longest = [0] * len(Lane), [0] * len(Lane)
+    num_sizes = len(PROMPT_SIZES) + 1
+    tokens, longest = [[0] * num_sizes for _ in Lane], [[0] * num_sizes for _ in Lane]
     for seq in seqs:
         num = num_queued(seq, block_size)
         if num:
-            tokens[seq.lane] += num
-            longest[seq.lane] = max(longest[seq.lane], num)
-    return Backlog(tuple(accumulate(tokens)), tuple(accumulate(longest, max)), num_horizon_tokens)
+            size = prompt_size(num)
+            tokens[seq.lane][size] += num
+            longest[seq.lane][size] = max(longest[seq.lane][size], num)
+    size_tokens, lane_tokens = _added_up(tokens, add)
+    size_longest, lane_longest = _added_up(longest, max)
+    return Backlog(lane_tokens, lane_longest, size_tokens, size_longest, num_horizon_tokens)
+
+
+def _added_up(rows: list[list[int]], join: Callable[[int, int], int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of figures by lane and size: over all lanes and sizes up to each, for every size but the last, and for that."""
+    lanes = accumulate(rows, lambda above, row: list(map(join, above, row)))
+    sums = [tuple(accumulate(row, join)) for row in lanes]
+    return tuple(figure for row in sums for figure in row[:-1]), tuple(row[-1] for row in sums)
 
 
 def check_backlog(seq: Sequence, pool: BlockPool, held: Backlog) -> None:
     """Raises TandemError when a sequence that comes must wait in its gateway. Prefix hits are not to be computed."""
     seq.num_hits_seen = pool.count_hits(seq.reusable(pool.block_size))
     num_tokens = num_queued(seq, pool.block_size)
-    beside = beside_longest(num_tokens, held.tokens[seq.lane], held.longest[seq.lane])
+    tokens = no_larger(num_tokens, seq.lane, held.tokens, held.size_tokens)
+    longest = no_larger(num_tokens, seq.lane, held.longest, held.size_longest)
+    beside = beside_longest(num_tokens, tokens, longest)
     if 0 < held.num_horizon_tokens < beside:
         raise TandemError(
             ErrorKind.OVERLOADED,

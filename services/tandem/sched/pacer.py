@@ -24,6 +24,7 @@ class _Planned:
     target_s: float
     num_budget_tokens: int
     num_preempted: int
+    has_host_copies: bool
 
 
 class Pacer:
@@ -58,7 +59,10 @@ class Pacer:
     def planned(self, plan: StepPlan, num_preempted: int) -> None:
         """A plan was made under the last allowance."""
         step = features(plan.slices)
-        opened = _Planned(step, self.model.predict(step), self._target_s, self._num_budget_tokens, num_preempted)
+        predicted_s, has_host_copies = self.model.predict(step), plan.num_host_copies > 0
+        opened = _Planned(
+            step, predicted_s, self._target_s, self._num_budget_tokens, num_preempted, has_host_copies
+        )  # fmt: skip
         self._open[plan.number] = opened
         # A driver that does not time its steps leaves them open.
         self._open.pop(plan.number - MAX_OPEN, None)
@@ -70,10 +74,11 @@ class Pacer:
 
     def measured(self, result: StepResult, seconds: float) -> StepRecord:
         """A plan has finished and took so long, from when planning began until its results were handed out. One that
-        failed teaches nothing about time."""
+        failed teaches nothing about time, nor does one that copied between the two memories, which the model does not
+        know of."""
         opened = self._open.pop(result.number)
         has_failed = any(piece.error is not None for piece in result.slices)
-        if not has_failed and seconds > 0:
+        if not has_failed and not opened.has_host_copies and seconds > 0:
             self.model.observe(opened.features, seconds)
         return StepRecord(
             number=result.number,

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field, replace
 
 from tandem.core.errors import ErrorKind
 from tandem.core.events import SampledToken
-from tandem.core.ids import BlockId, SeqId
+from tandem.core.ids import BlockId, HostSlot, SeqId
 from tandem.core.request import SamplingParams
 from tandem.kv.handoff import BlockDigest
+from tandem.kv.host_pool import Fill, Spill
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +76,15 @@ class Slice:
 class StepPlan:
     """One forward pass. `number` rises by one per plan; `slices` holds a sequence at most once, decodes first.
 
-    `copies` are (from, to): blocks whose content is copied before anything is computed."""
+    Before anything is computed whole blocks are copied: `spills` (block, host slot) out of the pool, then `fills` (host
+    slot, block) into it, then `copies` (from, to) within it. A plan may do no more than that, and have no slices. No
+    slot is in two of its spills, no block in two of its fills; both may name one block or slot."""
 
     number: int
     slices: tuple[Slice, ...]
     copies: tuple[tuple[BlockId, BlockId], ...] = ()
+    spills: tuple[Spill, ...] = ()
+    fills: tuple[Fill, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -88,6 +93,21 @@ class StepPlan:
     @property
     def num_drafted(self) -> int:
         return sum(s.num_drafted for s in self.slices)
+
+    @property
+    def num_host_copies(self) -> int:
+        """Blocks that are copied to host memory or back."""
+        return len(self.spills) + len(self.fills)
+
+    @property
+    def host_copied_blocks(self) -> tuple[BlockId, ...]:
+        """Of each copy to host memory or back the block of the pool."""
+        return (*(block for block, _ in self.spills), *(block for _, block in self.fills))
+
+    @property
+    def host_slots(self) -> tuple[HostSlot, ...]:
+        """Of each such copy the slot."""
+        return (*(slot for _, slot in self.spills), *(slot for slot, _ in self.fills))
 
     def __str__(self) -> str:
         parts = ", ".join(f"{s.seq}[{s.start}:{s.stop}){'*' if s.sampling else ''}" for s in self.slices)

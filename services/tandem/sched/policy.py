@@ -12,8 +12,8 @@ from tandem.sched.targets import NO_TARGETS, LatencyTargets
 class SchedulerLimits:
     """`max_num_batched_tokens` is the budget of one step; `targets` may make a step's budget smaller. Without chunked
     prefill a prompt is computed in one step even where it exceeds the budget, at most one such prompt per step.
-    `queue_horizon_s`: predicted prefill that is accepted beside the longest prompt; 0: two full steps, None: any. The
-    model's token ids are below `vocab_size`."""
+    `queue_horizon_s`: predicted prefill that is accepted beside the longest of its size; 0: two full steps, None: any.
+    The model's token ids are below `vocab_size`."""
 
     max_num_batched_tokens: int
     max_num_seqs: int

@@ -43,15 +43,17 @@ class DecodeRun:
 def forecast(
     number: int, limit: int, seqs: Sequence[Seq], pool: BlockPool, limits: SchedulerLimits
 ) -> DecodeRun | None:
-    """The plans from `number` on, at most `limit`, while no other sequence may start: as many as there are blocks for.
-    None where the next one is not only decodes, draws somebody's last token, or one that might be."""
+    """The plans from `number` on, at most `limit`, while no other sequence may start: as many as there are blocks for
+    that are taken without a copy. None where the next one is not only decodes, draws somebody's last token, or one that
+    might be."""
     num_steps = min(limit, _num_alike(seqs, pool, limits))
     if num_steps < 1:
         return None
     grown = sorted(step for step, _ in _growths(seqs, num_steps, pool.block_size))
-    if len(grown) > pool.num_free:
-        num_steps = grown[pool.num_free]
-        del grown[pool.num_free :]
+    num_free = pool.num_free_at_once
+    if len(grown) > num_free:
+        num_steps = grown[num_free]
+        del grown[num_free:]
     draws = []
     for seq in seqs:
         sampling = seq.sampling_at(len(seq.tokens))

@@ -15,7 +15,7 @@ from itertools import chain
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import FinishReason, SampledToken, Tokens
-from tandem.core.ids import BlockId, JobKey, SeqId
+from tandem.core.ids import BlockId, HostSlot, JobKey, SeqId
 from tandem.core.request import Job, Prefill
 from tandem.kv.handoff import BlockDigest
 from tandem.kv.hashing import root_hash
@@ -31,6 +31,7 @@ from tandem.sched.backlog import backlog, check_backlog, horizon_tokens
 from tandem.sched.draft import Draft
 from tandem.sched.entrance import Entrance
 from tandem.sched.fork import divide, failure, first_draws
+from tandem.sched.held_pulls import HeldPulls
 from tandem.sched.outcome import Occupancy, Planned, Progress
 from tandem.sched.pacer import Pacer
 from tandem.sched.plan import Slice, SliceResult, StepPlan, StepResult
@@ -62,6 +63,7 @@ class Scheduler:
         self._by_key: dict[JobKey, Sequence] = {}
         self._by_id: dict[SeqId, Sequence] = {}
         self._open: dict[int, StepPlan] = {}
+        self._held = HeldPulls()
         self._num_arrived = 0
         self._num_plans = 0
 
@@ -130,13 +132,9 @@ class Scheduler:
         draft.add_started(started)
         if self.speculation is not None:
             self.speculation.extend(draft, self.pool, self._running, num_spare(self.pool, self._running, self._waiting))
-        step = None
-        if draft.slices:
-            step = StepPlan(self._num_plans, tuple(draft.slices.values()), tuple(draft.copies))
-            self._open[step.number] = step
-            self._num_plans += 1
-            self.pacer.planned(step, draft.num_preempted)
-        return Planned(step, tuple(draft.pulls), tuple(draft.offers), draft.num_preempted)
+        step = self._open_plan(draft)
+        pulls = self._held.take_clear(self._pulling) + self._held.hold(draft.pulls, self._open.values(), self._pulling)
+        return Planned(step, tuple(pulls), tuple(draft.offers), draft.num_preempted)
 
     def commit(self, result: StepResult) -> list[Progress]:
         """Take in the oldest open plan's result. Tokens after a sequence's end are dropped."""
@@ -144,21 +142,23 @@ class Scheduler:
             raise ValueError(f"result of plan {result.number}, but the oldest open plan is {number}")
         plan = self._open.pop(result.number)
         self.pool.drop([source for source, _ in plan.copies], Holder.COPY)
+        self.pool.end_copies(plan.spills, plan.fills)
         progress: list[Progress] = []
         for piece, outcome in zip(plan.slices, result.slices, strict=True):
             seq = self._by_id[piece.seq]
             seq.num_open_plans -= 1
             if seq.status is not Status.CLOSING:
                 progress.append(self._advance(seq, piece, outcome))
-            elif seq.num_open_plans == 0:
-                self._closing.pop(seq.id)
-                self._close(seq)
+        self._held.committed(result.number)
+        for seq in [seq for seq in self._closing.values() if seq.num_open_plans == 0]:
+            del self._closing[seq.id]
+            self._close(seq)
         return progress
 
     def run(self, limit: int) -> DecodeRun | None:
         """The next plans, at most `limit`, as far as they are the same decodes over and over; None where the next is
         not. A forecast: it changes nothing, and is void once anything else is done here."""
-        if self._open or self.speculation is not None:
+        if self._open or self._held.has_clear or self.speculation is not None:
             return None
         has_seats = len(self._running) + len(self._pulling) < self.limits.max_num_seqs
         if has_seats and any(seq.may_start for seq in self._waiting):
@@ -193,8 +193,12 @@ class Scheduler:
         return (seq.table for seq in self._by_id.values())
 
     def copied_blocks(self) -> Iterator[BlockId]:
-        """Every block once per open plan that copies from it."""
-        return (source for plan in self._open.values() for source, _ in plan.copies)
+        """Every block once per copy of an open plan that reads it."""
+        return (source for plan in self._open.values() for source, _ in chain(plan.copies, plan.spills))
+
+    def copied_slots(self) -> Iterator[HostSlot]:
+        """Every host slot once per copy of an open plan."""
+        return (slot for plan in self._open.values() for slot in plan.host_slots)
 
     def check(self) -> None:
         """Re-add what sequences, queues and open plans say of each other. Raises AssertionError naming what is off."""
@@ -203,7 +207,8 @@ class Scheduler:
         needed = {s.id: self._pull_need(s.job) for s in queued if s.is_pull and s.status is Status.WAITING}
         assert self._promised_blocks == needed, f"promised {self._promised_blocks}, waiting {needed}"
         for seq in queued:
-            _check_sequence(seq, [s for p in self._open.values() for s in p.slices if s.seq == seq.id], self.pool)
+            slices = [s for p in self._open.values() for s in p.slices if s.seq == seq.id]
+            _check_sequence(seq, slices, self._held.num_plans(seq), self.pool)
             assert (seq.status is Status.WAITING) == (seq in self._waiting), f"{seq!r}: status"
         assert len(self._running) + len(self._pulling) <= self.limits.max_num_seqs, "more run than may"
 
@@ -212,6 +217,19 @@ class Scheduler:
             f"<scheduler {len(self._running)} running, {len(self._waiting)} waiting, {len(self._pulling)} pulling, "
             f"{len(self._closing)} closing, {len(self._open)} plans open>"
         )
+
+    # ---- plan
+
+    def _open_plan(self, draft: Draft) -> StepPlan | None:
+        """A plan of all that was drafted; None where there is nothing to compute or to copy."""
+        spills, fills = self.pool.take_copies()
+        if not (draft.slices or spills or fills):
+            return None
+        step = StepPlan(self._num_plans, tuple(draft.slices.values()), tuple(draft.copies), spills, fills)
+        self._open[step.number] = step
+        self._num_plans += 1
+        self.pacer.planned(step, draft.num_preempted)
+        return step
 
     # ---- commit
 
@@ -330,11 +348,11 @@ def _check_queues(queued: Many[Sequence], by_id: Collection[SeqId], by_key: Coll
     assert keys == set(by_key), "keys and queues differ"
 
 
-def _check_sequence(seq: Sequence, named: list[Slice], pool: BlockPool) -> None:
-    """What a sequence says of the slices of open plans that name it."""
-    assert seq.num_open_plans == len(named), f"{seq!r}: open plans"
+def _check_sequence(seq: Sequence, named: list[Slice], num_held: int, pool: BlockPool) -> None:
+    """What a sequence says of the slices of open plans that name it, and of those that hold its pull up."""
+    assert seq.num_open_plans == len(named) + num_held, f"{seq!r}: open plans"
     if seq.status is Status.CLOSING:
-        assert named, f"{seq!r} is closing without an open plan"
+        assert seq.num_open_plans, f"{seq!r} is closing without an open plan"
         return
     assert seq.num_in_flight == sum(s.num_certain for s in named), f"{seq!r}: tokens in flight"
     assert seq.num_drafted == sum(s.num_drafted for s in named), f"{seq!r}: guesses in flight"

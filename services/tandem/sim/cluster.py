@@ -28,7 +28,8 @@ from tandem.workload.ask import Ask
 class ClusterSpec:
     """`workers`: each kind and how many of it. Seconds are one way: between any two processes, and before the first
     byte of a read. `delivery_s`: times that a token takes from the gateway to its client, each as likely as any other.
-    `seed` draws those and the residuals. `terms` are those of the tenants; each of several gateways grants them all."""
+    `seed` draws those and the residuals. `terms` are those of the tenants; each of several gateways grants them all.
+    `index_delay_s`: after so long a gateway knows what a worker's prefix cache got or lost."""
 
     workers: tuple[tuple[WorkerSpec, int], ...]
     gateway: GatewayConfig
@@ -38,6 +39,7 @@ class ClusterSpec:
     seed: int = 0
     num_gateways: int = 1
     terms: Terms = field(default_factory=Terms)
+    index_delay_s: float = 0.05
 
 
 class SimCluster:
@@ -47,7 +49,7 @@ class SimCluster:
         self._agenda = Agenda()
         self._clients = Party(0, Log())
         self._fabric = Fabric(self._agenda, spec.read_latency_s)
-        self._network = Network(self._agenda, self._fabric, spec.latency_s)
+        self._network = Network(self._agenda, self._fabric, spec.latency_s, spec.index_delay_s)
         first = 1 + spec.num_gateways
         kinds = [kind for kind, number in spec.workers for _ in range(number)]
         self.workers = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from tandem.core.events import SampledToken
@@ -27,11 +27,21 @@ StepTime = Callable[[StepFeatures], float]
 be looked at ahead, unless the worker takes every step by itself (`WorkerSpec.max_run` is 1)."""
 
 
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Room for `num_slots` blocks beside the pool. A copy of one, either way, takes `copy_s` seconds, in which nothing
+    is computed."""
+
+    num_slots: int = 0
+    copy_s: float = 0.0
+
+
 class SimExecutor:
     """An `engine.ports.Executor`. A token depends on the request's seed, the choice and its index alone, so that every
     worker draws the same; requests end by length unless they name a stop token that comes up.
 
     `residuals` are factors on the step's time; each step draws one of its kind's by `seed`, `worker` and its number.
+    Copies to host memory and back come on top.
     """
 
     def __init__(
@@ -43,10 +53,13 @@ class SimExecutor:
         seed: int = 0,
         worker: str = "",
         residuals: Residuals = NONE,
+        host: HostMemory = HostMemory(),
     ) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
         self.vocab_size = chance.HIGHEST_TOKEN
+        self.num_host_slots = host.num_slots
+        self._host_copy_s = host.copy_s
         self._step_time = step_time
         self._seed = seed
         self._worker = worker
@@ -54,10 +67,11 @@ class SimExecutor:
 
     def seconds(self, plan: StepPlan) -> float:
         """How long `execute` would take."""
-        return self.step_seconds(plan.number, features(plan.slices))
+        seconds = self.step_seconds(plan.number, features(plan.slices)) if plan.slices else 0.0
+        return seconds + plan.num_host_copies * self._host_copy_s
 
     def step_seconds(self, number: int, step: StepFeatures) -> float:
-        """How long the plan of this number takes."""
+        """How long the plan of this number computes."""
         factors = self._residuals.of(step)
         if len(factors) == 1:
             return self._step_time(step) * factors[0]

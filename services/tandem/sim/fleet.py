@@ -11,7 +11,7 @@ from tandem.core.ids import WorkerRef
 from tandem.routing.roster import Roster
 from tandem.routing.view import Pair, WorkerView
 from tandem.sim.agenda import Agenda
-from tandem.sim.link import Link, pairs
+from tandem.sim.gateway_link import GatewayLink, pairs
 from tandem.sim.stretch import Stretch
 from tandem.sim.worker import SimWorker
 
@@ -23,14 +23,14 @@ class SimFleet:
         self._agenda = agenda
         self._latency_s = latency_s
         self._config = config
-        self._links: dict[WorkerRef, Link] = {}
+        self._links: dict[WorkerRef, GatewayLink] = {}
         self._pairs: set[Pair] = set()
         self.roster = Roster(self._pairs, frozenset())
 
-    def find(self, worker: WorkerRef) -> Link | None:
+    def find(self, worker: WorkerRef) -> GatewayLink | None:
         return self._links.get(worker)
 
-    def links(self) -> Iterable[Link]:
+    def links(self) -> Iterable[GatewayLink]:
         return self._links.values()
 
     # ---- who comes and goes
@@ -41,7 +41,7 @@ class SimFleet:
         if known is not None and known.is_live:
             return
         others = [link.worker for link in self._links.values() if link.is_live]
-        self._links[worker.ref] = link = Link(worker, worker.engine.load())
+        self._links[worker.ref] = link = GatewayLink(worker, worker.engine.load())
         self._pairs |= pairs(worker, others, self._config)
         self.changed(link)
 
@@ -51,26 +51,26 @@ class SimFleet:
             self._links[worker].is_live = False
             self.roster.remove(worker)
 
-    def lost(self, worker: WorkerRef) -> Link | None:
+    def lost(self, worker: WorkerRef) -> GatewayLink | None:
         """What was known of it; None when it was not met yet."""
         self.missed(worker)
         return self._links.pop(worker, None)
 
     # ---- what is known
 
-    def changed(self, link: Link) -> None:
+    def changed(self, link: GatewayLink) -> None:
         """Whatever was heard or sent, and not only that blocks were taken, as each step does."""
         if link.is_live:
             self.roster.put(partial(self.view, link))
 
-    def num_come(self, link: Link, stretch: Stretch) -> int:
+    def num_come(self, link: GatewayLink, stretch: Stretch) -> int:
         """How many of its steps the gateway has heard of."""
         agenda, delay_s, party = self._agenda, self._latency_s, link.worker.party
         if agenda.now > stretch.ends[-1] + delay_s:
             return len(stretch.ends)
         return bisect_left(stretch.ends, True, key=lambda end: not agenda.has_passed(end + delay_s, party))
 
-    def view(self, link: Link) -> WorkerView:
+    def view(self, link: GatewayLink) -> WorkerView:
         """As of now, without taking anything in: while a worker only decodes, blocks become fewer."""
         num_free = link.worker.num_free_seen(self._latency_s)
         if num_free is None:

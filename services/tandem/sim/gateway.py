@@ -13,10 +13,10 @@ from functools import partial
 from tandem.admission.estimate import Spent
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Failed, Finished, JobEvent, SampledToken, Token
-from tandem.core.ids import HandoffId, HandoffKey, JobKey, RequestId, WorkerRef
+from tandem.core.events import Cancelled, Failed, Finished, JobEvent, Pulled, SampledToken, Token
+from tandem.core.ids import BlockHash, HandoffId, HandoffKey, JobKey, RequestId, WorkerRef
 from tandem.core.load import Load
-from tandem.core.request import Job, Request, Resume
+from tandem.core.request import Job, Prefill, Request, Resume
 from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine
 from tandem.flow.commands import (
@@ -36,15 +36,19 @@ from tandem.flow.lifecycle import RequestLife
 from tandem.flow.overdue import no_place
 from tandem.flow.strand import Phase
 from tandem.flow.waiting import Waiting
+from tandem.kv.hashing import prompt_hashes, root_hash
+from tandem.routing.links import Links
+from tandem.routing.router import Routing
 from tandem.sim.agenda import Agenda, Party
 from tandem.sim.delivery import Delivery
 from tandem.sim.fleet import SimFleet
-from tandem.sim.link import Link
+from tandem.sim.gateway_link import GatewayLink
+from tandem.sim.index import SimIndex
 from tandem.sim.network import Network
 from tandem.sim.quotas import SimQuotas, Terms
 from tandem.sim.stretch import Stretch
 from tandem.sim.trace import Trace
-from tandem.sim.worker import SimWorker
+from tandem.sim.worker import FINGERPRINT, SimWorker
 from tandem.workload.ask import MODEL, Ask
 
 TICK_S = 0.05
@@ -89,7 +93,10 @@ class SimGateway:
         self._fleet = SimFleet(agenda, network.latency_s, config)
         self._active: dict[RequestId, _Active] = {}
         self._quotas = SimQuotas(terms.tenants)
-        self._waiting = Waiting(self._fleet.roster, config, terms.targets)
+        self._index = SimIndex(agenda, network.index_delay_s)
+        self._kv_links = Links()
+        routing = Routing(config.routing_policy, self._kv_links)
+        self._waiting = Waiting(self._fleet.roster, config, terms.targets, self._index, routing)
         self._is_ticking = False
         for worker in workers:
             self.met(worker)
@@ -106,6 +113,7 @@ class SimGateway:
         assert not len(self._waiting.line), "a request that has ended waits for a place"
         assert not self._active, f"{len(self._active)} requests have no end: {list(self._active.values())[:3]}"
         for link in self._fleet.links():
+            assert not link.decoding, f"{link.decoding} were to decode at {link.worker!r} and never taken"
             assert not link.placed, f"{link.placed} were placed at {link.worker!r} and never taken"
 
     def open(self, ask: Ask, ended: Ended) -> None:
@@ -121,7 +129,9 @@ class SimGateway:
         self._enter(request, trace, ended)
         tenant = self._quotas.tenant(request.tenant)
         try:
-            admitted = self._waiting.admit(request, weight=tenant.weight, policy=tenant.disaggregation)
+            admitted = self._waiting.admit(
+                request, weight=tenant.weight, policy=tenant.disaggregation, hashes=self._names(request)
+            )
         except TandemError as error:
             self._refuse(trace.id, error)
             return
@@ -161,6 +171,7 @@ class SimGateway:
                 if _may_end(event):
                     self._catch_up(active, but=worker)
                 active.moved_at = self._agenda.now
+                self._measure(active, event)
                 self._carry_out(active, active.life.reported(worker, event))
         if has_room and self._waiting.may_go_on(self._fleet.view(link)):
             self._place_queued()
@@ -203,7 +214,7 @@ class SimGateway:
             link.worker.settle()
             self._take_in(link)
 
-    def _take_in(self, link: Link) -> None:
+    def _take_in(self, link: GatewayLink) -> None:
         while link.coming and (num_come := self._fleet.num_come(link, link.coming[0])):
             stretch = link.coming.popleft()
             if num_come < len(stretch.ends):
@@ -211,7 +222,7 @@ class SimGateway:
                 link.coming.appendleft(rest)
             self._hear_stretch(link, stretch)
 
-    def _hear_stretch(self, link: Link, stretch: Stretch) -> None:
+    def _hear_stretch(self, link: GatewayLink, stretch: Stretch) -> None:
         worker, delay_s = link.worker.ref, self._network.latency_s
         link.load = stretch.load
         if stretch.num_free[-1] != link.load.num_free_blocks:
@@ -233,6 +244,11 @@ class SimGateway:
 
     # ---- inside
 
+    def _names(self, request: Request) -> Sequence[BlockHash]:
+        """Of its prompt's blocks. All workers have blocks of one size."""
+        block_size = next(iter(self._fleet.links())).worker.spec.layout.block_size
+        return prompt_hashes(root_hash(FINGERPRINT, block_size, request.cache_salt), request, block_size)
+
     def _enter(self, request: Request, trace: Trace, ended: Ended) -> None:
         now = self._agenda.now
         life = RequestLife(request, HandoffId(f"h-{request.id}"), self._config.max_retries)
@@ -250,6 +266,10 @@ class SimGateway:
             assert link is not None
             link.placed[turn.request] = self._waiting.line.charged(turn.request)
             self._fleet.changed(link)
+            taker = self._fleet.find(turn.placement.decode)
+            assert taker is not None
+            taker.decoding.add(turn.request)
+            self._fleet.changed(taker)
             self._carry_out(active, active.life.placed(turn.placement))
 
     def _carry_out(self, active: _Active, commands: Sequence[Command], at: float | None = None) -> None:
@@ -311,10 +331,15 @@ class SimGateway:
 
     def _unplace(self, active: _Active) -> None:
         """It does not go where it was to."""
-        placement = active.life.placement
-        link = None if placement is None else self._fleet.find(placement.prefill)
-        if link is not None and link.placed.pop(active.life.request.id, 0):
-            self._fleet.changed(link)
+        placement, request = active.life.placement, active.life.request.id
+        if placement is None:
+            return
+        giver, taker = self._fleet.find(placement.prefill), self._fleet.find(placement.decode)
+        if giver is not None and giver.placed.pop(request, 0):
+            self._fleet.changed(giver)
+        if taker is not None and request in taker.decoding:
+            taker.decoding.discard(request)
+            self._fleet.changed(taker)
 
     def _cancel(self, worker: WorkerRef, keys: Sequence[JobKey]) -> None:
         def run(engine: Engine, now: float) -> list[Effect]:
@@ -339,6 +364,8 @@ class SimGateway:
                 return
             if not isinstance(job, Resume):
                 link.placed.pop(job.request.id, None)
+            if not isinstance(job, Prefill):
+                link.decoding.discard(job.request.id)
             self._take_in(link)
             link.load = load
             self._fleet.changed(link)
@@ -357,7 +384,17 @@ class SimGateway:
 
         self._network.send(f"submit {type(job).__name__} {job.key}", arrive, self.party, worker.party)
 
+    def _measure(self, active: _Active, event: JobEvent) -> None:
+        """How fast a pull was."""
+        placement = active.life.placement
+        if not isinstance(event, Pulled) or placement is None:
+            return
+        giver, taker = self._fleet.find(placement.prefill), self._fleet.find(placement.decode)
+        if giver is not None and taker is not None:
+            self._kv_links.observe(self._fleet.view(giver), self._fleet.view(taker), event.num_bytes, event.busy_s)
+
     def _tick(self) -> None:
+        self._index.collect(link.worker for link in self._fleet.links())
         for active in list(self._active.values()):
             self._see_to(active)
         self._place_queued()

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 class Hardware:
     """One accelerator. Bytes and bytes per second; `flops` and `fp8_flops`: dense, per second; no fp8: 0.
 
-    `peer_bandwidth` is to others in its machine and `network_bandwidth` to other machines, one way each.
+    `peer_bandwidth` is to others in its machine, `network_bandwidth` to other machines and `host_bandwidth` to its
+    machine's memory, one way each.
     `price_per_hour` in whatever currency; 0: not set. Provenances: where the figures and the price come from.
     """
 
@@ -25,12 +26,15 @@ class Hardware:
     memory_bytes: float
     peer_bandwidth: float
     network_bandwidth: float
+    host_bandwidth: float
     provenance: str
     price_per_hour: float = 0.0
     price_provenance: str = "as given"
 
 
 GBIT_400, GBIT_200 = 50e9, 25e9
+PCIE_5, PCIE_4 = 64e9, 32e9
+"""16 lanes; the data sheets name 128 and 64 GB/s, both ways."""
 _LISTED = "list price of one cloud (Nebius) in US dollars, on demand, from SkyPilot's catalogue v8 of 2026"
 
 H100 = Hardware(
@@ -41,6 +45,7 @@ H100 = Hardware(
     memory_bytes=80e9,
     peer_bandwidth=450e9,
     network_bandwidth=GBIT_400,
+    host_bandwidth=PCIE_5,
     provenance="H100 SXM data sheet (3.35 TB/s; fp8 3,958 and bf16 1,979 with sparsity; NVLink 900 GB/s both ways); "
     "one 400 Gb/s port per GPU, as in DGX H100",
     price_per_hour=2.95,
@@ -54,6 +59,7 @@ H200 = Hardware(
     memory_bytes=141e9,
     peer_bandwidth=450e9,
     network_bandwidth=GBIT_400,
+    host_bandwidth=PCIE_5,
     provenance="H200 SXM data sheet (141 GB, 4.8 TB/s; fp8 3,958 and bf16 1,979 with sparsity; NVLink 900 GB/s both "
     "ways); one 400 Gb/s port per GPU, as in DGX H200",
     price_per_hour=3.50,
@@ -67,6 +73,7 @@ B200 = Hardware(
     memory_bytes=180e9,
     peer_bandwidth=900e9,
     network_bandwidth=GBIT_400,
+    host_bandwidth=PCIE_5,
     provenance="DGX B200 data sheet, an eighth of it (1,440 GB, 64 TB/s, fp8 72 PFLOP/s with sparsity, bf16 half of "
     "that, NVLink 14.4 TB/s both ways); one 400 Gb/s port per GPU",
     price_per_hour=5.50,
@@ -80,6 +87,7 @@ A100 = Hardware(
     memory_bytes=80e9,
     peer_bandwidth=300e9,
     network_bandwidth=GBIT_200,
+    host_bandwidth=PCIE_4,
     provenance="A100 80 GB SXM data sheet r4 (2,039 GB/s, bf16 312, NVLink 600 GB/s both ways); one 200 Gb/s port per "
     "GPU, as in DGX A100",
     price_per_hour=1.30,
@@ -93,6 +101,7 @@ L40S = Hardware(
     memory_bytes=48e9,
     peer_bandwidth=32e9,
     network_bandwidth=GBIT_200,
+    host_bandwidth=PCIE_4,
     provenance="L40S data sheet (48 GB, 864 GB/s, bf16 362.05, fp8 733; no NVLink: PCIe 4.0 x16, 64 GB/s both ways); "
     "one 200 Gb/s port per GPU is an assumption",
     price_per_hour=1.55,

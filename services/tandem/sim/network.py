@@ -46,12 +46,14 @@ def _link(one: Party, other: Party) -> Link:
 
 
 class Network:
-    """An `Outlet`. `latency_s` is one way, and the same between all, so messages of one sender keep their order."""
+    """An `Outlet`. `latency_s` is one way, and the same between all, so messages of one sender keep their order.
+    `index_delay_s`: from when a worker's prefix cache has changed until a gateway knows."""
 
-    def __init__(self, agenda: Agenda, fabric: Fabric, latency_s: float) -> None:
+    def __init__(self, agenda: Agenda, fabric: Fabric, latency_s: float, index_delay_s: float) -> None:
         self._agenda = agenda
         self._fabric = fabric
         self._latency_s = latency_s
+        self.index_delay_s = index_delay_s
         self._workers: dict[WorkerRef, SimWorker] = {}
         self._listeners: tuple[Listener, ...] = ()
         self._cut: dict[Link, deque[Action]] = {}

@@ -35,13 +35,22 @@ def collecting_seldom() -> Iterator[None]:
 
 
 def simulate(
-    spec: ClusterSpec, asks: Iterable[Ask], slo: Slo, *, series: Series | None = None, look: Look | None = None
+    spec: ClusterSpec,
+    asks: Iterable[Ask],
+    slo: Slo,
+    *,
+    series: Series | None = None,
+    look: Look | None = None,
+    each: Callable[[Trace], None] | None = None,
 ) -> tuple[Report, Tally]:
-    """Run a workload to its end and check that nothing is left open. Raises ValueError when there is no request."""
+    """Run a workload to its end and check that nothing is left open; `each` gets the trace of every request. Raises
+    ValueError when there is no request."""
     cluster, tally = SimCluster(spec), Tally(slo)
 
     def ended(trace: Trace) -> None:
         tally.add(trace)
+        if each is not None:
+            each(trace)
         if series is not None:
             series.add(trace)
             series.look(cluster)

@@ -28,7 +28,7 @@ from tandem.sched.plan import StepPlan
 from tandem.sched.run import DecodeRun
 from tandem.sched.step_cost import features
 from tandem.sim.agenda import Agenda, Event, Party
-from tandem.sim.executor import SimExecutor, StepTime
+from tandem.sim.executor import HostMemory, SimExecutor, StepTime
 from tandem.sim.residuals import NONE, Residuals
 from tandem.sim.roofline import Roofline
 from tandem.sim.stretch import Ahead, Stretch
@@ -48,8 +48,9 @@ Answer = Callable[[TandemError | None, Load], None]
 class WorkerSpec:
     """What one kind of worker is. `bandwidth` of its link in bytes per second, each way; `calibration` is what its
     scheduler believes of its steps before it has seen any; `residuals` are factors on `step_time`, drawn by seed;
-    `price_per_hour` is of one worker, 0: not set. Up to `max_run` steps are
-    looked at ahead, which changes no event; 1: each step is planned by itself."""
+    `price_per_hour` is of one worker, 0: not set. `host_bandwidth`: bytes per second between its memory and the host's,
+    which has room as the settings say. Up to `max_run` steps are looked at ahead, which changes no event; 1: each step
+    is planned by itself."""
 
     pool: Pool
     layout: KVLayout
@@ -60,6 +61,7 @@ class WorkerSpec:
     calibration: StepCost | None = None
     residuals: Residuals = NONE
     price_per_hour: float = 0.0
+    host_bandwidth: float = math.inf
     max_run: int = 64
 
     @classmethod
@@ -74,6 +76,7 @@ class WorkerSpec:
             calibration=roofline.cost(),
             config=config,
             price_per_hour=roofline.degree * roofline.hardware.price_per_hour,
+            host_bandwidth=roofline.degree * roofline.hardware.host_bandwidth * roofline.efficiency.link,
         )
 
 
@@ -105,11 +108,20 @@ class SimWorker:
         self.num_steps = 0
         self.num_prefill_tokens = 0
         self.num_decode_tokens = 0
+        block_bytes = spec.layout.block_bytes
         self._executor = SimExecutor(
-            spec.layout, spec.num_blocks, spec.step_time, seed=seed, worker=name, residuals=spec.residuals
+            spec.layout,
+            spec.num_blocks,
+            spec.step_time,
+            seed=seed,
+            worker=name,
+            residuals=spec.residuals,
+            host=HostMemory(
+                spec.config.engine.host_cache_memory // block_bytes, copy_s=block_bytes / spec.host_bandwidth
+            ),
         )
         max_model_len = spec.config.engine.max_model_len or spec.num_blocks * spec.layout.block_size
-        self.engine = compose_engine(spec.config, self._executor, FINGERPRINT, max_model_len)
+        self.engine = compose_engine(spec.config, self._executor, FINGERPRINT, max_model_len, records_facts=True)
         if spec.calibration is not None:
             self.engine.pacer.calibrated(spec.calibration)
         self._agenda = agenda
@@ -201,7 +213,7 @@ class SimWorker:
     def _step(self, plan: StepPlan) -> None:
         self._is_stepping = True
         step = features(plan.slices)
-        seconds = self._executor.step_seconds(plan.number, step)
+        seconds = self._executor.seconds(plan)
         end = partial(self._finish, plan, step, seconds)
         self._agenda.at(self._agenda.now + seconds, "", end, by=self.party, is_end=True)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 
 from tandem.stores.record import WorkerRecord
@@ -24,11 +26,15 @@ class Registration(Enum):
 
 
 class Heartbeat:
-    """Publishes a record over and over. `state` is what became of the last beat."""
+    """Publishes a record over and over. `state` is what became of the last beat; `told` is given what routers take the
+    worker for, at each beat that registers it."""
 
-    def __init__(self, registry: WorkerRegistry, record: WorkerRecord) -> None:
+    def __init__(
+        self, registry: WorkerRegistry, record: WorkerRecord, told: Callable[[str], None] = lambda role: None
+    ) -> None:
         self._registry = registry
         self._record = record
+        self._told = told
         self.state = Registration.PENDING
 
     async def run(self) -> None:
@@ -43,12 +49,15 @@ class Heartbeat:
 
     async def _beat(self) -> Registration:
         try:
-            held = await self._registry.publish(self._record)
-        except RegistryUnavailable as error:
-            if self.state is not Registration.UNREACHABLE:
-                _log.warning("%s cannot register: %s", self._record.worker, error)
+            standing = await self._registry.publish(self._record)
+        except RegistryUnavailable:
             return Registration.UNREACHABLE
-        return Registration.REGISTERED if held else Registration.SUPERSEDED
+        if standing is None:
+            return Registration.SUPERSEDED
+        # A registry that has lost everything hears it from here.
+        self._record = replace(self._record, role=standing.role)
+        self._told(self._record.effective_role)
+        return Registration.REGISTERED
 
     def _enter(self, state: Registration) -> None:
         if state is self.state:

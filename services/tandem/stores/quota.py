@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from importlib.resources import files
 from typing import Any
 
 from tandem.admission.quota import Ask, Levels, Limits, Verdict
 from tandem.core.ids import TenantId
 from tandem.stores.client import connect
-from tandem.stores.script_line import Argument, ScriptLine
+from tandem.stores.health import RedisHealth
+from tandem.stores.script import Argument, read_script
+from tandem.stores.script_line import ScriptLine
 
 ANSWER_S = 0.5
 """A request waits no longer for its quota; then its gateway goes on alone."""
@@ -39,11 +40,12 @@ class RedisQuotas:
         ttl_s: float = DEFAULT_TTL_S,
         answer_s: float = ANSWER_S,
         now_ms: Callable[[], int] | None = None,
+        health: RedisHealth | None = None,
     ) -> None:
         self.ttl_s = ttl_s
         self._namespace = namespace
         self._now_ms = now_ms
-        self._line = ScriptLine(connect(url, answer_s), (files("tandem.stores") / "lua" / "quota.lua").read_text())
+        self._line = ScriptLine(connect(url, answer_s, store="quota", health=health), read_script("quota"))
 
     def reserve(self, tenant: TenantId, limits: Limits, ask: Ask) -> Coroutine[Any, Any, Verdict]:
         """Called at once, before anything that is called later; as is `settle`."""

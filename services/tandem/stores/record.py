@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.core.topology import Topology
 
 SCHEMA = 1
 """Rises when a field changes its meaning or goes. Fields may be added without: readers skip what they don't know."""
+
+_LABELS = ("host", "rack", "zone")
 
 
 class RecordError(Exception):
@@ -18,8 +21,9 @@ class RecordError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRecord:
-    """`pool` is a label for routers; `fingerprint` and `bundle_digest` are hexadecimal digests; `layout` is for people
-    to read: partners compare the real one in their handshake."""
+    """`pool` is a label for routers, `role` one that was set for this life from outside, empty where none was: the
+    registry keeps it beside the record's text. `fingerprint` and `bundle_digest` are hexadecimal digests; `layout` is
+    for people to read: partners compare the real one in their handshake."""
 
     worker: WorkerRef
     pool: str
@@ -28,6 +32,13 @@ class WorkerRecord:
     layout: str
     max_model_len: int
     bundle_digest: str
+    role: str = ""
+    topology: Topology = field(default_factory=Topology)
+
+    @property
+    def effective_role(self) -> str:
+        """What routers take this worker for."""
+        return self.role or self.pool
 
     def to_json(self) -> str:
         return json.dumps(
@@ -42,6 +53,7 @@ class WorkerRecord:
                 "layout": self.layout,
                 "max_model_len": self.max_model_len,
                 "bundle_digest": self.bundle_digest,
+                **{name: getattr(self.topology, name) for name in _LABELS if getattr(self.topology, name)},
             },
             sort_keys=True,
         )
@@ -66,6 +78,7 @@ class WorkerRecord:
             layout=_text(content, "layout"),
             max_model_len=_count(content, "max_model_len"),
             bundle_digest=_text(content, "bundle_digest"),
+            topology=Topology(**{name: _text(content, name) for name in _LABELS if name in content}),
         )
 
 

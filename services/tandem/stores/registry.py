@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Sequence
-from dataclasses import dataclass
-from importlib.resources import files
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from redis.asyncio import Redis
-from redis.commands.core import AsyncScript
 from redis.exceptions import RedisError
 
 from tandem.core.ids import WorkerRef
 from tandem.stores.client import connect
+from tandem.stores.health import RedisHealth
 from tandem.stores.record import RecordError, WorkerRecord
+from tandem.stores.script import Argument, Script, read_script
 
 DEFAULT_TTL_S = 10.0
+_LIFE_DIGITS = 20
 
 _log = logging.getLogger(__name__)
 
@@ -38,35 +38,52 @@ class RegistryView:
     reachable: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Of a life that is registered. `role`: what was set for it, empty where nothing was."""
+
+    role: str
+
+
 class _Known(NamedTuple):
     version: bytes
     records: tuple[WorkerRecord, ...]
 
 
 class WorkerRegistry:
-    """Publishes, withdraws and lists records. An entry lapses `ttl_s` seconds after it was last published.
+    """Publishes, withdraws and lists records, and sets roles. An entry lapses `ttl_s` seconds after it was last
+    published, and its role with it.
 
     `url` as `tandem.stores.client.connect` takes it. Nothing is sent before the first call of a method.
     """
 
-    def __init__(self, url: str, namespace: str, *, ttl_s: float = DEFAULT_TTL_S) -> None:
+    def __init__(
+        self, url: str, namespace: str, *, ttl_s: float = DEFAULT_TTL_S, health: RedisHealth | None = None
+    ) -> None:
         self.ttl_s = ttl_s
-        self._redis = connect(url)
+        self._redis = connect(url, store="registry", health=health)
         # Braces: Redis Cluster hashes only what is between them.
-        self._keys = [f"{{{namespace}:workers}}:{name}" for name in ("records", "lapse", "version")]
-        self._publish = _script(self._redis, "publish")
-        self._withdraw = _script(self._redis, "withdraw")
-        self._list = _script(self._redis, "list")
+        self._keys = [f"{{{namespace}:workers}}:{name}" for name in ("records", "lapse", "version", "roles")]
+        self._publish = Script(self._redis, read_script("publish"))
+        self._withdraw = Script(self._redis, read_script("withdraw"))
+        self._role = Script(self._redis, read_script("role"))
+        self._list = Script(self._redis, read_script("list"))
         self._known = _Known(b"", ())
         self._unreadable: frozenset[bytes] = frozenset()
 
-    async def publish(self, record: WorkerRecord) -> bool:
-        """Register, or go on being registered. False when a later life of the worker holds its id.
+    async def publish(self, record: WorkerRecord) -> Standing | None:
+        """Register, or go on being registered. None when a later life of the worker holds its id.
 
-        The whole record goes each time, so that a registry that lost it has it again.
+        The whole record goes each time, so that a registry that lost it has it again; the role of the record counts
+        only there, where it has been known before.
         """
-        arguments = [*_life(record.worker), record.to_json(), round(self.ttl_s * 1000)]
-        return bool(await self._run(self._publish, arguments))
+        ttl_ms = round(self.ttl_s * 1000)
+        is_held, role = await self._run(self._publish, [*_life(record.worker), record.to_json(), ttl_ms, record.role])
+        return Standing(role.decode(errors="replace")) if is_held else None
+
+    async def set_role(self, worker: WorkerRef, role: str) -> bool:
+        """What routers take this life for from now on, for as long as it is registered. False when it is not there."""
+        return bool(await self._run(self._role, [*_life(worker), role]))
 
     async def withdraw(self, worker: WorkerRef) -> bool:
         """Take this life's entry out. False when it is not there."""
@@ -79,15 +96,17 @@ class WorkerRegistry:
         """
         version, *changed = await self._run(self._list, [self._known.version])
         if changed:
-            self._known = _Known(version, self._readable(changed[0]))
+            texts, roles = changed
+            self._known = _Known(version, self._readable(texts, dict(zip(roles[::2], roles[1::2], strict=True))))
         return self._known.records
 
-    def _readable(self, texts: Sequence[bytes]) -> tuple[WorkerRecord, ...]:
+    def _readable(self, texts: Sequence[bytes], roles: Mapping[bytes, bytes]) -> tuple[WorkerRecord, ...]:
+        """`roles`: worker id -> incarnation as 20 decimal digits, then its role."""
         found: list[WorkerRecord] = []
         unreadable: set[bytes] = set()
         for text in texts:
             try:
-                found.append(WorkerRecord.from_json(text))
+                found.append(_with_role(WorkerRecord.from_json(text), roles))
             except RecordError as error:
                 unreadable.add(text)
                 if text not in self._unreadable:
@@ -119,17 +138,18 @@ class WorkerRegistry:
         """Close the connections. Entries stay until they lapse."""
         await self._redis.aclose()
 
-    async def _run(self, script: AsyncScript, arguments: Sequence[str | bytes | int]) -> Any:
-        answer: Awaitable[Any] = script(keys=self._keys, args=arguments)
+    async def _run(self, script: Script, arguments: Sequence[Argument]) -> Any:
         try:
-            return await answer
+            return await script(self._keys, arguments)
         except (RedisError, OSError) as error:
             raise RegistryUnavailable(f"{type(error).__name__}: {error}") from error
 
 
-def _life(worker: WorkerRef) -> list[str | int]:
-    return [worker.id, f"{worker.incarnation:020d}"]
+def _life(worker: WorkerRef) -> tuple[str, str]:
+    return worker.id, f"{worker.incarnation:0{_LIFE_DIGITS}d}"
 
 
-def _script(redis: Redis, name: str) -> AsyncScript:
-    return redis.register_script((files("tandem.stores") / "lua" / f"{name}.lua").read_text())
+def _with_role(record: WorkerRecord, roles: Mapping[bytes, bytes]) -> WorkerRecord:
+    name, life = _life(record.worker)
+    role = roles.get(name.encode(), b"").decode(errors="replace")
+    return replace(record, role=role[_LIFE_DIGITS:]) if role.startswith(life) else record

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
-
 from tandem.core.ids import GatewayId
 from tandem.stores.client import connect
+from tandem.stores.health import RedisHealth
+from tandem.stores.script import read_script
 from tandem.stores.script_line import ScriptLine
 
 
 class GatewayRoll:
     """An entry lapses `ttl_s` seconds after its last beat. Methods raise StoreUnavailable."""
 
-    def __init__(self, url: str, namespace: str, *, ttl_s: float) -> None:
+    def __init__(self, url: str, namespace: str, *, ttl_s: float, health: RedisHealth | None = None) -> None:
         self._ttl_ms = round(ttl_s * 1000)
         self._keys = [f"{{{namespace}:gateways}}:roll"]
-        self._line = ScriptLine(connect(url), (files("tandem.stores") / "lua" / "roll.lua").read_text())
+        self._line = ScriptLine(connect(url, store="roll", health=health), read_script("roll"))
 
     async def beat(self, gateway: GatewayId) -> int:
         """Be on the roll; returns how many are, this one included."""

@@ -12,13 +12,14 @@ import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, RedisError
+
+from tandem.stores.client import Client
+from tandem.stores.script import Argument, Script
 
 MAX_CALLS = 256
 """In one pipeline: some milliseconds of the server's time, in which it answers nobody else's long wait."""
 log = logging.getLogger(__name__)
-Argument = str | bytes | int
 
 
 class StoreUnavailable(Exception):
@@ -32,12 +33,12 @@ class _Call(NamedTuple):
 
 
 class ScriptLine:
-    """Owns `redis` and closes it."""
+    """Owns `redis` and closes it. No call waits longer than a command of `redis` may: what stands in line behind calls
+    that got no answer has none either."""
 
-    def __init__(self, redis: Redis, script: str) -> None:
+    def __init__(self, redis: Client, script: str) -> None:
         self._redis = redis
-        self._script = script
-        self._sha: str | None = None
+        self._script = Script(redis, script)
         self._waiting: list[_Call] = []
         self._sender: asyncio.Task[None] | None = None
 
@@ -59,35 +60,36 @@ class ScriptLine:
         try:
             while self._waiting:
                 calls, self._waiting = self._waiting[:MAX_CALLS], self._waiting[MAX_CALLS:]
-                for call, answer in zip(calls, await self._answers(calls), strict=True):
+                try:
+                    answers = await self._answers(calls)
+                except Exception as error:
+                    # Whatever it is: those who wait are told, or they would wait for ever.
+                    if not isinstance(error, RedisError | OSError):
+                        log.exception("calls of a script failed")
+                    calls, self._waiting = calls + self._waiting, []
+                    answers = [error] * len(calls)
+                for call, answer in zip(calls, answers, strict=True):
                     _tell(call.answer, answer)
         finally:
             self._sender = None
 
     async def _answers(self, calls: Sequence[_Call]) -> list[Any]:
         """One for each call; an exception where there is none."""
-        try:
-            answers = await self._round_trip(calls)
+        async with self._redis.asking("EVALSHA") as told:
+            answers = await self._round_trip("EVALSHA", self._script.sha, calls)
             unknown = [index for index, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
             if unknown:
                 # A server that is new here, or was started again. What it has not run may be run now.
-                self._sha = None
-                again = await self._round_trip([calls[index] for index in unknown])
+                again = await self._round_trip("EVAL", self._script.text, [calls[index] for index in unknown])
                 for index, answer in zip(unknown, again, strict=True):
                     answers[index] = answer
-        except Exception as error:
-            # Whatever it is: those who wait are told, or they would wait for ever.
-            if not isinstance(error, RedisError | OSError):
-                log.exception("calls of a script failed")
-            answers = [error] * len(calls)
+            told += answers
         return answers
 
-    async def _round_trip(self, calls: Sequence[_Call]) -> list[Any]:
-        if self._sha is None:
-            self._sha = str(await self._redis.script_load(self._script))
+    async def _round_trip(self, command: str, script: str, calls: Sequence[_Call]) -> list[Any]:
         async with self._redis.pipeline(transaction=False) as pipe:
             for call in calls:
-                pipe.execute_command("EVALSHA", self._sha, len(call.keys), *call.keys, *call.arguments)
+                pipe.execute_command(command, script, len(call.keys), *call.keys, *call.arguments)
             answers: list[Any] = await pipe.execute(raise_on_error=False)
         return answers
 

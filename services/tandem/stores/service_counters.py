@@ -6,9 +6,7 @@ Totals since a gateway began, so an exchange that is lost loses nothing: the nex
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Iterable, Iterator
-from importlib.resources import files
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from redis.exceptions import RedisError
 
@@ -17,6 +15,8 @@ from tandem.admission.ticket import Account
 from tandem.core.ids import GatewayId, TenantId
 from tandem.core.lane import Lane
 from tandem.stores.client import connect
+from tandem.stores.health import RedisHealth
+from tandem.stores.script import Script, read_script
 
 TTL_S = 10.0
 """A gateway that says nothing for so long is forgotten."""
@@ -29,12 +29,12 @@ class CountersUnavailable(Exception):
 class ServiceCounters:
     """One gateway's end. `url` as `tandem.stores.client.connect` takes it."""
 
-    def __init__(self, url: str, namespace: str, gateway: GatewayId) -> None:
-        self._redis = connect(url)
+    def __init__(self, url: str, namespace: str, gateway: GatewayId, *, health: RedisHealth | None = None) -> None:
+        self._redis = connect(url, store="service", health=health)
         self._gateway = gateway
         # Braces: Redis Cluster hashes only what is between them.
         self._keys = [f"{{{namespace}:service}}:{name}" for name in ("totals", "lapse")]
-        self._script = self._redis.register_script((files("tandem.stores") / "lua" / "exchange.lua").read_text())
+        self._script = Script(self._redis, read_script("exchange"))
         self._others: dict[str, dict[Service, int]] = {}
         self._is_first = True
 
@@ -42,9 +42,8 @@ class ServiceCounters:
         """Tell this gateway's totals; returns what others have served since the last exchange. What they had served
         before the first one is nobody's business here. Raises CountersUnavailable, and then nothing is lost."""
         arguments: list[str | int] = [self._gateway, _written(served), round(TTL_S * 1000)]
-        answer: Awaitable[Any] = self._script(keys=self._keys, args=arguments)
         try:
-            flat = await answer
+            flat = await self._script(self._keys, arguments)
         except (RedisError, OSError) as error:
             raise CountersUnavailable(f"{type(error).__name__}: {error}") from error
         fresh: list[tuple[Service, int]] = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc.aio
 
 MAX_MESSAGE_BYTES = 64 << 20
@@ -28,6 +30,9 @@ _CHANNEL: tuple[tuple[str, int], ...] = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 
+TLS_NAME = "tandem-cluster"
+"""The DNS name that the certificate of every worker has, because addresses of pods change."""
+
 _SERVER: tuple[tuple[str, int], ...] = (
     *_COMMON,
     # Accept the pings above.
@@ -46,6 +51,9 @@ def server_options() -> list[tuple[str, int]]:
     return list(_SERVER)
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """A channel to `host:port`, without encryption. It connects at its first call."""
-    return grpc.aio.insecure_channel(address, options=channel_options())
+def open_channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
+    """A channel to `host:port`, without encryption where there are no credentials. It connects at its first call."""
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=channel_options())
+    options: list[tuple[str, Any]] = [*_CHANNEL, ("grpc.ssl_target_name_override", TLS_NAME)]
+    return grpc.aio.secure_channel(address, credentials, options=options)

@@ -27,7 +27,7 @@ from tandem.core.events import (
 )
 from tandem.core.ids import JobKey
 from tandem.core.lane import Lane
-from tandem.core.load import Books, Load
+from tandem.core.load import PROMPT_SIZES, Books, Load
 from tandem.core.step_cost import StepCost
 from tandem.wire.convert_job import decode_key, encode_key
 from tandem.wire.convert_kv import (
@@ -193,6 +193,7 @@ def _decode_reason(value: str) -> FinishReason | None:
 # ---- load, step cost and books: their protobuf fields have the names of ours
 
 _LOAD = tuple(field.name for field in fields(Load))
+_BY_LANE = ("lane_tokens", "lane_longest", "size_tokens", "size_longest")
 
 
 def encode_load(load: Load) -> pb.Load:
@@ -202,8 +203,12 @@ def encode_load(load: Load) -> pb.Load:
 def decode_load(message: pb.Load) -> Load:
     require(len(message.lane_tokens) == len(message.lane_longest), "lanes of a load differ in number")
     require(len(message.lane_tokens) in (0, len(Lane)), "a load has another number of lanes")
-    lanes = {"lane_tokens": tuple(message.lane_tokens), "lane_longest": tuple(message.lane_longest)}
-    return Load(**{name: getattr(message, name) for name in _LOAD} | lanes)
+    require(len(message.size_tokens) == len(message.size_longest), "sizes of a load differ in number")
+    num_sizes = len(message.lane_tokens) * len(PROMPT_SIZES)
+    require(len(message.size_tokens) in (0, num_sizes), "a load has another number of sizes")
+    return Load(
+        **{name: getattr(message, name) for name in _LOAD} | {name: tuple(getattr(message, name)) for name in _BY_LANE}
+    )
 
 
 def encode_step_cost(cost: StepCost) -> pb.StepCost:

@@ -11,12 +11,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from tandem.core.clock import Clock
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Failed
+from tandem.core.events import Failed, KVFact
 from tandem.core.load import Load
 from tandem.core.step_cost import StepCost
 from tandem.engine.effects import Effect, Emit
@@ -54,6 +54,10 @@ class EffectSink(Protocol):
 
     def dispatch(self, effects: Sequence[Effect], snapshot: Snapshot) -> None:
         """Carry the effects out in order. Called when there are some, or when the snapshot has changed."""
+        ...
+
+    def told(self, facts: Sequence[KVFact]) -> None:
+        """What became of cached blocks, in order; only of an engine that records it."""
         ...
 
     def ended(self, error: str | None) -> None:
@@ -194,6 +198,9 @@ class EngineDriver:
         try:
             result = self._executor.execute(plan)
         except Exception as failure:
+            if plan.num_host_copies:
+                # Names may stand on what was never copied: nothing that is cached can be trusted any more.
+                raise
             _log.exception("%s failed", plan)
             reason = f"the step failed: {type(failure).__name__}: {failure}"
             result = StepResult(plan.number, tuple(SliceResult(s.seq, error=reason) for s in plan.slices))
@@ -201,7 +208,7 @@ class EngineDriver:
         self._dispatch(self._engine.finish(result, self._clock.now()))
         # From planning to handing out: what a client sees between two tokens.
         record = self._engine.pacer.measured(result, self._clock.now() - began)
-        for observer in self._observers:
+        for observer in self._observers if plan.slices else ():
             observer.observe(record)
 
     def _rest(self, now: float) -> None:
@@ -243,7 +250,12 @@ class EngineDriver:
 
     def _dispatch(self, effects: Sequence[Effect]) -> None:
         engine = self._engine
-        snapshot = Snapshot(engine.load(), engine.num_live, engine.is_moving, engine.pacer.model.published)
+        facts = engine.take_facts()
+        if facts:
+            self._sink.told(facts)
+        load, before = engine.load(), self._snapshot.load
+        load = before if load == before else replace(load, number=before.number + 1)
+        snapshot = Snapshot(load, engine.num_live, engine.is_moving, engine.pacer.model.published)
         if effects or snapshot != self._snapshot:
             self._snapshot = snapshot
             self._sink.dispatch(effects, snapshot)
@@ -259,7 +271,7 @@ class EngineDriver:
         kind = ErrorKind.INTERNAL if error is not None else ErrorKind.WORKER_LOST
         message = "the engine failed" if error is not None else "the worker stopped"
         lost = [Emit(Failed(key, kind, message)) for key in self._engine.live_jobs()]
-        self._sink.dispatch(lost, Snapshot(Load(draining=True)))
+        self._sink.dispatch(lost, Snapshot(Load(draining=True, number=self._snapshot.load.number + 1)))
         self._sink.ended(error)
 
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from tandem.core.events import JobEvent
+from tandem.core.events import JobEvent, KVFact
 from tandem.core.ids import HandoffKey, WorkerRef
 from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Unfollow
 from tandem.kv.pull_book import StartRead, Teardown
@@ -33,8 +33,8 @@ class Sources(Protocol):
 class Router:
     """An `EffectSink`. `snapshot` is the newest one that the event loop has seen; `changed` is set with each.
 
-    `on_moving` is called on the engine's thread when KV starts or stops being offered or read; `on_ended` once on the
-    event loop, with what went wrong, if anything did.
+    `on_moving` is called on the engine's thread when KV starts or stops being offered or read, `on_facts` there with
+    what became of cached blocks; `on_ended` once on the event loop, with what went wrong, if anything did.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class Router:
         reads: ReadDesk,
         on_moving: Callable[[bool], None],
         on_ended: Callable[[str | None], None],
+        on_facts: Callable[[Sequence[KVFact]], None],
     ) -> None:
         self._loop = loop
         self._gateways = gateways
@@ -52,6 +53,7 @@ class Router:
         self._reads = reads
         self._on_moving = on_moving
         self._on_ended = on_ended
+        self._on_facts = on_facts
         self._sources: Sources | None = None
         self._was_moving = False
         self.snapshot = Snapshot()
@@ -76,6 +78,9 @@ class Router:
             else:
                 others.append(effect)
         self._cross(lambda: self._arrive(others, snapshot))
+
+    def told(self, facts: Sequence[KVFact]) -> None:
+        self._on_facts(facts)
 
     def ended(self, error: str | None) -> None:
         self._cross(lambda: self._on_ended(error))

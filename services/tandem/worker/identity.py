@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.ids import WorkerRef
+from tandem.core.topology import Topology
 from tandem.engine.ports import TransportPeer
 from tandem.wire.convert import encode_bundle
 from tandem.wire.convert_kv import encode_peer, encode_worker
@@ -26,6 +27,7 @@ class Identity:
     transport: TransportPeer
     transport_kind: str
     aliases: tuple[str, ...] = ()
+    topology: Topology = field(default_factory=Topology)
 
     def describe(self, *, with_bundle: bool) -> worker_pb2.DescribeReply:
         """Everything but load and books."""
@@ -39,6 +41,7 @@ class Identity:
             bundle_digest=self.bundle_digest,
             transport_kind=self.transport_kind,
             aliases=self.aliases,
+            topology=worker_pb2.Topology(host=self.topology.host, rack=self.topology.rack, zone=self.topology.zone),
         )
         if with_bundle:
             reply.bundle.CopyFrom(encode_bundle(self.bundle))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +14,32 @@ import grpc.aio
 from tandem.core.clock import Clock
 from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import KVFact
 from tandem.core.ids import WorkerRef
+from tandem.core.topology import Topology
 from tandem.engine.compose import compose_engine, engine_limits
 from tandem.engine.ports import StepObserver
 from tandem.engine.step_log import StepLogHead, shaping
+from tandem.stores.health import RedisHealth
 from tandem.stores.heartbeat import Heartbeat
 from tandem.stores.record import WorkerRecord
 from tandem.stores.registry import WorkerRegistry
 from tandem.transfer.mover import Mover
 from tandem.transfer.transport import Transport
 from tandem.wire.gen.worker_pb2_grpc import add_WorkerServicer_to_server
+from tandem.wire.trust import Trust
 from tandem.worker.calibrate import calibrate
 from tandem.worker.driver import Command, EngineDriver
 from tandem.worker.effects import Router
 from tandem.worker.follow import FollowService
 from tandem.worker.gateways import Gateways
 from tandem.worker.identity import Identity
+from tandem.worker.introduction import Introduction
 from tandem.worker.link import LinkContext
 from tandem.worker.links import Links
 from tandem.worker.model import WorkerModel
 from tandem.worker.probe import TransferProbe
+from tandem.worker.publisher import compose_publisher
 from tandem.worker.reads import ReadDesk
 from tandem.worker.service import WorkerService
 from tandem.worker.step_writer import StepWriter
@@ -60,6 +66,7 @@ class Worker:
         model: WorkerModel,
         me: WorkerRef,
         server: grpc.aio.Server,
+        trust: Trust,
         transport: Transport,
         clock: Clock,
     ) -> None:
@@ -72,14 +79,18 @@ class Worker:
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._tasks: list[asyncio.Task[None]] = []
+        self._trust = trust
         self._identity = _identity(config, model, me, transport)
+        self._redis_health = RedisHealth()
+        self._introduction = Introduction(self._identity, trust, self._redis_health)
         self._gateways = Gateways(config.worker.gateway_grace_s)
         self._takers = Takers()
         self._reads = ReadDesk(self._post, self._peer_lost, self._tested, self._moved_last, digests=self._digests)
         self._mover = Mover(transport, model.digest, self._reads.on_event, clock)
         self._reads.attach(self._mover)
+        self._publisher = compose_publisher(config.redis, me, model.executor.num_blocks, clock, self._redis_health)
         self._router = Router(
-            self._loop, self._gateways, self._takers, self._reads, self._set_moving, self._engine_ended
+            self._loop, self._gateways, self._takers, self._reads, self._set_moving, self._engine_ended, self._told
         )
         self.steps = RecentSteps()
         self._step_writer = _step_writer(config, model, me)
@@ -108,6 +119,8 @@ class Worker:
         self._spawn(self._probe.run(), "probe")
         if self._config.redis.url:
             self._spawn(self._register(), "register")
+        if self._publisher is not None:
+            self._spawn(self._publisher.run(), "publish")
         _log.info("%s serves %s", self.me, self._identity.model)
 
     def healthy(self) -> str | None:
@@ -159,7 +172,13 @@ class Worker:
     def _compose_driver(self, config: Config, model: WorkerModel) -> EngineDriver:
         limits = engine_limits(config, model.max_model_len)
         return EngineDriver(
-            compose_engine(config, model.executor, model.fingerprint, model.max_model_len),
+            compose_engine(
+                config,
+                model.executor,
+                model.fingerprint,
+                model.max_model_len,
+                records_facts=self._publisher is not None,
+            ),
             model.executor,
             self._router,
             self._clock,
@@ -176,6 +195,7 @@ class Worker:
             me=self.me,
             fingerprint=self._identity.fingerprint,
             transport_kind=self._identity.transport_kind,
+            trust=self._trust,
             clock=self._clock,
             post=self._driver.post,
             connect=self._reads.connect,
@@ -185,7 +205,7 @@ class Worker:
         fingerprint, lease_s = self._identity.fingerprint, self._config.handoff.lease_s
         follows = FollowService(self._driver, self._takers, fingerprint, lease_s)
         return WorkerService(
-            self._identity,
+            self._introduction,
             self._driver,
             self._router,
             self._gateways,
@@ -225,6 +245,10 @@ class Worker:
         if error is not None:
             self._fail(f"the engine failed: {error}")
 
+    def _told(self, facts: Sequence[KVFact]) -> None:
+        if self._publisher is not None:
+            self._publisher.told(facts)
+
     def _fail(self, reason: str) -> None:
         if self._failure is None:
             _log.error("%s: %s", self.me, reason)
@@ -263,10 +287,12 @@ class Worker:
             layout=str(self._identity.transport.layout),
             max_model_len=self._identity.max_model_len,
             bundle_digest=self._identity.bundle_digest,
+            topology=self._identity.topology,
         )
-        registry = WorkerRegistry(self._config.redis.url, self._config.redis.namespace)
+        redis = self._config.redis
+        registry = WorkerRegistry(redis.url, redis.namespace, health=self._redis_health)
         try:
-            await Heartbeat(registry, record).run()
+            await Heartbeat(registry, record, self._introduction.take_role).run()
         finally:
             await registry.close()
 
@@ -298,4 +324,5 @@ def _identity(config: Config, model: WorkerModel, me: WorkerRef, transport: Tran
         transport=transport.describe(me),
         transport_kind=config.handoff.transport,
         aliases=model.aliases,
+        topology=Topology(config.worker.host_label, config.worker.rack, config.worker.zone),
     )

@@ -21,7 +21,6 @@ from tandem.core.ids import HandoffKey, WorkerRef
 from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine
 from tandem.engine.ports import PeerError, TransportPeer
-from tandem.wire.channels import open_channel
 from tandem.wire.convert import decode_kind
 from tandem.wire.convert_kv import (
     decode_announcement,
@@ -32,6 +31,7 @@ from tandem.wire.convert_kv import (
 )
 from tandem.wire.gen import kv_pb2, worker_pb2
 from tandem.wire.gen.worker_pb2_grpc import WorkerStub
+from tandem.wire.trust import Trust, reason_of
 from tandem.worker.driver import Command
 
 ANSWER_S = 5.0
@@ -52,6 +52,7 @@ class LinkContext:
     me: WorkerRef
     fingerprint: str
     transport_kind: str
+    trust: Trust
     clock: Clock
     post: Callable[[Command], None]
     connect: Callable[[TransportPeer], Future[None]]
@@ -144,8 +145,9 @@ class Link:
 
     async def _session(self) -> None:
         """Returns when the link is idle."""
-        async with open_channel(self.source.address) as channel:
-            stub = WorkerStub(channel)
+        trust = self._context.trust
+        async with trust.open_channel(self.source.address) as channel:
+            stub = trust.stub(channel, self.source.incarnation)
             peer = await self._identify(stub)
             self._is_lost = False
             await asyncio.wait_for(asyncio.wrap_future(self._context.connect(peer)), ANSWER_S)
@@ -157,7 +159,8 @@ class Link:
                 call.cancel()
 
     async def _identify(self, stub: WorkerStub) -> TransportPeer:
-        """Ask the source for its side of the handshake. Raises _SourceGone when it is not who was meant."""
+        """Ask the source for its side of the handshake. Raises _SourceGone when it is not who was meant, TandemError
+        when it is a stranger: nothing of what that says is used."""
         said = await stub.Describe(worker_pb2.DescribeRequest(), timeout=ANSWER_S)
         peer = decode_peer(said.transport)
         # The address may be written in two ways; a life may not.
@@ -262,5 +265,5 @@ def _is_cancelled() -> bool:
 
 def _reason(failure: Exception) -> str:
     if isinstance(failure, grpc.aio.AioRpcError):
-        return f"{failure.code().name}: {failure.details()}"
+        return reason_of(failure)
     return str(failure) or type(failure).__name__

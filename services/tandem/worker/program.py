@@ -10,14 +10,15 @@ from collections.abc import Callable
 import grpc.aio
 
 from tandem.core.clock import Clock, SystemClock, wall_ns
-from tandem.core.config import Config
+from tandem.core.config import Config, WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.transfer.local import LocalTransport
 from tandem.transfer.nixl import NixlTransport
 from tandem.transfer.pool import MemoryPool, agent_name
 from tandem.transfer.transport import Transport
-from tandem.wire.channels import server_options
+from tandem.wire.trust import Trust
+from tandem.worker.door import require_guard
 from tandem.worker.life import Worker
 from tandem.worker.model import WorkerModel
 
@@ -38,11 +39,13 @@ async def start_worker(
     open_transport: OpenTransport = open_transport,
 ) -> Worker:
     """A worker that serves, on the running event loop. Raises TandemError, with nothing left behind."""
-    server = grpc.aio.server(options=server_options())
-    me = _bind(server, config)
+    incarnation, name = Incarnation(wall_ns()), config.worker.id or f"{socket.gethostname()}-{os.getpid()}"
+    trust = require_guard(config, name)
+    server = trust.server(incarnation)
+    me = WorkerRef(WorkerId(name), incarnation, _bind(server, trust, config.worker))
     agent = agent_name(me.id, me.incarnation)
     transport = await asyncio.to_thread(open_transport, config.handoff.transport, model.pool, agent)
-    worker = Worker(config, model, me, server, transport, clock or SystemClock())
+    worker = Worker(config, model, me, server, trust, transport, clock or SystemClock())
     try:
         await worker.start()
     except BaseException:
@@ -51,16 +54,13 @@ async def start_worker(
     return worker
 
 
-def _bind(server: grpc.aio.Server, config: Config) -> WorkerRef:
-    """Take a port; from then on this life has its name."""
-    host = config.worker.host
-    host = f"[{host}]" if ":" in host else host
+def _bind(server: grpc.aio.Server, trust: Trust, config: WorkerConfig) -> str:
+    """Take a port; returns the address that others are told."""
+    host = f"[{config.host}]" if ":" in config.host else config.host
     try:
-        port = server.add_insecure_port(f"{host}:{config.worker.port}")
+        return f"{host}:{trust.listen(server, f'{host}:{config.port}')}"
     except RuntimeError as error:
-        where = f"{host}:{config.worker.port}"
+        where = f"{host}:{config.port}"
         raise TandemError(
             ErrorKind.INVALID_REQUEST, f"cannot listen on {where}: {error}", param="worker.port"
         ) from None
-    name = config.worker.id or f"{socket.gethostname()}-{os.getpid()}"
-    return WorkerRef(WorkerId(name), Incarnation(wall_ns()), config.worker.announce or f"{host}:{port}")

@@ -29,7 +29,7 @@ from tandem.worker.effects import Router
 from tandem.worker.follow import FollowService
 from tandem.worker.gateways import Gateways
 from tandem.worker.gateways import Watch as WatchStream
-from tandem.worker.identity import Identity
+from tandem.worker.introduction import Introduction
 from tandem.worker.status import status_of
 
 BOOKS_S = 0.5
@@ -43,7 +43,7 @@ class WorkerService(WorkerServicer):
 
     def __init__(
         self,
-        identity: Identity,
+        introduction: Introduction,
         driver: EngineDriver,
         router: Router,
         gateways: Gateways,
@@ -52,7 +52,8 @@ class WorkerService(WorkerServicer):
         prepare: Callable[[Grammar], None],
     ) -> None:
         self._prepare = prepare
-        self._identity = identity
+        self._introduction = introduction
+        self._identity = introduction.identity
         self._driver = driver
         self._router = router
         self._gateways = gateways
@@ -137,7 +138,8 @@ class WorkerService(WorkerServicer):
         context: grpc.aio.ServicerContext[worker_pb2.DescribeRequest, worker_pb2.DescribeReply],
     ) -> worker_pb2.DescribeReply:
         """Without books when a step takes long: who wants to follow must not wait for it."""
-        reply = self._identity.describe(with_bundle=request.with_bundle)
+        metadata = context.invocation_metadata()
+        reply = self._introduction.describe(with_bundle=request.with_bundle, metadata=metadata)
         try:
             books = await asyncio.wait_for(asyncio.wrap_future(self._driver.call(_count)), BOOKS_S)
             reply.books.CopyFrom(encode_books(books))
@@ -248,7 +250,8 @@ def _news(snapshot: Snapshot, told: Snapshot | None) -> tuple[Load | None, StepC
     """What has changed since a stream was told the last time; a worker that decodes seldom has any."""
     if told is None:
         return snapshot.load, snapshot.step_cost
-    load = None if snapshot.load == told.load else snapshot.load
+    # By number: a load that is as before once more is news to whoever heard in between, in an answer to Submit.
+    load = None if snapshot.load.number == told.load.number else snapshot.load
     return load, None if snapshot.step_cost == told.step_cost else snapshot.step_cost
 
 

@@ -18,6 +18,7 @@ from tandem.wire.channels import channel_options
 from tandem.wire.convert import decode_books
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.gen.worker_pb2_grpc import WorkerStub
+from tandem.wire.trust import Trust
 from tests.e2e.cluster import PATIENCE_S, Program, spawn
 
 
@@ -31,24 +32,38 @@ def until(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_
 
 
 class Worker(Program):
-    """A worker process, asked by gRPC about itself."""
+    """A worker process, asked by gRPC about itself, as whoever `trust` is."""
+
+    trust = Trust("test")
 
     def describe(self) -> pb.DescribeReply:
-        with grpc.insecure_channel(self.ready["address"], options=channel_options()) as channel:
-            reply: pb.DescribeReply = WorkerStub(channel).Describe(pb.DescribeRequest(), timeout=PATIENCE_S)
-            return reply
+        with self._asking() as ask:
+            return ask()
 
     def books(self) -> pb.Books:
         """Asked for again while a step keeps it from counting."""
-        with grpc.insecure_channel(self.ready["address"], options=channel_options()) as channel:
-            stub = WorkerStub(channel)
+        with self._asking() as ask:
 
-            def ask() -> pb.Books | None:
-                reply = stub.Describe(pb.DescribeRequest(), timeout=PATIENCE_S)
+            def look() -> pb.Books | None:
+                reply = ask()
                 return reply.books if reply.HasField("books") else None
 
-            books: pb.Books = until(ask, f"the books of {self.name}")
+            books: pb.Books = until(look, f"the books of {self.name}")
             return books
+
+    @contextmanager
+    def _asking(self) -> Iterator[Callable[[], pb.DescribeReply]]:
+        with grpc.insecure_channel(self.ready["address"], options=channel_options()) as channel:
+            stub: Any = WorkerStub(channel)  # type: ignore[arg-type]  # made for asynchronous calls by its types only
+
+            def ask() -> pb.DescribeReply:
+                signed = self.trust.sign("/tandem.v1.Worker/Describe", self.ready["incarnation"])
+                reply: pb.DescribeReply = stub.Describe(
+                    pb.DescribeRequest(), timeout=PATIENCE_S, metadata=signed.metadata
+                )
+                return reply
+
+            yield ask
 
     def is_idle(self) -> bool:
         """Nothing is held by anything."""

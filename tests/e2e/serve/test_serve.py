@@ -6,6 +6,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -72,6 +74,30 @@ def test_it_answers_from_two_workers(served: Served) -> None:
     assert response.status_code == 200, response.text
     assert "Paris" in response.json()["choices"][0]["message"]["content"]
     assert response.headers["x-tandem-path"] == "remote"
+
+
+def test_its_workers_believe_only_who_has_its_secret(served: Served, tmp_path: Path) -> None:
+    """The banner's last line lists them. The secret is where no other user sees it."""
+    served.wait_said(r"tandem role .*\n")
+    arguments = re.findall(r"tandem (role .*)\n", served.said)[0].split()
+    command = [sys.executable, "-m", "tandem.cli", *arguments]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
+    rows = [line.split() for line in listed.stdout.splitlines()[1:]]
+    assert sorted((row[1], row[2], row[5]) for row in rows) == [
+        ("decode", "decode", "live,"),
+        ("prefill", "prefill", "live,"),
+    ]
+    secret = Path(arguments[-1])
+    assert secret.stat().st_mode & 0o777 == 0o600 and secret.parent.stat().st_mode & 0o777 == 0o700
+    for pid, _ in served.look():
+        for place in ("environ", "cmdline"):
+            assert secret.read_bytes().strip() not in (Path("/proc") / str(pid) / place).read_bytes()
+    other = tmp_path / "secret"
+    other.write_text("x" * 64)
+    strange = subprocess.run(
+        [*command[:-1], str(other)], capture_output=True, text=True, check=True, timeout=PATIENCE_S
+    )
+    assert strange.stdout.count("unreachable: unauthenticated") == 2
 
 
 def test_it_streams_to_the_openai_client(served: Served) -> None:

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from tandem.cli import main
-from tandem.cli.door import is_loopback
+from tandem.core.hosts import is_loopback
 from tandem.gateway.doorkeeper import KeyDoor
 from tandem.gateway.tenants_file import parse_tenants
 

@@ -8,7 +8,7 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 import httpx
@@ -96,6 +96,7 @@ class ScriptedStream:
 
     has_more = False
     num_attempts = 1
+    reasons: ClassVar[dict[str, object]] = {"prefill": "p1", "decode": "d1"}
 
     def __init__(self, steps: Sequence[Step], path: str = "remote", standing: Standing | None = None) -> None:
         self.path = path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -16,6 +16,7 @@ from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, FinishReason, JobEvent, Pulled, SampledToken, Token
 from tandem.core.ids import GatewayId, JobKey, RequestId, WorkerRef
+from tandem.core.load import Load
 from tandem.core.request import Job, Prefill, Request, Resume, SamplingParams
 from tandem.gateway import fleet, worker_link
 from tandem.gateway.active import ActiveRequest
@@ -23,8 +24,9 @@ from tandem.gateway.caller import Caller
 from tandem.gateway.dispatch import Dispatcher
 from tandem.gateway.entry import NoQuotas
 from tandem.gateway.fleet import Fleet
-from tandem.gateway.ports import Quotas
+from tandem.gateway.ports import NO_PREFIXES, KnownPrefixes, Quotas
 from tandem.gateway.text_models import TextModels
+from tandem.wire.trust import Trust
 from tests.unit.gateway.scripted_worker import ScriptedWorker, until
 
 _numbers = itertools.count(1)
@@ -33,14 +35,21 @@ _numbers = itertools.count(1)
 class Rig:
     """`workers` is what the registry lists, unless `registry_fails`. `left_over` says what the dispatcher forgot."""
 
-    def __init__(self, bundle: TokenizerBundle, quotas: Quotas | None = None, **config: object) -> None:
+    def __init__(
+        self,
+        bundle: TokenizerBundle,
+        quotas: Quotas | None = None,
+        trust: Trust | None = None,
+        prefixes: KnownPrefixes = NO_PREFIXES,
+        **config: object,
+    ) -> None:
         self.config = replace(GatewayConfig(), **config)  # type: ignore[arg-type]
         self.workers: list[ScriptedWorker] = []
         self.registry_fails = False
         self._bundle = bundle
         clock = SystemClock()
-        self.fleet = Fleet(GatewayId("g"), self._discover, TextModels(), clock, self.config)
-        self.dispatch = Dispatcher(self.fleet, self.config, clock, quotas or NoQuotas())
+        self.fleet = Fleet(GatewayId("g"), self._discover, TextModels(), clock, self.config, trust or Trust("g"))
+        self.dispatch = Dispatcher(self.fleet, self.config, clock, quotas or NoQuotas(), prefixes=prefixes)
 
     async def start(self) -> None:
         await self.dispatch.start()
@@ -52,9 +61,9 @@ class Rig:
         for worker in self.workers:
             await worker.stop()
 
-    async def add(self, name: str, pool: str, *, works: bool = True) -> ScriptedWorker:
+    async def add(self, name: str, pool: str, *, works: bool = True, trust: Trust | None = None) -> ScriptedWorker:
         """A worker that takes every job. A probe through it moves its block, unless it does not work."""
-        worker = ScriptedWorker(name, pool, self._bundle)
+        worker = ScriptedWorker(name, pool, self._bundle, trust=trust)
         worker.after_submit = lambda job: probe_events(job) if works and is_probe(job) else ()
         self.workers.append(await worker.start())
         return worker
@@ -65,6 +74,10 @@ class Rig:
         await until(lambda: self.dispatch.ready() is None)
         await until(lambda: not self.left_over())
         return prefill, decode
+
+    def look(self, worker: ScriptedWorker) -> Load:
+        """What the gateway knows of a worker."""
+        return next(view.load for view in self.fleet.view().workers if view.ref == worker.ref)
 
     async def open(
         self,
@@ -95,10 +108,10 @@ class Rig:
     def left_over(self) -> list[object]:
         return [*self.dispatch._active.values(), *self.dispatch._tasks]
 
-    async def _discover(self) -> Sequence[WorkerRef]:
+    async def _discover(self) -> Mapping[WorkerRef, str]:
         if self.registry_fails:
             raise TandemError(ErrorKind.NO_WORKER, "the registry does not answer")
-        return [worker.ref for worker in self.workers]
+        return {worker.ref: worker.role for worker in self.workers}
 
 
 @asynccontextmanager
@@ -113,8 +126,13 @@ async def rigs(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> AsyncIt
     )
     made: list[Rig] = []
 
-    def make(quotas: Quotas | None = None, **config: object) -> Rig:
-        made.append(Rig(bundle, quotas, **config))
+    def make(
+        quotas: Quotas | None = None,
+        trust: Trust | None = None,
+        prefixes: KnownPrefixes = NO_PREFIXES,
+        **config: object,
+    ) -> Rig:
+        made.append(Rig(bundle, quotas, trust, prefixes, **config))
         return made[-1]
 
     try:

@@ -7,20 +7,18 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-import grpc.aio
-
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.errors import ErrorKind
 from tandem.core.events import JobEvent
 from tandem.core.ids import Incarnation, JobKey, WorkerId, WorkerRef
 from tandem.core.load import Load
 from tandem.core.request import Job, Prefill, Resume
-from tandem.wire.channels import server_options
 from tandem.wire.convert import encode_load, encode_refusal, encode_update
 from tandem.wire.convert_job import decode_key, decode_submission
 from tandem.wire.convert_kv import decode_handoff_key, encode_worker
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.gen.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
+from tandem.wire.trust import Trust
 
 PATIENCE_S = 20.0
 _incarnations = itertools.count(1)
@@ -31,12 +29,21 @@ Answer = tuple[ErrorKind, str] | None
 class ScriptedWorker(WorkerServicer):
     """`on_submit` answers a job: None takes it, else why not. `tell` sends events to whoever watches.
 
-    `mute` stops the stream's heartbeat; `seen` holds (verb, what) of all calls in order.
+    `role` is what the registry says of it. `mute` stops the stream's heartbeat; `seen` holds (verb, what) of all calls
+    in order.
     """
 
-    def __init__(self, name: str, pool: str, bundle: TokenizerBundle, incarnation: int | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        pool: str,
+        bundle: TokenizerBundle,
+        incarnation: int | None = None,
+        trust: Trust | None = None,
+    ) -> None:
         self.name = name
         self.pool = pool
+        self.role = ""
         self.load = Load(num_blocks=64, num_free_blocks=64)
         self.seen: list[tuple[str, Any]] = []
         self.jobs: list[Job] = []
@@ -49,7 +56,8 @@ class ScriptedWorker(WorkerServicer):
         self.ref = WorkerRef(WorkerId(name), Incarnation(incarnation or next(_incarnations)), "")
         self._bundle = bundle
         self._streams: list[asyncio.Queue[Sequence[JobEvent] | None]] = []
-        self._server = grpc.aio.server(options=server_options())
+        self._trust = trust or Trust(name)
+        self._server = self._trust.server(self.ref.incarnation)
 
     async def start(self) -> ScriptedWorker:
         add_WorkerServicer_to_server(self, self._server)
@@ -82,10 +90,12 @@ class ScriptedWorker(WorkerServicer):
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
         reply = pb.DescribeReply(pool=self.pool, model="tiny", fingerprint="f", max_model_len=self.max_model_len)
         reply.worker.CopyFrom(encode_worker(self.ref))
+        reply.role = self.role
         reply.bundle_digest = self._bundle.digest
         if request.with_bundle:
             for field in ("tokenizer_json", "chat_template", "generation_config_json", "special_tokens_json"):
                 setattr(reply.bundle, field, getattr(self._bundle, field))
+        self._trust.sign_reply(context.invocation_metadata(), reply)
         return reply
 
     async def Submit(self, request: pb.SubmitRequest, context: Any) -> pb.SubmitReply:

@@ -11,10 +11,15 @@ from hypothesis import strategies as st
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.load import Load
+from tandem.routing.candidates import NUM_BY_LOAD, Giver
+from tandem.routing.links import Links
+from tandem.routing.offers import Pricer
+from tandem.routing.pick import margin_s
 from tandem.routing.placement import NoPlacement, Placement
 from tandem.routing.roster import Roster
-from tandem.routing.router import BUSY, Disaggregation, Want, place
+from tandem.routing.router import BUSY, Disaggregation, place
 from tandem.routing.view import ClusterView, Pool, WorkerView
+from tandem.routing.want import Want
 from tests.property.effort import effort
 
 
@@ -89,7 +94,7 @@ def test_another_model_is_not_served() -> None:
 
 @given(st.data())
 def test_of_all_linked_pairs_the_one_of_least_cost_is_chosen(data: st.DataObject) -> None:
-    """The prefill worker with the fewest queued tokens that has a partner; of its partners the one that runs least."""
+    """All pairs are priced here; what is chosen costs as little as predictions can tell."""
     numbers, pools = st.integers(0, 3), st.sampled_from(["prefill", "decode", "mixed"])
     workers = [
         worker(
@@ -99,7 +104,7 @@ def test_of_all_linked_pairs_the_one_of_least_cost_is_chosen(data: st.DataObject
             running=data.draw(numbers),
             build=data.draw(st.sampled_from(["f", "f", "f", "g"])),
         )
-        for i in range(data.draw(st.integers(1, 6)))
+        for i in range(data.draw(st.integers(1, NUM_BY_LOAD + 1)))
     ]
     every = [(p, d) for p in workers for d in workers if p.prefills and d.decodes and p is not d]
     linked = [pair for pair in every if data.draw(st.booleans())]
@@ -110,8 +115,10 @@ def test_of_all_linked_pairs_the_one_of_least_cost_is_chosen(data: st.DataObject
         assert isinstance(outcome, NoPlacement)
         return
     assert isinstance(outcome, Placement)
-    best = min(fit, key=lambda x: (x[0].queued_tokens, x[0].ref.id, x[1].load.num_running, x[1].ref.id))
-    assert (outcome.prefill, outcome.decode) == (best[0].ref, best[1].ref)
+    priced = Pricer(Want("m"), Links(), is_told=False).pairs(Giver(p, (d,), True) for p, d in fit)
+    assert outcome.picked is not None and priced.best is not None
+    assert outcome.picked.cost in priced.now
+    assert outcome.picked.cost.total_s <= priced.best.total_s + margin_s(priced.best)
 
 
 class Board:
@@ -166,7 +173,7 @@ def test_a_roster_gives_the_choices_of_a_snapshot(data: st.DataObject) -> None:
                 draining=data.draw(st.integers(0, 5)) == 0,
             )
         excluded = frozenset(ref(n) for n in names if data.draw(st.integers(0, 4)) == 0)
-        board.agree(data.draw(st.sampled_from(["off", "prefer", "strict"])), excluded)
+        board.agree(data.draw(st.sampled_from(["off", "auto", "prefer", "strict"])), excluded)
 
 
 def test_a_heap_of_changes_does_not_grow() -> None:

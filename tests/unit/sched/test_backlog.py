@@ -1,26 +1,35 @@
-"""How much of prompts a worker takes on: two steps beside the longest, by lane, without what its cache holds."""
+"""How much of prompts a worker takes on: two steps of those no larger beside the longest, by lane, without what its
+cache holds."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.lane import Lane
 from tandem.core.load import Load
 from tandem.core.step_cost import StepCost
+from tandem.engine import accounts
 from tandem.sched.backlog import horizon_tokens
 from tandem.sched.policy import SchedulerLimits
+from tests.property.effort import effort
 from tests.unit.sched.simulated_worker import TRUTH, SimulatedWorker
 
 LIMITS = SchedulerLimits(max_num_batched_tokens=512, max_num_seqs=64, max_model_len=100_000, queue_horizon_s=0)
 
 
-def worker() -> SimulatedWorker:
-    one = SimulatedWorker()
+def worker(budget: int = 512) -> SimulatedWorker:
+    one = SimulatedWorker(budget=budget)
     one.scheduler.limits = replace(one.scheduler.limits, queue_horizon_s=0)
     return one
+
+
+def load_of(one: SimulatedWorker) -> Load:
+    return accounts.load(one.scheduler, one.scheduler.pool, draining=False)
 
 
 def refused(one: SimulatedWorker, num_prompt: int, lane: Lane = Lane.INTERACTIVE) -> bool:
@@ -39,7 +48,7 @@ def test_a_long_prompt_alone_is_taken_and_short_ones_beside_it() -> None:
     one = worker()
     assert not refused(one, 9000)
     assert refused(one, 9000), "it would wait for eighteen steps"
-    assert [refused(one, 200) for _ in range(7)] == [False] * 5 + [True] * 2
+    assert [refused(one, 200) for _ in range(7)] == [False] * 6 + [True]
     one.step()
     assert not refused(one, 200), "a step's worth is planned"
     one.run()
@@ -54,6 +63,37 @@ def test_a_second_long_prompt_is_taken_when_the_first_has_two_steps_left() -> No
         one.step()
         steps += 1
     assert 4096 - 512 * steps == 2 * 512
+
+
+def test_prompts_of_each_size_are_taken_beside_longer_ones() -> None:
+    one = worker()
+    for num_prompt in (16_000, 4000):
+        assert not refused(one, num_prompt) and refused(one, num_prompt)
+    assert [refused(one, 700) for _ in range(3)] == [False, False, True], "1,024 beside the longest"
+    assert refused(one, 4000) and refused(one, 20_000), "these wait for the shorter ones"
+    assert [refused(one, 200) for _ in range(7)] == [False] * 6 + [True]
+
+
+@effort(100)
+@given(
+    st.lists(st.tuples(st.integers(1, 30_000), st.sampled_from(Lane), st.booleans()), max_size=30),
+    st.sampled_from([64, 512]),
+)
+def test_worker_and_gateway_agree_on_what_is_taken(asked: list[tuple[int, Lane, bool]], budget: int) -> None:
+    """Whether the gateway has heard of all before, or of nothing since the last step."""
+    one = worker(budget)
+    known, coming = load_of(one), list[tuple[int, Lane]]()
+    for num_prompt, lane, steps in asked:
+        if steps:
+            one.step()
+            known, coming = load_of(one), []
+        takes = load_of(one).takes(num_prompt, lane)
+        above = [tokens for tokens, other in coming if other <= lane]
+        if len(above) == len(coming):
+            assert known.takes(num_prompt, lane, above) == takes
+        assert refused(one, num_prompt, lane) != takes
+        if takes:
+            coming.append((num_prompt, lane))
 
 
 def test_what_lower_lanes_have_queued_keeps_no_higher_one_out() -> None:

@@ -18,16 +18,16 @@ async def test_who_waits_is_told_of_any_failure_and_the_line_goes_on(
 ) -> None:
     with EmbeddedServer.start() as server:
         redis = connect(server.url)
-        line, load = ScriptLine(redis, "return ARGV[1]"), redis.script_load
+        line, pipeline = ScriptLine(redis, "return ARGV[1]"), redis.pipeline
 
-        async def fails(script: Any) -> None:
+        def fails(**_: Any) -> None:
             raise ValueError("unthought of")
 
-        monkeypatch.setattr(redis, "script_load", fails)
+        monkeypatch.setattr(redis, "pipeline", fails)
         async with asyncio.timeout(20):
             answers = await asyncio.gather(*(line.call(["k"], [i]) for i in range(2)), return_exceptions=True)
             assert [type(answer) for answer in answers] == [StoreUnavailable] * 2 and "unthought of" in str(answers[0])
             assert "Traceback" in caplog.text
-            monkeypatch.setattr(redis, "script_load", load)
+            monkeypatch.setattr(redis, "pipeline", pipeline)
             assert await line.call(["k"], ["7"]) == b"7"
             await line.close()

@@ -25,7 +25,7 @@ from tandem.core.ids import (
     WorkerRef,
 )
 from tandem.core.lane import Lane
-from tandem.core.load import Books, Load
+from tandem.core.load import PROMPT_SIZES, Books, Load
 from tandem.core.request import MAX_COUNT, Generate, Prefill, Request, Resume, SamplingParams
 from tandem.core.step_cost import StepCost
 from tandem.engine.ports import TransportPeer
@@ -89,7 +89,9 @@ tokens = st.builds(Token, keys, st.integers(0, 2**30), sampled)
 handoff_keys = st.builds(HandoffKey, NAMES.map(HandoffId), U32)
 moving = st.builds(Moving, keys, handoff_keys)
 counts = {"bool": st.booleans(), "int": U32, "tuple[int, ...]": st.tuples(*[st.integers(0, 2**40)] * len(Lane))}
-loads = st.builds(Load, **{f.name: counts[str(f.type)] for f in fields(Load)})
+by_size = st.tuples(*[st.integers(0, 2**40)] * len(Lane) * len(PROMPT_SIZES))
+sizes = {"size_tokens": by_size, "size_longest": by_size}
+loads = st.builds(Load, **{f.name: counts[str(f.type)] for f in fields(Load)} | sizes)
 books = st.builds(Books, **{f.name: counts[str(f.type)] for f in fields(Books)})
 
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from tandem.core.config import Config, EngineConfig, HandoffConfig, RedisConfig, WorkerConfig
+from tandem.core.config import ClusterConfig, Config, EngineConfig, HandoffConfig, RedisConfig, WorkerConfig
 from tandem.engine.ports import BlockCopy, ReadState, TransportPeer
 from tandem.transfer.local import LocalTransport
 from tandem.transfer.pool import MemoryPool
+from tandem.wire.trust import Trust
 from tandem.worker.life import Worker
 from tandem.worker.program import start_worker
 from tests.e2e.client import Client
@@ -77,6 +78,7 @@ class Nodes:
         handoff: HandoffConfig | None = None,
         worker: WorkerConfig | None = None,
         redis: RedisConfig | None = None,
+        cluster: ClusterConfig | None = None,
     ) -> Node:
         model, executor = fake_model(num_blocks, fingerprint)
         transports: list[HeldTransport] = []
@@ -92,9 +94,10 @@ class Nodes:
             # Jobs come here without a gateway in which they could wait.
             worker=replace(worker or WorkerConfig(), id=name, queue_horizon_ms=1e6),
             redis=redis or RedisConfig(),
+            cluster=cluster or ClusterConfig(),
         )
         started = await start_worker(config, model, open_transport=open_transport)
-        client = await Client(started.me).__aenter__()
+        client = await Client(started.me, trust=Trust.of("g", config.cluster)).__aenter__()
         node = Node(started, executor, transports[0], client)
         self.nodes.append(node)
         return node

@@ -52,6 +52,10 @@ class FakeExecutor:
         return len(self.pool)
 
     @property
+    def num_host_slots(self) -> int:
+        return 0
+
+    @property
     def vocab_size(self) -> int:
         return VOCAB
 

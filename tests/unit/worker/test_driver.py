@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import pytest
 
@@ -202,6 +203,19 @@ def test_every_step_is_observed_and_what_steps_cost_is_told(rig: Rig) -> None:
     assert records[-1].features.num_decode_seqs == 1
     assert rig.sink.snapshots[0].step_cost is not None, "told from the first snapshot on"
     assert rig.calibrated == ["tandem-engine"]
+
+
+def test_reports_of_the_load_are_numbered(rig: Rig) -> None:
+    """The last of them, too."""
+    rig.driver.start()
+    rig.submit(3)
+    while not finished(rig):
+        threading.Event().wait(0.01)
+    assert rig.driver.stop(10)
+    loads = [snapshot.load for snapshot in rig.sink.snapshots]
+    for before, after in pairwise(loads):
+        assert after.number == before.number + (after != before)
+    assert loads[-1].number > loads[0].number and loads[-1].draining
 
 
 def test_a_calibration_leaves_no_trace(rig: Rig) -> None:

@@ -2,15 +2,17 @@
 -- KEYS[1] hash: worker id -> incarnation as 20 decimal digits, then the record
 -- KEYS[2] sorted set: worker id -> when its entry lapses, in milliseconds of this server's clock
 -- KEYS[3] version, see publish; gone where there is no record
+-- KEYS[4] hash: worker id -> incarnation and role, see publish
 -- ARGV    the version that the caller knows, or nothing
 -- Returns the version, empty where there is no record; and where the caller knows another, the records, in no
--- particular order.
+-- particular order, and workers and roles by turns.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local lapsed = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now)
 for _, id in ipairs(lapsed) do
   redis.call('HDEL', KEYS[1], id)
   redis.call('ZREM', KEYS[2], id)
+  redis.call('HDEL', KEYS[4], id)
 end
 if redis.call('EXISTS', KEYS[1]) == 0 then
   redis.call('DEL', KEYS[3])
@@ -26,4 +28,4 @@ local records = {}
 for _, held in ipairs(redis.call('HVALS', KEYS[1])) do
   records[#records + 1] = string.sub(held, 21)
 end
-return {version, records}
+return {version, records, redis.call('HGETALL', KEYS[4])}

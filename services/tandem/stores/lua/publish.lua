@@ -3,16 +3,28 @@
 -- KEYS[2] sorted set: worker id -> when its entry lapses, in milliseconds of this server's clock
 -- KEYS[3] version: another number after each change of the records, in whatever life of this server, and of a replica
 --         that takes its place without the last changes: microseconds of the server's clock, or the next number
+-- KEYS[4] hash: worker id -> incarnation as 20 decimal digits, then the role that was set for that life
 -- ARGV    worker id, incarnation (20 digits, so that text compares as numbers do: Lua's doubles are too short),
---         record, time to live in milliseconds
--- Returns 1, or 0 when a later life holds the id.
+--         record, time to live in milliseconds, the role that this life was last told, empty where none: it is taken
+--         where the entry of this life is not there, which is where the role was lost with it
+-- Returns 1 and the role, empty where none is set; or 0 when a later life holds the id.
 local id, incarnation, record, ttl = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local lapses = redis.call('ZSCORE', KEYS[2], id)
 local held = redis.call('HGET', KEYS[1], id)
 if held and lapses and tonumber(lapses) > now and string.sub(held, 1, 20) > incarnation then
-  return 0
+  return {0, ''}
+end
+local role = redis.call('HGET', KEYS[4], id)
+role = role and string.sub(role, 1, 20) == incarnation and string.sub(role, 21) or ''
+if not held or string.sub(held, 1, 20) ~= incarnation then
+  role = role ~= '' and role or ARGV[5]
+  if role == '' then
+    redis.call('HDEL', KEYS[4], id)
+  else
+    redis.call('HSET', KEYS[4], id, incarnation .. role)
+  end
 end
 if held ~= incarnation .. record then
   redis.call('HSET', KEYS[1], id, incarnation .. record)
@@ -21,9 +33,9 @@ if held ~= incarnation .. record then
 end
 redis.call('ZADD', KEYS[2], now + ttl, id)
 -- Nothing is left behind when all workers are gone and nobody looks.
-for i = 1, 3 do
+for i = 1, 4 do
   if redis.call('PTTL', KEYS[i]) < ttl then
     redis.call('PEXPIRE', KEYS[i], ttl)
   end
 end
-return 1
+return {1, role}

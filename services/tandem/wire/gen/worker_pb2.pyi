@@ -222,7 +222,7 @@ class JobCancelled(_message.Message):
     def __init__(self) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_queued_tokens", "num_blocks", "num_free_blocks", "num_leased_blocks", "num_promised_blocks", "draining", "num_drafted_tokens", "num_accepted_tokens", "num_steps_over_target", "lane_tokens", "lane_longest", "num_horizon_tokens")
+    __slots__ = ("num_running", "num_waiting", "num_queued_tokens", "num_blocks", "num_free_blocks", "num_leased_blocks", "num_promised_blocks", "draining", "num_drafted_tokens", "num_accepted_tokens", "num_steps_over_target", "lane_tokens", "lane_longest", "num_horizon_tokens", "number", "size_tokens", "size_longest")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -237,6 +237,9 @@ class Load(_message.Message):
     LANE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LANE_LONGEST_FIELD_NUMBER: _ClassVar[int]
     NUM_HORIZON_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SIZE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_LONGEST_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     num_queued_tokens: int
@@ -251,7 +254,10 @@ class Load(_message.Message):
     lane_tokens: _containers.RepeatedScalarFieldContainer[int]
     lane_longest: _containers.RepeatedScalarFieldContainer[int]
     num_horizon_tokens: int
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_queued_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_leased_blocks: _Optional[int] = ..., num_promised_blocks: _Optional[int] = ..., draining: _Optional[bool] = ..., num_drafted_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_steps_over_target: _Optional[int] = ..., lane_tokens: _Optional[_Iterable[int]] = ..., lane_longest: _Optional[_Iterable[int]] = ..., num_horizon_tokens: _Optional[int] = ...) -> None: ...
+    number: int
+    size_tokens: _containers.RepeatedScalarFieldContainer[int]
+    size_longest: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_queued_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_leased_blocks: _Optional[int] = ..., num_promised_blocks: _Optional[int] = ..., draining: _Optional[bool] = ..., num_drafted_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_steps_over_target: _Optional[int] = ..., lane_tokens: _Optional[_Iterable[int]] = ..., lane_longest: _Optional[_Iterable[int]] = ..., num_horizon_tokens: _Optional[int] = ..., number: _Optional[int] = ..., size_tokens: _Optional[_Iterable[int]] = ..., size_longest: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepCost(_message.Message):
     __slots__ = ("base_s", "prefill_token_s", "decode_seq_s", "decode_context_s", "prefill_pair_s")
@@ -332,7 +338,7 @@ class TokenizerBundle(_message.Message):
     def __init__(self, tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., generation_config_json: _Optional[str] = ..., special_tokens_json: _Optional[str] = ...) -> None: ...
 
 class Books(_message.Message):
-    __slots__ = ("num_blocks", "num_free_blocks", "num_cached_blocks", "num_table_blocks", "num_leased_blocks", "num_reading_blocks", "num_quarantined_blocks", "num_sequences", "num_leases", "num_pulls")
+    __slots__ = ("num_blocks", "num_free_blocks", "num_cached_blocks", "num_table_blocks", "num_leased_blocks", "num_reading_blocks", "num_quarantined_blocks", "num_sequences", "num_leases", "num_pulls", "num_host_blocks")
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -343,6 +349,7 @@ class Books(_message.Message):
     NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     NUM_LEASES_FIELD_NUMBER: _ClassVar[int]
     NUM_PULLS_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     num_blocks: int
     num_free_blocks: int
     num_cached_blocks: int
@@ -353,10 +360,21 @@ class Books(_message.Message):
     num_sequences: int
     num_leases: int
     num_pulls: int
-    def __init__(self, num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_table_blocks: _Optional[int] = ..., num_leased_blocks: _Optional[int] = ..., num_reading_blocks: _Optional[int] = ..., num_quarantined_blocks: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_leases: _Optional[int] = ..., num_pulls: _Optional[int] = ...) -> None: ...
+    num_host_blocks: int
+    def __init__(self, num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_table_blocks: _Optional[int] = ..., num_leased_blocks: _Optional[int] = ..., num_reading_blocks: _Optional[int] = ..., num_quarantined_blocks: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_leases: _Optional[int] = ..., num_pulls: _Optional[int] = ..., num_host_blocks: _Optional[int] = ...) -> None: ...
+
+class Topology(_message.Message):
+    __slots__ = ("host", "rack", "zone")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    RACK_FIELD_NUMBER: _ClassVar[int]
+    ZONE_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    rack: str
+    zone: str
+    def __init__(self, host: _Optional[str] = ..., rack: _Optional[str] = ..., zone: _Optional[str] = ...) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("worker", "pool", "model", "fingerprint", "max_model_len", "transport", "bundle_digest", "bundle", "load", "books", "transport_kind", "step_cost", "aliases")
+    __slots__ = ("worker", "pool", "model", "fingerprint", "max_model_len", "transport", "bundle_digest", "bundle", "load", "books", "transport_kind", "step_cost", "aliases", "transport_proof", "role", "redis_problem", "num_redis_errors", "topology")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -370,6 +388,11 @@ class DescribeReply(_message.Message):
     TRANSPORT_KIND_FIELD_NUMBER: _ClassVar[int]
     STEP_COST_FIELD_NUMBER: _ClassVar[int]
     ALIASES_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_PROOF_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    REDIS_PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    NUM_REDIS_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     worker: _kv_pb2.WorkerRef
     pool: str
     model: str
@@ -383,7 +406,12 @@ class DescribeReply(_message.Message):
     transport_kind: str
     step_cost: StepCost
     aliases: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, worker: _Optional[_Union[_kv_pb2.WorkerRef, _Mapping]] = ..., pool: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., transport: _Optional[_Union[_kv_pb2.TransportPeer, _Mapping]] = ..., bundle_digest: _Optional[str] = ..., bundle: _Optional[_Union[TokenizerBundle, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., books: _Optional[_Union[Books, _Mapping]] = ..., transport_kind: _Optional[str] = ..., step_cost: _Optional[_Union[StepCost, _Mapping]] = ..., aliases: _Optional[_Iterable[str]] = ...) -> None: ...
+    transport_proof: bytes
+    role: str
+    redis_problem: str
+    num_redis_errors: int
+    topology: Topology
+    def __init__(self, worker: _Optional[_Union[_kv_pb2.WorkerRef, _Mapping]] = ..., pool: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., transport: _Optional[_Union[_kv_pb2.TransportPeer, _Mapping]] = ..., bundle_digest: _Optional[str] = ..., bundle: _Optional[_Union[TokenizerBundle, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., books: _Optional[_Union[Books, _Mapping]] = ..., transport_kind: _Optional[str] = ..., step_cost: _Optional[_Union[StepCost, _Mapping]] = ..., aliases: _Optional[_Iterable[str]] = ..., transport_proof: _Optional[bytes] = ..., role: _Optional[str] = ..., redis_problem: _Optional[str] = ..., num_redis_errors: _Optional[int] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("timeout_ms",)

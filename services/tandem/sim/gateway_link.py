@@ -16,14 +16,15 @@ from tandem.workload.ask import MODEL
 
 
 @dataclass(slots=True)
-class Link:
-    """What a gateway knows of a worker. `placed`: prompt tokens to compute of requests that were placed
-    there and not taken yet; `coming` are steps that the worker has taken, some of which it has not heard of yet.
-    `is_live`: its stream is up."""
+class GatewayLink:
+    """`placed`: prompt tokens to compute of requests that were placed there and not taken yet, `decoding`: requests
+    placed there to decode of which it has not answered; `coming` are steps that the worker has taken, some of which the
+    gateway has not heard of yet. `is_live`: its stream is up."""
 
     worker: SimWorker
     load: Load
     placed: dict[RequestId, int] = field(default_factory=dict)
+    decoding: set[RequestId] = field(default_factory=set)
     coming: deque[Stretch] = field(default_factory=deque)
     is_live: bool = True
 
@@ -32,7 +33,11 @@ class Link:
         if num_free != load.num_free_blocks:
             load = replace(load, num_free_blocks=num_free)
         cost = worker.engine.pacer.model.published
-        return WorkerView(worker.ref, worker.spec.pool, MODEL, FINGERPRINT, load, tuple(self.placed.values()), cost)
+        layout = worker.spec.layout
+        return WorkerView(
+            worker.ref, worker.spec.pool, MODEL, FINGERPRINT, load, tuple(self.placed.values()), cost,
+            num_coming=len(self.decoding), block_size=layout.block_size, block_bytes=layout.block_bytes,
+        )  # fmt: skip
 
 
 def pairs(worker: SimWorker, others: Sequence[SimWorker], config: GatewayConfig) -> set[Pair]:

@@ -1,0 +1,139 @@
+"""Compares ways to choose workers on one trace in virtual time, with the real router; never starts a worker.
+
+    TANDEM_TRACES=DIR python -m loadtest routing [--pools prefill=4,decode=4] [--speedup 3] [--count 12031]
+
+Every policy gets the same requests, workers and prefix index. Prompts are those of Mooncake's conversation trace (Qin
+et al., FAST 2025), whose blocks of 512 tokens say what they have in common.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import get_args
+
+from loadtest.tables import ms, table
+from tandem.core.clock import SystemClock
+from tandem.core.config import Config, EngineConfig, GatewayConfig
+from tandem.core.slo import Slo
+from tandem.routing.policies import RoutingPolicy
+from tandem.routing.router import Disaggregation
+from tandem.sim.deployment import Deployment, parse_pools
+from tandem.sim.hardware import HARDWARE
+from tandem.sim.machine import RooflineMachine
+from tandem.sim.report import Report
+from tandem.sim.roofline import Roofline
+from tandem.sim.run import collecting_seldom, simulate
+from tandem.sim.shapes import SHAPES
+from tandem.sim.trace import Trace
+from tandem.workload.source import open_workload
+
+POLICIES: tuple[RoutingPolicy, ...] = get_args(RoutingPolicy)
+TRACE = "mooncake_conversation.jsonl.gz"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What all policies have in common."""
+
+    workload: str
+    pools: str
+    speedup: float
+    count: int | None
+    disaggregation: Disaggregation = "prefer"
+    index_delay_s: float = 0.05
+    budget: int = 8192
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    policy: str
+    report: Report
+    local_share: float
+    wall_s: float
+
+
+def main(argv: Sequence[str]) -> int:
+    args = _parser().parse_args(argv)
+    folder = os.environ.get("TANDEM_TRACES", "")
+    path = Path(folder) / TRACE
+    if not folder or not path.is_file():
+        sys.stderr.write(f"loadtest routing: set TANDEM_TRACES to a folder with {TRACE}\n")
+        return 1
+    setting = Setting(
+        workload=str(path), pools=args.pools, speedup=args.speedup, count=args.count,
+        disaggregation=args.disaggregation, index_delay_s=args.index_delay_ms / 1e3, budget=args.budget,
+    )  # fmt: skip
+    sys.stdout.write(f"{setting}\n")
+    outcomes = [_said(compare(setting, policy)) for policy in args.policies.split(",")]
+    sys.stdout.write(told(outcomes))
+    return 0
+
+
+def compare(setting: Setting, policy: RoutingPolicy) -> Outcome:
+    """One run to its end, which checks that nothing is left."""
+    config = Config(
+        engine=EngineConfig(max_num_batched_tokens=setting.budget, max_num_seqs=256),
+        gateway=GatewayConfig(
+            routing_policy=policy, disaggregation=setting.disaggregation, max_queued=10**6,
+            queue_timeout_s=1e6, progress_timeout_s=1e6,
+        ),
+    )  # fmt: skip
+    machine = RooflineMachine(Roofline(SHAPES["llama-3.1-8b"], HARDWARE["h200"]))
+    deployment = Deployment(machine=machine, pools=parse_pools(setting.pools), config=config)
+    spec = replace(deployment.cluster(setting.seed), index_delay_s=setting.index_delay_s)
+    asks = open_workload(setting.workload, seed=setting.seed, count=setting.count, rate=None, speedup=setting.speedup)
+    clock = SystemClock()
+    began, num_local = clock.now(), 0
+
+    def each(trace: Trace) -> None:
+        nonlocal num_local
+        num_local += not trace.path.startswith("remote")
+
+    with collecting_seldom():
+        report, _ = simulate(spec, asks, Slo(), each=each)
+    return Outcome(policy, report, num_local / report.num_requests, clock.now() - began)
+
+
+def told(outcomes: Sequence[Outcome]) -> str:
+    """Markdown."""
+    return table(
+        ("policy", "cached", "TTFT p50, ms", "p99", "ITL p99, ms", "local", "failed"), list(map(_row, outcomes))
+    )
+
+
+def _row(outcome: Outcome) -> tuple[str, ...]:
+    whole = outcome.report.groups[0]
+    ttft, itl = whole.ttft, whole.itl
+    assert ttft is not None and itl is not None, "no request was served"
+    return (
+        outcome.policy,
+        f"{outcome.report.cached_share:.1%}",
+        ms(ttft.p50),
+        ms(ttft.p99),
+        ms(itl.p99),
+        f"{outcome.local_share:.0%}",
+        str(whole.num_requests - whole.num_complete),
+    )
+
+
+def _said(outcome: Outcome) -> Outcome:
+    sys.stderr.write(f"{outcome.policy}: {outcome.wall_s:.0f} s\n")
+    return outcome
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="loadtest routing", description="Compare ways to choose workers.")
+    parser.add_argument("--policies", default=",".join(POLICIES), help="default: all")
+    parser.add_argument("--pools", default="prefill=4,decode=4")
+    parser.add_argument("--speedup", type=float, default=3.0, help="times the trace's own pace (default: 3)")
+    parser.add_argument("--count", type=int, default=None, help="requests (default: the whole trace)")
+    parser.add_argument("--disaggregation", choices=get_args(Disaggregation), default="prefer")
+    parser.add_argument("--index-delay-ms", type=float, default=50.0)
+    parser.add_argument("--budget", type=int, default=8192, help="tokens of a full step (default: 8192)")
+    return parser

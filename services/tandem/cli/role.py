@@ -1,0 +1,77 @@
+"""`tandem role`: lists the workers of a cluster, or sets what one is taken for; never restarts one."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+from typing import get_args
+
+import grpc.aio
+
+from tandem.cli.members import Members, members_of
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.settings import Resolved
+from tandem.routing.view import Pool
+from tandem.stores.record import WorkerRecord
+from tandem.wire.gen import worker_pb2
+from tandem.wire.trust import reason_of
+
+ANSWER_S = 3.0
+_HEADINGS = ("WORKER", "POOL", "ROLE", "INCARNATION", "ADDRESS", "STATE")
+
+
+def run(resolved: Resolved, args: argparse.Namespace) -> int:
+    """Returns 0. Raises TandemError."""
+    if args.worker and not args.role:
+        message = f"say what {args.worker} is to be taken for: {', '.join(get_args(Pool))}"
+        raise TandemError(ErrorKind.INVALID_REQUEST, message, param="role")
+    print(asyncio.run(_run(resolved, args.worker, args.role)))  # noqa: T201 - the command's output
+    return 0
+
+
+async def _run(resolved: Resolved, worker: str | None, role: str | None) -> str:
+    async with members_of(resolved.config) as members:
+        if worker is None or role is None:
+            return await _listing(members)
+        record = await members.find(worker)
+        await members.set_role(record, role)
+        return f"{worker}: {record.effective_role} -> {role} (pool {record.pool})"
+
+
+async def _listing(members: Members) -> str:
+    records = await members.all()
+    states = await asyncio.gather(*(_state(members, record) for record in records))
+    rows = [_row(record, state) for record, state in zip(records, states, strict=True)]
+    return table([_HEADINGS, *rows]) if rows else "no worker is registered"
+
+
+def _row(record: WorkerRecord, state: str) -> tuple[str, ...]:
+    worker = record.worker
+    return (worker.id, record.pool, record.effective_role, str(worker.incarnation), worker.address, state)
+
+
+async def _state(members: Members, record: WorkerRecord) -> str:
+    """What it says itself; a worker that does not answer is still listed until its entry lapses."""
+    try:
+        async with members.stub(record.worker) as stub:
+            reply = await stub.Describe(worker_pb2.DescribeRequest(), timeout=ANSWER_S)
+    except grpc.aio.AioRpcError as error:
+        return f"unreachable: {reason_of(error)}"
+    except TandemError as error:
+        return f"unreachable: {error.message}"
+    return (
+        f"draining, {_num_jobs(reply.load)} left" if reply.load.draining else f"live, {_num_jobs(reply.load)} running"
+    )
+
+
+def _num_jobs(load: worker_pb2.Load) -> int:
+    return load.num_running + load.num_waiting
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as their widest cell; the last one has no end."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )

@@ -1,0 +1,171 @@
+"""A gateway's mirror of the prefix index: follows it in Redis and answers from memory; never decides what is mirrored.
+
+It polls: one pipeline for all shards costs 0.4 ms of this process however many workers tell, while a blocking read of
+each shard would wake it for every entry. Redis down: it goes on with what it has, says so, and begins again with the
+oldest entries once Redis answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
+
+from tandem.core.clock import Clock
+from tandem.core.ids import BlockHash, WorkerRef
+from tandem.core.request import Request
+from tandem.gateway.background import surviving
+from tandem.gateway.prompt_names import name_prompt
+from tandem.kv.held_blocks import HeldBlocks
+from tandem.routing.false_hits import FalseHits, Prediction, predict
+from tandem.routing.prefix_mirror import Entry, PrefixMirror
+from tandem.routing.prefix_table import PrefixHit, PrefixTable
+from tandem.stores.index_format import Snapshot
+from tandem.stores.prefix_index import IndexReader, IndexUnavailable
+
+POLL_S = 0.025
+RETRY_S = 0.25
+"""Until a snapshot that was not there, or was too old, is looked for again; and Redis, after an error."""
+TURN_WORDS = 2048
+"""Taken in during one turn of the event loop: a millisecond."""
+_log = logging.getLogger(__name__)
+
+
+class Caches(Protocol):
+    """Whose blocks the index is about."""
+
+    def workers(self) -> Collection[WorkerRef]:
+        """Who lives, now."""
+        ...
+
+    def cache_root(self, model: str) -> tuple[str, int] | None:
+        """What the names of a model's blocks depend on: fingerprint and block size; None while nobody serves it."""
+        ...
+
+
+class PrefixIndex:
+    """Owns `reader` and closes it."""
+
+    def __init__(self, reader: IndexReader, fleet: Caches, stride: int, clock: Clock) -> None:
+        self._reader = reader
+        self._fleet = fleet
+        self._clock = clock
+        self._mirror = PrefixMirror(PrefixTable(stride))
+        self._false_hits = FalseHits()
+        self._load_at = 0.0
+        self._is_reachable = True
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._task = asyncio.create_task(self._follow_forever(), name="prefix-index")
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._reader.close()
+
+    # ---- what is known
+
+    @property
+    def table(self) -> PrefixTable:
+        """To be read only."""
+        return self._mirror.table
+
+    def match(self, hashes: Sequence[BlockHash]) -> Mapping[WorkerRef, PrefixHit]:
+        """As `PrefixTable.match`."""
+        return self._mirror.table.match(hashes)
+
+    async def name(self, request: Request) -> Sequence[BlockHash]:
+        """What the prompt's full blocks are called; nothing where no worker serves the model."""
+        root = self._fleet.cache_root(request.model)
+        return () if root is None else await name_prompt(request, *root)
+
+    def predict(self, request: Request, worker: WorkerRef, num_blocks: int) -> Prediction | None:
+        """What a hit of so many leading blocks comes to; None for no hit."""
+        root = self._fleet.cache_root(request.model) if num_blocks else None
+        return None if root is None else predict(worker, num_blocks, len(request.prompt_tokens), root[1])
+
+    def reported(self, predicted: Prediction | None, num_cached: int) -> None:
+        """How many tokens of a prompt a worker found in its cache, against those that were predicted."""
+        if predicted is not None and self._false_hits.reported(predicted, num_cached):
+            _log.warning("%s holds less than the prefix index says; its entries are loaded again", predicted.worker)
+            self._mirror.doubt(predicted.worker)
+
+    def counts(self) -> Mapping[str, int]:
+        """What only grows, for `/metrics`."""
+        return {
+            "tandem_prefix_predicted_tokens_total": self._false_hits.num_predicted,
+            "tandem_prefix_missed_tokens_total": self._false_hits.num_missed,
+        }
+
+    def gauges(self) -> Mapping[str, float]:
+        """What is, for `/metrics`."""
+        table = self._mirror.table
+        return {
+            "tandem_prefix_index_reachable": self._is_reachable,
+            "tandem_prefix_index_workers": table.num_workers,
+            "tandem_prefix_index_workers_wanted": len(self._mirror.wanted()),
+            "tandem_prefix_index_blocks": table.num_blocks,
+            "tandem_prefix_index_bytes": table.num_bytes,
+        }
+
+    # ---- the task
+
+    async def _follow_forever(self) -> None:
+        while True:
+            async with surviving("the look at the prefix index"):
+                if not await self.follow():
+                    await asyncio.sleep(POLL_S if self._is_reachable else RETRY_S)
+
+    async def follow(self) -> bool:
+        """One look at what is new. True: there is more already."""
+        try:
+            has_more = await self._follow()
+            self._is_reachable = True
+        except IndexUnavailable:
+            self._is_reachable = False
+            return False
+        return has_more
+
+    async def _follow(self) -> bool:
+        for gone in self._mirror.expect(self._fleet.workers()):
+            self._false_hits.forget(gone)
+        entries, has_more = await self._reader.read()
+        await self._take(entries)
+        now = self._clock.now()
+        if now >= self._load_at:
+            self._load_at = now + RETRY_S
+            for worker, least in self._mirror.wanted():
+                await self._load(worker, least)
+        return has_more
+
+    async def _take(self, entries: Sequence[Entry]) -> None:
+        num_words = 0
+        for entry in entries:
+            self._mirror.take(entry)
+            num_words += len(entry.facts.words)
+            if num_words >= TURN_WORDS:
+                num_words = 0
+                await asyncio.sleep(0)
+
+    async def _load(self, worker: WorkerRef, least: int) -> None:
+        """A worker's snapshot where it will do, else ask for one that will."""
+        snapshot = await self._reader.snapshot(worker.id)
+        if snapshot is not None and snapshot.incarnation == worker.incarnation and snapshot.number >= least:
+            self._mirror.load(worker, snapshot.number, await _held(snapshot))
+        else:
+            await self._reader.want(worker, least)
+
+    def __repr__(self) -> str:
+        return f"<prefix index {'reachable' if self._is_reachable else 'unreachable'}: {self._mirror!r}>"
+
+
+async def _held(snapshot: Snapshot) -> HeldBlocks:
+    """With room for all that the worker can hold, so that it never grows."""
+    held = HeldBlocks(max(snapshot.capacity, len(snapshot.words)))
+    for start in range(0, len(snapshot.words), TURN_WORDS):
+        held.write(snapshot.words[start : start + TURN_WORDS])
+        await asyncio.sleep(0)
+    return held

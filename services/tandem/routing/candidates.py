@@ -1,0 +1,165 @@
+"""Which workers one request is compared over: those that hold most of its prompt and the least loaded few, not all
+pairs, of which there are as many as the square of the workers; never says what one costs."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Set
+from contextlib import closing
+from itertools import islice
+from typing import NamedTuple, Protocol
+
+from tandem.core.ids import WorkerRef
+from tandem.routing.view import Pair, Pool, Ranking, WorkerView
+from tandem.routing.want import Want
+
+NUM_BY_LOAD = 4
+"""Least loaded workers that are compared for each part."""
+NUM_BY_HITS = 16
+"""Workers with the longest prefixes that are compared, for all parts together."""
+
+
+class Candidates(Protocol):
+    """What a choice is made from: workers that serve a model and take new work, by rising load, of which
+    mostly little is taken; nothing may change while a ranking is open, and none may be opened twice."""
+
+    @property
+    def linked(self) -> Set[Pair]: ...
+
+    @property
+    def unlinked(self) -> Set[Pair]: ...
+
+    def pools(self, model: str) -> Counter[Pool]:
+        """How many there are with each label."""
+        ...
+
+    def find(self, model: str, ref: WorkerRef) -> WorkerView | None: ...
+
+    def givers(self, model: str) -> Ranking:
+        """Those that prefill."""
+        ...
+
+    def takers(self, model: str) -> Ranking:
+        """Those that decode."""
+        ...
+
+    def wholes(self, model: str) -> Ranking:
+        """All, for both in one place: those that decode first."""
+        ...
+
+
+class Giver(NamedTuple):
+    """One that may prefill, and those that may then decode. `is_ready`: it takes the prompt now."""
+
+    worker: WorkerView
+    takers: tuple[WorkerView, ...]
+    is_ready: bool
+
+
+class Shortlist:
+    """One request's, while it is placed."""
+
+    def __init__(self, among: Candidates, want: Want, excluded: Set[WorkerRef]) -> None:
+        self._among = among
+        self._want = want
+        self._excluded = excluded
+        self._holders = self._find_holders()
+
+    def givers(self) -> list[Giver]:
+        """Those that have a partner. All are walked over until enough are ready."""
+        few = self._few_takers()
+        found: dict[WorkerRef, Giver] = {}
+        num_ready = 0
+        with closing(self._left(self._among.givers(self._want.model))) as givers:
+            for worker in givers:
+                giver = self._giver(worker, few)
+                if giver.takers and (giver.is_ready or len(found) < 2 * NUM_BY_LOAD):
+                    found[worker.ref] = giver
+                    num_ready += giver.is_ready
+                if num_ready == NUM_BY_LOAD:
+                    break
+        for worker in self._holders:
+            if worker.prefills and worker.ref not in found and (giver := self._giver(worker, few)).takers:
+                found[worker.ref] = giver
+        return list(found.values())
+
+    def wholes(self) -> list[tuple[WorkerView, bool]]:
+        """Those that may do all of it, and whether they take the prompt now: a prefill worker decodes only where none
+        other is left."""
+        found: dict[WorkerRef, tuple[WorkerView, bool]] = {}
+        num_ready, has_decoder = 0, False
+        with closing(self._left(self._among.wholes(self._want.model))) as workers:
+            for worker in workers:
+                if has_decoder and not worker.decodes:
+                    break
+                has_decoder = worker.decodes
+                is_ready = self._want.suits(worker)
+                if is_ready or len(found) < 2 * NUM_BY_LOAD:
+                    found[worker.ref] = (worker, is_ready)
+                    num_ready += is_ready
+                if num_ready == NUM_BY_LOAD:
+                    break
+        for worker in self._holders:
+            if worker.ref not in found and (worker.decodes or not has_decoder):
+                found[worker.ref] = (worker, self._want.suits(worker))
+        return list(found.values())
+
+    def takers(self, giver: WorkerView) -> list[WorkerView]:
+        """Partners of one giver, which need not be a candidate itself; where none is linked with it, those that have
+        not failed."""
+        linked = self._partners(giver, self._few_takers())
+        if linked:
+            return linked
+        every = self._left(self._among.takers(self._want.model))
+        return [t for t in every if _may_pair(giver, t) and (giver.ref, t.ref) not in self._among.unlinked]
+
+    # ---- inside
+
+    def _find_holders(self) -> list[WorkerView]:
+        hits, want = self._want.hits, self._want
+        if not hits:
+            return []
+        best = heapq.nsmallest(NUM_BY_HITS, hits.items(), key=lambda item: (-item[1].num_blocks, item[0].id))
+        views = (self._among.find(want.model, ref) for ref, _ in best if ref not in self._excluded)
+        return [view for view in views if view is not None]
+
+    def _few_takers(self) -> list[WorkerView]:
+        with closing(self._left(self._among.takers(self._want.model))) as takers:
+            found = {view.ref: view for view in islice(takers, NUM_BY_LOAD)}
+        found.update({view.ref: view for view in self._holders if view.decodes})
+        return list(found.values())
+
+    def _giver(self, worker: WorkerView, few: Iterable[WorkerView]) -> Giver:
+        return Giver(worker, tuple(self._partners(worker, few)), self._want.suits(worker))
+
+    def _partners(self, giver: WorkerView, few: Iterable[WorkerView]) -> list[WorkerView]:
+        """Of a few, or of all where none of those is linked."""
+        linked = [taker for taker in few if self._is_pair(giver, taker)]
+        if linked:
+            return linked
+        with closing(self._left(self._among.takers(self._want.model))) as takers:
+            return list(islice((taker for taker in takers if self._is_pair(giver, taker)), NUM_BY_LOAD))
+
+    def _is_pair(self, giver: WorkerView, taker: WorkerView) -> bool:
+        return (giver.ref, taker.ref) in self._among.linked and _may_pair(giver, taker)
+
+    def _left(self, workers: Ranking) -> Ranking:
+        with closing(workers):
+            for worker in workers:
+                if worker.ref not in self._excluded:
+                    yield worker
+
+
+def why_no_pair(among: Candidates, model: str, excluded: Set[WorkerRef]) -> tuple[str, bool]:
+    """What keeps every prefill worker from every decode worker, and whether that may pass."""
+    givers = [worker for worker in among.givers(model) if worker.ref not in excluded]
+    takers = [worker for worker in among.takers(model) if worker.ref not in excluded]
+    pairs = [(p.ref, d.ref) for p in givers for d in takers if _may_pair(p, d)]
+    if not pairs:
+        return "no worker of the same model build", False
+    return "no link between the workers", any(pair not in among.unlinked for pair in pairs)
+
+
+def _may_pair(giver: WorkerView, taker: WorkerView) -> bool:
+    return giver.ref != taker.ref and giver.fingerprint == taker.fingerprint

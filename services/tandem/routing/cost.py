@@ -1,0 +1,140 @@
+"""What a placement costs in predicted seconds, part by part; never chooses one.
+
+A second until the first token counts as one. Seconds of decoding, its own and those by which it holds up others, are
+paid token by token while the client reads, and count `DECODE_WEIGHT`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tandem.core.step_cost import StepCost, StepFeatures
+from tandem.routing.links import Links
+from tandem.routing.view import WorkerView
+from tandem.routing.want import Want
+
+NOMINAL = StepCost(5e-3, 1e-4, 1e-4, 1e-8, 0.0)
+"""Of every worker while one of them has not told its own: then costs compare counts of tokens, and mean no seconds."""
+DECODE_WEIGHT = 0.2
+OVERLAPPED_WEIGHT = 0.1
+"""Of reads while the prompt is still being computed: nobody waits for them, but they share the links with others."""
+NO_ROOM_S = 10.0
+"""For a decode worker without blocks for the prompt and its answer, which would wait for others to end."""
+HOST_BANDWIDTH = 10e9
+"""Bytes per second at which blocks come back from host memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillCost:
+    """Where the prompt is computed: seconds in its queue, of the computation, and weighted of those that decode there
+    beside it."""
+
+    worker: WorkerView
+    num_uncached: int
+    wait_s: float
+    compute_s: float
+    stall_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeCost:
+    """Where the answer is drawn: seconds between tokens, weighted seconds of all of them and of what they slow others
+    by; `prompts_s`, weighted: of prompts there that it would wait behind; `room_s` where there is no room."""
+
+    worker: WorkerView
+    itl_s: float
+    decode_s: float
+    prompts_s: float
+    room_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PairCost:
+    """Of one placement. `transfer_s` is 0 in one place."""
+
+    prefill: PrefillCost
+    decode: DecodeCost
+    transfer_s: float
+
+    @property
+    def is_local(self) -> bool:
+        return self.prefill.worker.ref == self.decode.worker.ref
+
+    @property
+    def first_s(self) -> float:
+        """Until the first token, and what holds up the second."""
+        return self.prefill.wait_s + self.prefill.compute_s + self.transfer_s
+
+    @property
+    def total_s(self) -> float:
+        prompts_s = 0.0 if self.is_local else self.decode.prompts_s
+        return self.first_s + self.prefill.stall_s + self.decode.decode_s + self.decode.room_s + prompts_s
+
+
+def prefill_cost(worker: WorkerView, want: Want, *, is_told: bool) -> PrefillCost:
+    """`is_told`: all workers that are compared have told what their steps cost."""
+    cost, load = _steps(worker, is_told), worker.load
+    num_uncached = want.num_uncached(worker)
+    num_decoding = load.num_running if worker.decodes else 0
+    step = StepFeatures(num_decode_seqs=num_decoding, decode_context=_num_held(worker) if num_decoding else 0)
+    step_s, chunk_s = cost.predict(step), cost.chunk_s(want.num_context - num_uncached, num_uncached)
+    num_ahead = worker.num_ahead(num_uncached, want.lane)
+    longest = max(load.lane_longest, default=0)
+    ahead_s = num_ahead * (cost.prefill_token_s + cost.prefill_pair_s * longest / 2)
+    held = want.held(worker)
+    host_s = (held.num_tokens - held.num_device_tokens) * _token_bytes(worker) / HOST_BANDWIDTH
+    return PrefillCost(
+        worker,
+        num_uncached,
+        wait_s=num_ahead / worker.num_step_tokens * step_s + ahead_s,
+        compute_s=host_s + num_uncached / worker.num_step_tokens * step_s + chunk_s,
+        stall_s=DECODE_WEIGHT * num_decoding * chunk_s,
+    )
+
+
+def decode_cost(worker: WorkerView, want: Want, *, is_told: bool) -> DecodeCost:
+    cost = _steps(worker, is_told)
+    num_others, num_context = worker.num_to_decode, want.num_context
+    step = StepFeatures(num_decode_seqs=num_others + 1, decode_context=_num_held(worker) + num_context)
+    itl_s = cost.predict(step)
+    slower_s = num_others * (cost.decode_seq_s + cost.decode_context_s * num_context)
+    return DecodeCost(
+        worker,
+        itl_s,
+        decode_s=DECODE_WEIGHT * want.num_output * (itl_s + slower_s),
+        prompts_s=DECODE_WEIGHT * cost.prefill_token_s * worker.queued_tokens,
+        room_s=0.0 if _has_room(worker, want) else NO_ROOM_S,
+    )
+
+
+def transfer_s(giver: PrefillCost, taker: WorkerView, want: Want, links: Links) -> float:
+    """Of the blocks that the taker lacks. They are read chunk by chunk while the next one is computed: exposed is the
+    last chunk, or what the link cannot carry while the prompt is computed."""
+    per_token_s = _token_bytes(giver.worker) / links.bandwidth(giver.worker, taker)
+    num_tokens = want.num_context - want.held(taker).num_tokens
+    all_s = num_tokens * per_token_s
+    last_s = min(num_tokens, giver.num_uncached, giver.worker.num_step_tokens) * per_token_s
+    exposed_s = max(last_s, all_s - giver.compute_s)
+    return exposed_s + OVERLAPPED_WEIGHT * (all_s - exposed_s)
+
+
+def _steps(worker: WorkerView, is_told: bool) -> StepCost:
+    return worker.step_cost if is_told and worker.step_cost is not None else NOMINAL
+
+
+def _token_bytes(worker: WorkerView) -> float:
+    return worker.block_bytes / worker.block_size if worker.block_size else 0.0
+
+
+def _num_held(worker: WorkerView) -> int:
+    """Tokens whose KV somebody holds there: about what all that run attend to."""
+    return (worker.load.num_blocks - worker.load.num_free_blocks) * worker.block_size
+
+
+def _has_room(worker: WorkerView, want: Want) -> bool:
+    load = worker.load
+    if not worker.block_size or not load.num_blocks:
+        return True
+    num_tokens = want.num_context + want.num_output - want.held(worker).num_tokens
+    num_blocks = -(-num_tokens // worker.block_size)
+    return num_blocks * (1 + worker.num_coming) <= load.num_free_blocks - load.num_promised_blocks

@@ -1,0 +1,88 @@
+"""Which worker holds how much of a prompt, over all workers; never asks one and never hashes a prompt.
+
+Presence implies parents (`kv.pool`): a worker that holds a block holds every block before it. So what it holds of a
+prompt is found by bisection, in O(log n) looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from tandem.core.events import KVFact
+from tandem.core.ids import BlockHash, WorkerRef
+from tandem.kv.held_blocks import Chain, HeldBlocks
+from tandem.kv.prefix_word import DEVICE, HOST, word_of
+
+
+class PrefixHit(NamedTuple):
+    """Leading blocks of a prompt that a worker holds in any tier, and of these the leading ones in device memory. Both
+    are hints: facts are some milliseconds old."""
+
+    num_blocks: int
+    num_device_blocks: int
+
+
+class PrefixTable:
+    """`stride`: only each `stride`-th block of a chain is in the table, so hits are multiples of it."""
+
+    def __init__(self, stride: int = 1) -> None:
+        if stride < 1:
+            raise ValueError(f"stride must be at least 1, got {stride}")
+        self.stride = stride
+        self._held: dict[WorkerRef, HeldBlocks] = {}
+
+    def match(self, hashes: Sequence[BlockHash]) -> Mapping[WorkerRef, PrefixHit]:
+        """What each worker holds of the chain `hashes`; those that hold nothing are left out."""
+        hits: dict[WorkerRef, PrefixHit] = {}
+        chain, guess = Chain(hashes, self.stride), 0
+        if not len(chain):
+            return hits
+        first = chain.name(1)
+        for worker, held in self._held.items():
+            if held.tier(first):
+                # The longest, or as long as with the worker before: often they hold the same.
+                guess = held.leading(chain, HOST, guess or len(chain), len(chain))
+                num_device = held.leading(chain, DEVICE, guess, guess)
+                hits[worker] = PrefixHit(guess * self.stride, num_device * self.stride)
+        return hits
+
+    def apply(self, worker: WorkerRef, facts: Iterable[KVFact]) -> None:
+        """Take in what became of a worker's blocks, in order."""
+        self.write(worker, map(word_of, facts))
+
+    def write(self, worker: WorkerRef, words: Iterable[int]) -> None:
+        """`apply` of facts that are words already."""
+        held = self._held.get(worker)
+        if held is None:
+            held = self._held[worker] = HeldBlocks()
+        held.write(words)
+
+    def load(self, worker: WorkerRef, held: HeldBlocks) -> None:
+        """Replace all that is known of a worker. The table owns `held` from then on."""
+        self._held[worker] = held
+
+    def drop(self, worker: WorkerRef) -> None:
+        """Forget a worker; nothing when it is not here."""
+        self._held.pop(worker, None)
+
+    def held(self, worker: WorkerRef) -> HeldBlocks | None:
+        """What is known of a worker, to be read only."""
+        return self._held.get(worker)
+
+    @property
+    def num_workers(self) -> int:
+        return len(self._held)
+
+    @property
+    def num_blocks(self) -> int:
+        """Counted for each worker that holds them."""
+        return sum(map(len, self._held.values()))
+
+    @property
+    def num_bytes(self) -> int:
+        """Of memory."""
+        return sum(held.num_bytes for held in self._held.values())
+
+    def __repr__(self) -> str:
+        return f"<prefixes of {len(self._held)} workers, {self.num_blocks} blocks>"

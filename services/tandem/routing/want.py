@@ -1,0 +1,63 @@
+"""What a router must know of one request, frozen; never the request itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tandem.core.ids import WorkerRef
+from tandem.core.lane import Lane
+from tandem.routing.prefix_table import PrefixHit
+from tandem.routing.view import WorkerView
+
+EXPECTED_OUTPUT = 256
+"""Tokens at most that a placement reckons with: many clients leave `max_tokens` far above what they get."""
+
+
+class Held(NamedTuple):
+    """Of a prompt, in tokens."""
+
+    num_tokens: int
+    num_device_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """A prompt of `num_prompt` tokens, probably followed by `num_output`. `hits`: what each worker holds of it; None:
+    nobody looked, and probably `num_tokens` are to compute wherever it goes.
+
+    `key` names the request and `session` those that belong together, for choices among equals; `turn` counts what a
+    gateway has placed.
+    """
+
+    model: str
+    num_tokens: int = 1
+    lane: Lane = Lane.INTERACTIVE
+    num_prompt: int = 0
+    num_output: int = EXPECTED_OUTPUT
+    hits: Mapping[WorkerRef, PrefixHit] | None = None
+    key: str = ""
+    session: str = ""
+    turn: int = 0
+
+    @property
+    def num_context(self) -> int:
+        """Tokens of the prompt."""
+        return max(self.num_prompt, self.num_tokens)
+
+    def held(self, worker: WorkerView) -> Held:
+        """What it has of the prompt: at most all but one token, in whole blocks."""
+        hit = None if self.hits is None else self.hits.get(worker.ref)
+        if hit is None or not worker.block_size:
+            return Held(0, 0)
+        most = (self.num_context - 1) // worker.block_size
+        return Held(min(hit.num_blocks, most) * worker.block_size, min(hit.num_device_blocks, most) * worker.block_size)
+
+    def num_uncached(self, worker: WorkerView) -> int:
+        """Tokens that it would have to compute."""
+        return self.num_tokens if self.hits is None else self.num_context - self.held(worker).num_tokens
+
+    def suits(self, worker: WorkerView) -> bool:
+        """Whether it will probably accept the prompt now."""
+        return worker.takes(self.num_uncached(worker), self.lane)

@@ -1,0 +1,89 @@
+"""What the prefix index holds in Redis, byte for byte; never sends or reads it.
+
+An entry of a shard's stream: version, incarnation, number of its first fact, length of the worker's id, the id, and the
+facts as words. A snapshot: version, incarnation, how many facts it stands for, how many blocks the worker can hold, and
+the words of those that it does. Integers are little-endian, a word is 8 bytes (`kv.prefix_word`).
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from typing import NamedTuple
+
+from tandem.core.ids import Incarnation, WorkerId
+from tandem.kv.prefix_log import Facts
+from tandem.kv.prefix_word import WORD_BYTES
+from tandem.routing.prefix_mirror import Entry
+
+VERSION = 1
+_ENTRY = struct.Struct("<BQQB")
+_SNAPSHOT = struct.Struct("<BQQQ")
+MAX_ID_BYTES = 255
+
+
+class IndexFormatError(Exception):
+    """Bytes that this version cannot read."""
+
+
+class Snapshot(NamedTuple):
+    """What the first `number` facts of one life come to; `words` in no order."""
+
+    incarnation: Incarnation
+    number: int
+    capacity: int
+    words: array[int]
+
+
+def pack_entry(entry: Entry) -> bytes:
+    name = entry.worker.encode()
+    return _ENTRY.pack(VERSION, entry.incarnation, entry.facts.first, len(name)) + name + _bytes(entry.facts.words)
+
+
+def unpack_entry(raw: bytes) -> Entry:
+    """Raises IndexFormatError."""
+    version, incarnation, first, length = _head(_ENTRY, raw)
+    start = _ENTRY.size + length
+    if version != VERSION or start > len(raw):
+        raise IndexFormatError(f"an entry of version {version} and {len(raw)} bytes")
+    try:
+        name = raw[_ENTRY.size : start].decode()
+    except UnicodeDecodeError as error:
+        raise IndexFormatError(f"an entry's worker: {error}") from None
+    return Entry(WorkerId(name), Incarnation(incarnation), Facts(first, _words(raw[start:])))
+
+
+def pack_snapshot(snapshot: Snapshot) -> bytes:
+    head = _SNAPSHOT.pack(VERSION, snapshot.incarnation, snapshot.number, snapshot.capacity)
+    return head + _bytes(snapshot.words)
+
+
+def unpack_snapshot(raw: bytes) -> Snapshot:
+    """Raises IndexFormatError."""
+    version, incarnation, number, capacity = _head(_SNAPSHOT, raw)
+    if version != VERSION:
+        raise IndexFormatError(f"a snapshot of version {version}")
+    return Snapshot(Incarnation(incarnation), number, capacity, _words(raw[_SNAPSHOT.size :]))
+
+
+def _head(form: struct.Struct, raw: bytes) -> tuple[int, ...]:
+    if len(raw) < form.size:
+        raise IndexFormatError(f"{len(raw)} bytes are too few")
+    return form.unpack_from(raw)
+
+
+def _words(raw: bytes) -> array[int]:
+    if len(raw) % WORD_BYTES:
+        raise IndexFormatError(f"{len(raw)} bytes are no words")
+    words = array("Q", raw)
+    if sys.byteorder == "big":
+        words.byteswap()
+    return words
+
+
+def _bytes(words: array[int]) -> bytes:
+    if sys.byteorder == "big":
+        words = words[:]
+        words.byteswap()
+    return words.tobytes()

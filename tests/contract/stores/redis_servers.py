@@ -1,0 +1,189 @@
+"""Real servers for tests of stores: one that listens on TCP and can be stopped, and a Redis Cluster of three; never
+knows what is kept in them."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import redis as blocking
+from redis.exceptions import RedisError
+
+from tandem.stores.embedded import find_program
+from tests.e2e.cluster import PATIENCE_S, spawn
+
+NUM_SLOTS = 16384
+NO_FAILOVER = ("--cluster-require-full-coverage", "no", "--cluster-node-timeout", "60000")
+"""A node that stands still takes its own slots along, and nobody else's."""
+
+
+class NoServer(Exception):
+    """The server's program cannot do what a test needs; says what."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class TcpServer:
+    """Keeps its port over restarts."""
+
+    def __init__(self, directory: Path, *options: str) -> None:
+        self.port = free_port()
+        self._directory = directory
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
+    def client(self) -> blocking.Redis:
+        return blocking.Redis(port=self.port, socket_timeout=PATIENCE_S)
+
+    def start(self) -> None:
+        options = ("--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self._directory))
+        log = ("--logfile", str(self._directory / "log"))
+        self._process = spawn(str(find_program()), *options, *log, *self._options, stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + PATIENCE_S
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise NoServer((self._directory / "log").read_text()[-500:])
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def pause(self) -> None:
+        """It takes connections and commands, and answers none."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def _answers(self) -> bool:
+        try:
+            with self.client() as client:
+                return bool(client.ping())
+        except (RedisError, OSError):
+            return False
+
+
+class ClusterServers:
+    """Three primaries, a third of the slots each."""
+
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        self.nodes: list[TcpServer] = []
+        self._bus_ports: list[int] = []
+        for number in range(3):
+            place = directory / str(number)
+            place.mkdir()
+            self._bus_ports.append(free_port())
+            bus = ("--cluster-enabled", "yes", "--cluster-port", str(self._bus_ports[-1]))
+            self.nodes.append(TcpServer(place, *bus, *NO_FAILOVER))
+            stack.callback(self.nodes[-1].stop)
+        self._join()
+
+    @property
+    def url(self) -> str:
+        nodes = ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+        return f"redis+cluster://{nodes}"
+
+    def owner(self, key: str) -> TcpServer:
+        slot = self.slot(key)
+        return next(node for node in self.nodes if any(a <= slot <= b for a, b in self._slots(node)))
+
+    def slot(self, key: str) -> int:
+        with self.nodes[0].client() as client:
+            return int(client.execute_command("CLUSTER KEYSLOT", key))  # type: ignore[no-untyped-call]
+
+    def move(self, key: str, to: TcpServer) -> None:
+        """The empty slot of a key, at once."""
+        slot, name = self.slot(key), self._name(to)
+        for node in (to, *(node for node in self.nodes if node is not to)):
+            self._tell(node, "CLUSTER SETSLOT", slot, "NODE", name)
+
+    def open(self, key: str, to: TcpServer) -> None:
+        """Begin to move a slot: its owner sends clients on with ASK for what it has not."""
+        slot, owner = self.slot(key), self.owner(key)
+        self._tell(to, "CLUSTER SETSLOT", slot, "IMPORTING", self._name(owner))
+        self._tell(owner, "CLUSTER SETSLOT", slot, "MIGRATING", self._name(to))
+
+    def empty(self) -> None:
+        for node in self.nodes:
+            self._tell(node, "FLUSHALL")
+
+    def _join(self) -> None:
+        share = -(-NUM_SLOTS // len(self.nodes))
+        for number, node in enumerate(self.nodes):
+            last = min(NUM_SLOTS, (number + 1) * share) - 1
+            self._tell(node, "CLUSTER ADDSLOTSRANGE", number * share, last)
+            self._tell(node, "CLUSTER SET-CONFIG-EPOCH", number + 1)
+            self._tell(self.nodes[0], "CLUSTER MEET", "127.0.0.1", node.port, self._bus_ports[number])
+        deadline = time.monotonic() + PATIENCE_S
+        while not all(self._knows_all(node) for node in self.nodes):
+            if time.monotonic() > deadline:
+                raise NoServer("the nodes of a cluster do not find each other")
+            time.sleep(0.05)
+
+    def _knows_all(self, node: TcpServer) -> bool:
+        with node.client() as client:
+            told = client.execute_command("CLUSTER INFO")  # type: ignore[no-untyped-call]
+        text = told.decode() if isinstance(told, bytes) else "\n".join(f"{k}:{v}" for k, v in told.items())
+        return "cluster_state:ok" in text and f"cluster_slots_ok:{NUM_SLOTS}" in text
+
+    def _slots(self, node: TcpServer) -> list[tuple[int, int]]:
+        with self.nodes[0].client() as client:
+            told = client.execute_command("CLUSTER SLOTS")  # type: ignore[no-untyped-call]
+        return [(first, last) for first, last, owner, *_ in _ranges(told) if owner == node.port]
+
+    def _name(self, node: TcpServer) -> str:
+        with node.client() as client:
+            name = client.execute_command("CLUSTER MYID")  # type: ignore[no-untyped-call]
+        return name.decode() if isinstance(name, bytes) else str(name)
+
+    def _tell(self, node: TcpServer, *command: str | int) -> None:
+        with node.client() as client:
+            client.execute_command(*command)  # type: ignore[no-untyped-call]
+
+
+def _ranges(told: object) -> Iterator[tuple[int, int, int]]:
+    """First and last slot and the port of the primary; the library gives a dict of pairs or the plain list."""
+    if isinstance(told, dict):
+        for (first, last), nodes in told.items():
+            yield first, last, nodes["primary"][1]
+    else:
+        assert isinstance(told, list)
+        for first, last, primary, *_ in told:
+            yield first, last, primary[1]
+
+
+@contextmanager
+def tcp_server(*options: str) -> Iterator[TcpServer]:
+    with tempfile.TemporaryDirectory(prefix="tr-") as directory:
+        server = TcpServer(Path(directory), *options)
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+@contextmanager
+def cluster_servers() -> Iterator[ClusterServers]:
+    """Raises NoServer where the program knows no cluster."""
+    with tempfile.TemporaryDirectory(prefix="tc-") as directory, ExitStack() as stack:
+        yield ClusterServers(Path(directory), stack)

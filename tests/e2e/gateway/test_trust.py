@@ -1,0 +1,190 @@
+"""Real processes that keep a secret or show certificates, and what an operator does to their workers by command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tandem.wire.secret_file import SecretFile
+from tandem.wire.trust import Trust
+from tests.certificates import Authority
+from tests.e2e.cluster import PATIENCE_S
+from tests.e2e.gateway.conftest import SETTINGS
+from tests.e2e.gateway.http import Answer, Post, completion
+from tests.e2e.gateway.processes import Cluster, Gateway, Worker, cluster, until
+
+NUM_PROMPTS = 6
+
+
+def ask(gateway: Gateway, salt: int, max_tokens: int = 24) -> Answer:
+    with Post(gateway.url, completion(40, salt, max_tokens)) as post:
+        return post.finish()
+
+
+def tandem(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tandem.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+
+@contextmanager
+def load(gateway: Gateway, expected: dict[int, str]) -> Iterator[list[str]]:
+    """Requests one after another on three connections; yields what went wrong, which should be nothing."""
+    wrong: list[str] = []
+    is_over = threading.Event()
+
+    def run(salt: int) -> None:
+        while not is_over.is_set():
+            answer = ask(gateway, salt)
+            if answer.status != 200 or answer.json()["choices"][0]["text"] != expected[salt]:
+                wrong.append(f"{answer.status}: {answer.json()}")
+            salt = (salt + 1) % NUM_PROMPTS
+
+    threads = [threading.Thread(target=run, args=(salt,)) for salt in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield wrong
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+
+
+def start(running: Cluster, trust: Trust, *pools: tuple[str, str]) -> tuple[Gateway, dict[str, Worker]]:
+    workers = {name: running.worker(name, pool) for name, pool in pools}
+    gateway = running.gateway("gateway")
+    for program in (*workers.values(), gateway):
+        program.wait_ready()
+    for worker in workers.values():
+        worker.trust = trust
+    gateway.wait_serving()
+    until(lambda: ask(gateway, 0).headers["x-tandem-path"] == "remote", "a request that is split")
+    return gateway, workers
+
+
+@pytest.mark.timeout(150)
+def test_a_cluster_with_a_secret_and_an_operator(tmp_path: Path, redis_url: str, model: Path) -> None:
+    secret, wrong = tmp_path / "secret", tmp_path / "wrong"
+    secret.write_text("s" * 64 + "\n")
+    wrong.write_text("w" * 64 + "\n")
+    here = ("--redis-url", redis_url, "--namespace", "trust", "--secret-file", str(secret))
+    with cluster(tmp_path, redis_url, model, *SETTINGS, *here[2:]) as running:
+        trust = Trust("test", SecretFile(secret))
+        pools = (("p", "prefill"), ("d", "decode"), ("e", "decode"))
+        gateway, workers = start(running, trust, *pools)
+        stranger = running.gateway("stranger", "--secret-file", str(wrong))
+        expected = {salt: ask(gateway, salt).json()["choices"][0]["text"] for salt in range(NUM_PROMPTS)}
+        assert len(set(expected.values())) == NUM_PROMPTS
+        with load(gateway, expected) as failures:
+            _change_roles(here, workers, lambda: ask(gateway, 0).headers["x-tandem-path"])
+            _rotate(secret, gateway)
+        assert failures == []
+        _drain_one(here, gateway, workers, wrong)
+        for worker in workers.values():
+            until(worker.is_idle, f"an idle {worker.name}")
+        stranger.wait_ready()
+        until(lambda: stranger.log.count("is lost: unauthenticated") == 3, "what a stranger is told")
+        assert stranger.missing() == "no live worker"
+        for program in (gateway, *workers.values()):
+            assert not [line for line in program.complaints() if "is refused: it is signed with another" not in line]
+        for worker in workers.values():
+            assert worker.log.count("it is signed with another secret") == 1, "once, not once per call"
+        assert all("s" * 64 not in program.log and "w" * 64 not in program.log for program in running.programs)
+
+
+def _change_roles(here: tuple[str, ...], workers: dict[str, Worker], path: Callable[[], str]) -> None:
+    listed = tandem("role", *here)
+    assert listed.returncode == 0, listed.stderr
+    rows = [line.split() for line in listed.stdout.splitlines()]
+    assert rows[0] == ["WORKER", "POOL", "ROLE", "INCARNATION", "ADDRESS", "STATE"]
+    assert [row[:3] for row in rows[1:]] == [
+        ["d", "decode", "decode"],
+        ["e", "decode", "decode"],
+        ["p", "prefill", "prefill"],
+    ]
+    assert all(row[5] == "live," for row in rows[1:])
+    assert tandem("role", "e", "prefill", *here).stdout == "e: decode -> prefill (pool decode)\n"
+    until(lambda: "e@" in workers["e"].log and "is taken for prefill" in workers["e"].log, "a heartbeat's answer")
+    said = workers["e"].describe()
+    assert (said.pool, said.role) == ("decode", "prefill")
+    tokens = workers["e"].describe().load
+    assert not tokens.draining
+    # The only other prefill worker now decodes: prompts can be computed on `e` alone.
+    assert tandem("role", "p", "decode", *here).returncode == 0
+    until(lambda: path() == "remote" and workers["p"].describe().role == "decode", "a pair of the new roles")
+    assert {line.split()[0]: line.split()[2] for line in tandem("role", *here).stdout.splitlines()[1:]} == {
+        "d": "decode",
+        "e": "prefill",
+        "p": "decode",
+    }
+
+
+def _rotate(secret: Path, gateway: Gateway) -> None:
+    """All processes share the file here; each sees a change when it looks, and not at one moment."""
+    for lines in ("s" * 64 + "\n" + "t" * 64, "t" * 64 + "\n" + "s" * 64):
+        fresh = secret.with_suffix(".new")
+        fresh.write_text(lines + "\n")
+        fresh.replace(secret)
+        for _ in range(4):
+            assert ask(gateway, 0).status == 200
+
+
+def _drain_one(here: tuple[str, ...], gateway: Gateway, workers: dict[str, Worker], wrong: Path) -> None:
+    with Post(gateway.url, completion(40, 99, 2000, stream=True)) as post:
+        post.wait_events(2)
+        busy = [worker for worker in workers.values() if worker.describe().load.num_running]
+        drained = busy[-1].name
+        left = tandem("drain", drained, "--timeout", "0", *here)
+        assert (left.returncode, left.stdout) == (
+            1,
+            f"{drained} takes no new work, 1 jobs and leases are left after 0 s\n",
+        )
+        assert "draining, 1 left" in tandem("role", *here).stdout
+    done = tandem("drain", drained, "--timeout", "30", *here)
+    assert (done.returncode, done.stdout) == (0, f"{drained} takes no new work, nothing is left\n")
+    missing = tandem("drain", "nobody", *here)
+    assert missing.returncode == 1 and "no worker 'nobody'; there are: d, e, p" in missing.stderr
+    assert tandem("role", "d", *here).returncode == 2
+    refused = tandem("role", *here[:-1], "/nowhere")
+    assert refused.returncode == 2 and "cluster.secret_file: cannot read /nowhere" in refused.stderr
+    strange = tandem("role", *here[:-1], str(wrong)).stdout.splitlines()[1:]
+    assert len(strange) == 3 and all("unreachable: unauthenticated: it does not believe us" in row for row in strange)
+
+
+@pytest.mark.timeout(120)
+def test_a_cluster_with_certificates(tmp_path: Path, redis_url: str, model: Path) -> None:
+    """And a secret: each guards on its own, and both go together."""
+    secret = tmp_path / "secret"
+    secret.write_text("s" * 64 + "\n")
+    ours = Authority(tmp_path / "ours").issue("worker")
+    tls = (
+        "--tls-cert-file",
+        ours.tls_cert_file,
+        "--tls-key-file",
+        ours.tls_key_file,
+        "--tls-ca-file",
+        ours.tls_ca_file,
+    )
+    here = ("--redis-url", redis_url, "--namespace", "tls", "--secret-file", str(secret), *tls)
+    with cluster(tmp_path, redis_url, model, *SETTINGS, *here[2:]) as running:
+        workers = [running.worker("p", "prefill"), running.worker("d", "decode")]
+        gateway = running.gateway("gateway")
+        for program in (*workers, gateway):
+            program.wait_ready()
+        gateway.wait_serving()
+        until(lambda: ask(gateway, 0).headers["x-tandem-path"] == "remote", "a request that is split")
+        assert [line.split()[5] for line in tandem("role", *here).stdout.splitlines()[1:]] == ["live,", "live,"]
+        plain = tandem("role", *here[:6])
+        assert [line.split()[5] for line in plain.stdout.splitlines()[1:]] == ["unreachable:", "unreachable:"]
+
+
+def test_a_worker_that_strangers_reach_does_not_start_without_a_secret(model: Path) -> None:
+    refused = tandem("worker", "--model", str(model), "--worker-host", "0.0.0.0")
+    assert refused.returncode == 2
+    assert "worker.host is 0.0.0.0, which others can reach" in refused.stderr and "--secret-file" in refused.stderr

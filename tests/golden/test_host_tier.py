@@ -1,0 +1,133 @@
+"""Conversations that take turns on a pool that holds little more than one of them, with host memory behind it that has
+too little room as well: token-identical to transformers, whatever was copied out and in."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from tandem.core.events import Finished
+from tandem.core.request import SamplingParams
+from tests.golden.cluster import Cluster, Knobs, Outcome
+from tests.golden.conftest import TinyModels
+from tests.golden.models import TINY_VOCAB, Reference
+from tests.golden.test_choices import Choices
+
+_NUM_CHATS, _NUM_TURNS, _OUTPUTS = 3, 3, 10
+_GREEDY = SamplingParams(max_tokens=_OUTPUTS, temperature=0.0)
+_SAMPLED = SamplingParams(max_tokens=_OUTPUTS, temperature=0.8, seed=11)
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    knobs: Knobs
+    num_host_slots: int
+
+    def __str__(self) -> str:
+        return f"{self.knobs}-host{self.num_host_slots}"
+
+
+_PRODUCT = [
+    _Case(Knobs(chunk=chunk, block_size=block_size, plan_depth=depth, remote=remote, company=company), num_host_slots)
+    for num_host_slots, chunk, block_size, depth, remote, company in itertools.product(
+        (1, 3, 8, 64), (16, None), (8, 16), (1, 2), (False, True), (False, True)
+    )
+    if not (remote and company)  # a worker refuses a second pull that it has no room for
+]
+
+
+def _words(length: int, seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(TINY_VOCAB) for _ in range(length)]
+
+
+# All begin with the same words.
+_OPENINGS = tuple(_words(17, 0) + _words(20 + 3 * i, 1 + i) for i in range(_NUM_CHATS))
+_LONGEST = len(_OPENINGS[-1]) + _NUM_TURNS * (_OUTPUTS + 7)
+
+
+def _turns(reference: Reference) -> list[list[tuple[list[int], list[int]]]]:
+    """By turn, what each conversation asks and what transformers answers."""
+    histories = [list(opening) for opening in _OPENINGS]
+    turns = []
+    for turn in range(_NUM_TURNS):
+        asked = [list(history) for history in histories]
+        answers = [reference.greedy(prompt, _OUTPUTS) for prompt in asked]
+        turns.append(list(zip(asked, answers, strict=True)))
+        histories = [[*p, *a, *_words(7, 100 * turn + i)] for i, (p, a) in enumerate(turns[-1])]
+    return turns
+
+
+def _cluster(reference: Reference, case: _Case, kind: type[Cluster] = Cluster) -> Cluster:
+    """Room for the longest conversation and two blocks more."""
+    knobs = case.knobs
+    num_blocks = -(-_LONGEST // knobs.block_size) + 2
+    executors = [
+        reference.executor(block_size=knobs.block_size, num_blocks=num_blocks, num_host_slots=case.num_host_slots)
+        for _ in range(1 + knobs.remote)
+    ]
+    return kind(executors, knobs)
+
+
+def _check(reference: Reference, product: Sequence[_Case]) -> None:
+    turns = _turns(reference)
+    wrong = []
+    for case in product:
+        with _cluster(reference, case) as cluster:
+            seen = [cluster.ask([prompt for prompt, _ in turn], _GREEDY) for turn in turns]
+            right = [[answer for _, answer in turn] for turn in turns]
+            if [[outcome.ids for outcome in outcomes] for outcomes in seen] != right:
+                wrong.append(str(case))
+            _check_copies(cluster, case, seen[-1])
+    assert not wrong, wrong
+
+
+def _check_copies(cluster: Cluster, case: _Case, last: Sequence[Outcome]) -> None:
+    """Blocks went out; where there is room for all, they came back and count as cached."""
+    assert cluster.giver.num_spilled > 0, f"nothing was copied out under {case}"
+    if case.num_host_slots < 64 or case.knobs.company:
+        return
+    assert cluster.giver.num_filled > 0, f"nothing came back under {case}"
+    ends = [outcome.end for outcome in last]
+    assert all(isinstance(end, Finished) and end.num_cached_tokens >= 48 for end in ends), f"{ends} under {case}"
+    if case.knobs.remote:
+        assert cluster.taker.num_filled > 0 and all(o.pulled and o.pulled.num_cached_tokens >= 48 for o in last)
+
+
+@pytest.mark.parametrize("case", _PRODUCT[::9], ids=str)
+def test_float64_tokens_equal_transformers(tiny: TinyModels, case: _Case) -> None:
+    _check(tiny("llama", "float64"), [case])
+
+
+@pytest.mark.golden
+@pytest.mark.timeout(600)
+def test_float64_tokens_equal_transformers_over_the_product(tiny: TinyModels) -> None:
+    _check(tiny("qwen3", "float64"), _PRODUCT)
+
+
+def test_compiled_kernels_read_what_came_back(tiny: TinyModels) -> None:
+    _check(tiny("llama", "float32"), [_Case(Knobs(chunk=16), 64), _Case(Knobs(remote=True), 3)])
+
+
+@pytest.mark.parametrize("case", [_Case(Knobs(chunk=16), 64), _Case(Knobs(plan_depth=2, block_size=8), 16)], ids=str)
+def test_choices_share_what_came_back(tiny: TinyModels, case: _Case) -> None:
+    """Four choices of each conversation, in turns, so that they fork from blocks of host memory and give way."""
+    reference = tiny("llama", "float64")
+
+    def ask(case: _Case) -> tuple[list[list[int]], int]:
+        with _cluster(reference, case, Choices) as cluster:
+            assert isinstance(cluster, Choices)
+            seen: list[list[int]] = []
+            for prompt in _OPENINGS * 2:
+                outcomes = cluster.ask_choices(prompt, _SAMPLED, range(4))
+                cluster.run()
+                seen += [outcome.ids for outcome in outcomes]
+            return seen, cluster.taker.num_filled
+
+    right, _ = ask(_Case(Knobs(), 0))
+    seen, num_filled = ask(case)
+    assert seen == right and num_filled > 0

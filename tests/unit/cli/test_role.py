@@ -1,0 +1,101 @@
+"""`tandem role` and `tandem drain` where something is wrong, or nobody is there; with workers tests/e2e tries them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from pathlib import Path
+
+import pytest
+
+from tandem.cli import main
+from tandem.cli.role import table
+from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.stores.record import WorkerRecord
+from tandem.stores.registry import WorkerRegistry
+
+_numbers = itertools.count()
+
+
+def record(name: str) -> WorkerRecord:
+    return WorkerRecord(
+        worker=WorkerRef(WorkerId(name), Incarnation(1_795_000_000_000_000_001), "127.0.0.1:1"),
+        pool="decode",
+        model="smol",
+        fingerprint="",
+        layout="",
+        max_model_len=1,
+        bundle_digest="",
+    )
+
+
+def fill(url: str, namespace: str, *names: str) -> None:
+    async def publish() -> None:
+        registry = WorkerRegistry(url, namespace, ttl_s=60.0)
+        for name in names:
+            await registry.publish(record(name))
+        await registry.close()
+
+    asyncio.run(publish())
+
+
+@pytest.fixture
+def here(redis_url: str) -> list[str]:
+    return ["--redis-url", redis_url, "--namespace", f"cli{next(_numbers)}"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["role"], "say where with --redis-url"),
+        (["role", "w0"], "say what w0 is to be taken for: prefill, decode, mixed"),
+        (["drain", "w0"], "say where with --redis-url"),
+        (["drain", "w0", "--timeout", "-1"], "--timeout -1 must be between 0"),
+        (["drain", "w0", "--timeout", "nan"], "--timeout nan must be between 0"),
+        (["role", "--redis-url", "unix:///nowhere", "--secret-file", "/nowhere"], "cluster.secret_file: cannot read"),
+        (["role", "--redis-url", "unix:///nowhere", "--tls-ca-file", "ca"], "cluster.tls_cert_file is empty"),
+    ],
+)
+def test_what_was_said_wrongly_is_named(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
+    assert main(arguments) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_another_role_is_not_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["role", "w0", "encode"])
+    assert "'prefill', 'decode', 'mixed'" in capsys.readouterr().err
+
+
+def test_a_redis_that_does_not_answer_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["role"], ["role", "w0", "mixed"], ["drain", "w0"]):
+        assert main([*command, "--redis-url", f"unix://{tmp_path}/nothing.sock"]) == 1
+        assert "the registry does not answer" in capsys.readouterr().err
+
+
+@pytest.mark.redis
+def test_an_empty_cluster_has_no_workers(here: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["role", *here]) == 0
+    assert capsys.readouterr().out == "no worker is registered\n"
+    assert main(["role", "w0", "mixed", *here]) == 1
+    assert "no worker 'w0'; there are: none is registered" in capsys.readouterr().err
+
+
+@pytest.mark.redis
+def test_a_worker_that_does_not_answer_is_listed_and_takes_a_role(
+    redis_url: str, here: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(redis_url, here[-1], "w1", "a-longer-name")
+    assert main(["role", "w1", "prefill", *here]) == 0
+    assert capsys.readouterr().out == "w1: decode -> prefill (pool decode)\n"
+    assert main(["role", *here]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split()[:5] == ["a-longer-name", "decode", "decode", "1795000000000000001", "127.0.0.1:1"]
+    assert lines[2].split()[:3] == ["w1", "decode", "prefill"]
+    assert all("unreachable: unavailable" in line for line in lines[1:])
+    assert main(["drain", "w1", *here]) == 1
+    assert "worker w1: unavailable" in capsys.readouterr().err
+
+
+def test_columns_are_as_wide_as_their_widest_cell() -> None:
+    assert table([("A", "BB", "C"), ("long", "b", "")]) == "A     BB  C\nlong  b"

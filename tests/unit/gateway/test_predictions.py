@@ -1,0 +1,70 @@
+"""What the dispatcher asks of the prefix index and tells it: names go in line with the request, and what was predicted
+is compared with the first report, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from tandem.core.events import Finished, FinishReason, SampledToken, Token
+from tandem.core.ids import BlockHash, WorkerRef
+from tandem.core.request import Request
+from tandem.routing.false_hits import Prediction
+from tandem.routing.prefix_table import PrefixHit
+from tests.unit.gateway.rig import Rig, collect, token
+from tests.unit.gateway.scripted_worker import until
+
+NAMES = (BlockHash(b"a" * 16), BlockHash(b"b" * 16))
+
+
+class Known:
+    """A KnownPrefixes by which every worker holds as many blocks as a test says."""
+
+    def __init__(self) -> None:
+        self.held: dict[WorkerRef, int] = {}
+        self.matched: list[Sequence[BlockHash]] = []
+        self.reports: list[tuple[Prediction, int]] = []
+
+    def match(self, hashes: Sequence[BlockHash]) -> Mapping[WorkerRef, PrefixHit]:
+        self.matched.append(hashes)
+        return {worker: PrefixHit(num, num) for worker, num in self.held.items()}
+
+    async def name(self, request: Request) -> Sequence[BlockHash]:
+        return NAMES
+
+    def predict(self, request: Request, worker: WorkerRef, num_blocks: int) -> Prediction | None:
+        return Prediction(worker, num_blocks * 8, 8) if num_blocks else None
+
+    def reported(self, predicted: Prediction | None, num_cached: int) -> None:
+        if predicted is not None:
+            self.reports.append((predicted, num_cached))
+
+
+async def test_the_worker_that_computes_is_compared_once(make_rig: Callable[..., Rig]) -> None:
+    known = Known()
+    rig = make_rig(prefixes=known)
+    await rig.start()
+    prefill, decode = await rig.pair()
+    known.held = {prefill.ref: 2, decode.ref: 1}
+    request = await rig.running()
+    assert known.matched == [NAMES] and not known.reports
+    key = request.life.key
+    prefill.tell(Token(key, 0, SampledToken(100), num_cached_tokens=5), Finished(key, None, 1, 5))
+    await until(lambda: known.reports)
+    decode.tell(Token(key, 0, SampledToken(100), num_cached_tokens=5), token(key, 1))
+    decode.tell(token(key, 2), Finished(key, FinishReason.LENGTH, 3, 5))
+    await collect(request)
+    assert known.reports == [(Prediction(prefill.ref, 16, 8), 5)]
+    assert not rig.dispatch._waiting._hashes
+
+
+async def test_what_is_not_predicted_is_not_compared(make_rig: Callable[..., Rig]) -> None:
+    known = Known()
+    rig = make_rig(prefixes=known)
+    await rig.start()
+    worker = await rig.add("m", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+    request = await rig.running()
+    key = request.life.key
+    worker.tell(Token(key, 0, SampledToken(100), num_cached_tokens=0), Finished(key, FinishReason.STOP, 1, 0))
+    await collect(request)
+    assert known.matched == [NAMES] and not known.reports

@@ -1,0 +1,126 @@
+"""A gateway and workers that keep a secret, and workers whose role is set while requests run on them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tandem.core.events import Finished, FinishReason
+from tandem.core.ids import Incarnation, WorkerRef
+from tandem.gateway import worker_link
+from tandem.wire.secret_file import SecretFile
+from tandem.wire.trust import Trust
+from tests.unit.gateway.rig import Rig, collect, pulled, token
+from tests.unit.gateway.scripted_worker import ScriptedWorker, until
+
+Make = Callable[..., Rig]
+
+
+def keep(path: Path, secret: str) -> Trust:
+    fresh = path.with_suffix(".new")
+    fresh.write_text(secret * 64 + "\n")
+    return Trust(path.name, SecretFile(fresh.replace(path)))
+
+
+def lines_about(worker: ScriptedWorker, caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if str(worker.ref) in record.getMessage()]
+
+
+async def test_a_gateway_with_another_secret_says_so_once_and_gets_in_when_it_is_mended(
+    make_rig: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(worker_link, "RECONNECT_S", 0.05)
+    rig = make_rig(trust=keep(tmp_path / "gateway", "b"))
+    worker = await rig.add("w", "mixed", trust=keep(tmp_path / "worker", "a"))
+    await rig.start()
+    link = await until(lambda: rig.fleet._links.get(worker.ref.id))
+    await until(lambda: link.is_gone)
+    described = 0
+
+    async def count() -> None:
+        nonlocal described
+        described += 1
+        await real()
+
+    real, link._describe = link._describe, count
+    await until(lambda: described > 5)
+    (line,) = lines_about(worker, caplog)
+    assert line.startswith(f"worker {worker.ref} is lost: unauthenticated: it does not believe us")
+    assert "cluster.secret_file" in line and "clock" in line
+    assert rig.dispatch.ready() == "no live worker" and worker.seen == []
+    keep(tmp_path / "gateway", "a")
+    await until(lambda: rig.dispatch.ready() is None)
+
+
+async def test_a_worker_that_proves_nothing_is_not_used(
+    make_rig: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It believes everybody, so it is not one of ours: it gets no prompt and no stream."""
+    monkeypatch.setattr(worker_link, "RECONNECT_S", 0.05)
+    rig = make_rig(trust=keep(tmp_path / "gateway", "a"))
+    worker = await rig.add("w", "mixed")
+    await rig.start()
+    await until(lambda: lines_about(worker, caplog))
+    assert "does not prove that it knows the cluster's secret" in lines_about(worker, caplog)[0]
+    assert worker.positions == [] and worker.jobs == []
+
+
+async def test_another_life_at_an_address_is_no_member_s_failure(
+    make_rig: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(worker_link, "RECONNECT_S", 0.05)
+    trust = keep(tmp_path / "secret", "a")
+    rig = make_rig(trust=trust)
+    worker = await rig.add("w", "mixed", trust=trust)
+    listed = worker.ref
+    worker.ref = WorkerRef(listed.id, Incarnation(listed.incarnation + 1000), listed.address)
+    await rig.start()
+    await until(lambda: any("another life of the worker" in line for line in lines_about(worker, caplog)))
+    worker.ref = listed
+    await until(lambda: rig.dispatch.ready() is None)
+
+
+async def test_a_decode_worker_becomes_a_prefill_worker_and_what_runs_there_goes_on(rig: Rig) -> None:
+    prefill, decode = await rig.pair()
+    late = await rig.add("e", "decode")
+    await until(lambda: (prefill.ref, late.ref) in rig.fleet.view().linked)
+    running = await rig.running()
+    key, place = running.life.key, running.life.placement
+    assert place is not None
+    source, other = (decode, late) if place.decode == decode.ref else (late, decode)
+    source.role = "prefill"
+    await until(lambda: {v.ref: v.pool for v in rig.fleet.view().workers}[source.ref] == "prefill")
+    assert rig.fleet.candidates().pools("tiny") == {"prefill": 2, "decode": 1}
+    await until(lambda: (source.ref, other.ref) in rig.fleet.view().linked)
+    prefill.tell(token(key, 0), Finished(key, None, 1, 0))
+    source.tell(pulled(key), *(token(key, i) for i in range(3)), Finished(key, FinishReason.LENGTH, 3, 0))
+    assert await collect(running) == [0, 1, 2]
+    for _ in range(3):
+        request = await rig.running()
+        assert request.life.placement is not None
+        assert request.path == "remote" and request.life.placement.decode == other.ref
+        await request.aclose()
+    source.role = ""
+    await until(lambda: rig.fleet.candidates().pools("tiny") == {"prefill": 1, "decode": 2})
+
+
+async def test_a_role_makes_room_for_what_waits(rig: Rig) -> None:
+    """Strict: only a pair will do, and there is none before one of two prefill workers decodes."""
+    first, second = await rig.add("p", "prefill"), await rig.add("q", "prefill")
+    await until(lambda: len(rig.fleet.view().workers) == 2)
+    assert rig.dispatch.ready() == "no live decode worker"
+    second.role = "decode"
+    await until(lambda: rig.dispatch.ready() is None)
+    assert rig.fleet.view().linked == {(first.ref, second.ref)}
+
+
+async def test_a_role_of_a_later_version_changes_nothing(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    worker = await rig.add("w", "mixed")
+    worker.role = "encode"
+    await until(lambda: rig.dispatch.ready() is None)
+    assert [view.pool for view in rig.fleet.view().workers] == ["mixed"]
+    assert caplog.text.count("'encode'") == 1

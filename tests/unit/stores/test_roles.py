@@ -1,0 +1,204 @@
+"""Roles in the registry on a real server: set for a life, gone with it, back after the server lost everything."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from redis.asyncio import Redis
+
+from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.stores.client import connect
+from tandem.stores.heartbeat import Heartbeat
+from tandem.stores.record import WorkerRecord
+from tandem.stores.registry import Standing, WorkerRegistry
+
+pytestmark = pytest.mark.redis
+
+BORN = 1_795_000_000_000_000_001
+DEADLINE_S = 30.0
+_namespaces = itertools.count()
+
+
+def record(name: str = "w0", incarnation: int = BORN, role: str = "") -> WorkerRecord:
+    return WorkerRecord(
+        worker=WorkerRef(WorkerId(name), Incarnation(incarnation), "127.0.0.1:1"),
+        pool="decode",
+        model="smol",
+        fingerprint="ab" * 16,
+        layout="",
+        max_model_len=2048,
+        bundle_digest="cd" * 16,
+        role=role,
+    )
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"roles{next(_namespaces)}"
+
+
+@pytest.fixture
+async def redis(redis_url: str) -> AsyncIterator[Redis]:
+    client = connect(redis_url)
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+async def registry(redis_url: str, namespace: str) -> AsyncIterator[WorkerRegistry]:
+    made = WorkerRegistry(redis_url, namespace, ttl_s=60.0)
+    yield made
+    await made.close()
+
+
+async def forget_all(redis: Redis, namespace: str) -> None:
+    """What a restart of a server without persistence does, to one namespace."""
+    await redis.delete(*await redis.keys(f"*{namespace}:*"))
+
+
+async def test_a_role_is_listed_and_told_to_its_worker(registry: WorkerRegistry) -> None:
+    await registry.publish(record())
+    await registry.publish(record("w1"))
+    assert await registry.list() == (record(), record("w1"))
+    assert await registry.set_role(record().worker, "prefill")
+    assert await registry.list() == (record(role="prefill"), record("w1"))
+    assert [entry.effective_role for entry in await registry.list()] == ["prefill", "decode"]
+    assert await registry.publish(record()) == Standing("prefill")
+    assert await registry.publish(record("w1")) == Standing("")
+    assert await registry.set_role(record().worker, "mixed")
+    assert await registry.publish(record(role="prefill")) == Standing("mixed"), "what is set counts, not what was told"
+    assert await registry.list() == (record(role="mixed"), record("w1"))
+
+
+async def test_only_a_life_that_is_there_has_a_role(registry: WorkerRegistry, redis: Redis, namespace: str) -> None:
+    assert not await registry.set_role(record().worker, "prefill")
+    await registry.publish(record())
+    assert not await registry.set_role(record(incarnation=BORN + 1).worker, "prefill")
+    assert not await registry.set_role(record("w1").worker, "prefill")
+    await redis.zadd(f"{{{namespace}:workers}}:lapse", {"w0": 1})
+    assert not await registry.set_role(record().worker, "prefill"), "it has lapsed"
+    assert not await redis.exists(f"{{{namespace}:workers}}:roles")
+
+
+async def test_a_role_dies_with_its_life(registry: WorkerRegistry, redis: Redis, namespace: str) -> None:
+    roles = f"{{{namespace}:workers}}:roles"
+    later = record(incarnation=BORN + 1)
+    await registry.publish(record())
+    await registry.set_role(record().worker, "prefill")
+    assert await registry.publish(later) == Standing("")
+    assert await registry.list() == (later,) and not await redis.exists(roles)
+    await registry.set_role(later.worker, "mixed")
+    assert not await registry.withdraw(record().worker)
+    assert await redis.exists(roles), "a late goodbye of an earlier life"
+    assert await registry.withdraw(later.worker)
+    assert not await redis.exists(roles)
+    await registry.publish(later)
+    await registry.set_role(later.worker, "mixed")
+    await redis.zadd(f"{{{namespace}:workers}}:lapse", {"w0": 1})
+    assert await registry.list() == () and not await redis.exists(roles)
+
+
+async def test_a_role_survives_a_server_that_lost_everything(
+    registry: WorkerRegistry, redis: Redis, redis_url: str, namespace: str
+) -> None:
+    """The worker knows it from its heartbeats, and says it where it registers anew; also after it had lapsed."""
+    told: list[str] = []
+    brief = WorkerRegistry(redis_url, namespace, ttl_s=0.3)
+    beating = asyncio.create_task(Heartbeat(brief, record(), told.append).run())
+    async with asyncio.timeout(DEADLINE_S):
+        while not told:
+            await asyncio.sleep(0.01)
+        while not await registry.set_role(record().worker, "prefill"):
+            await asyncio.sleep(0.01)
+        for _ in range(2):
+            while told[-1] != "prefill":
+                await asyncio.sleep(0.01)
+            await forget_all(redis, namespace)
+            while await registry.list() != (record(role="prefill"),):
+                await asyncio.sleep(0.01)
+    beating.cancel()
+    await asyncio.gather(beating, return_exceptions=True)
+    await brief.close()
+    assert set(told) == {"decode", "prefill"}
+    assert await registry.list() == ()
+
+
+async def test_a_role_lives_as_long_as_the_records(registry: WorkerRegistry, redis: Redis, namespace: str) -> None:
+    await registry.publish(record())
+    await registry.set_role(record().worker, "prefill")
+    for _ in range(2):
+        for key in await redis.keys(f"*{namespace}:*"):
+            assert 50_000 < await redis.pttl(key) <= 60_000
+        await registry.publish(record())
+    assert len(await redis.keys(f"*{namespace}:*")) == 4
+
+
+async def test_setting_the_same_again_is_no_change(registry: WorkerRegistry, redis: Redis, namespace: str) -> None:
+    await registry.publish(record())
+    await registry.set_role(record().worker, "prefill")
+    version = await redis.get(f"{{{namespace}:workers}}:version")
+    assert await registry.set_role(record().worker, "prefill")
+    assert await redis.get(f"{{{namespace}:workers}}:version") == version
+    await registry.set_role(record().worker, "decode")
+    assert await redis.get(f"{{{namespace}:workers}}:version") != version
+
+
+_step = st.one_of(
+    st.tuples(st.just("publish"), st.integers(0, 2)),
+    st.tuples(st.just("role"), st.integers(0, 2), st.sampled_from(["prefill", "mixed"])),
+    st.tuples(st.just("withdraw"), st.integers(0, 2)),
+    st.tuples(st.just("lapse"), st.just(0)),
+    st.tuples(st.just("lose"), st.just(0)),
+)
+
+
+@settings(max_examples=40)
+@given(steps=st.lists(_step, max_size=14))
+def test_any_order_of_things_leaves_what_a_dictionary_would(redis_url: str, steps: list[tuple[object, ...]]) -> None:
+    asyncio.run(_run(redis_url, f"any{next(_namespaces)}", steps))
+
+
+async def _run(url: str, namespace: str, steps: list[tuple[object, ...]]) -> None:
+    """Three lives of one worker. `known` is what each life's heartbeat has been told."""
+    registry, client = WorkerRegistry(url, namespace, ttl_s=60.0), connect(url)
+    lives = [record(incarnation=BORN + life) for life in range(3)]
+    held: WorkerRecord | None = None
+    known = ["", "", ""]
+    try:
+        for verb, life, *rest in steps:
+            mine = lives[int(str(life))]
+            if verb == "publish":
+                is_later = held is None or held.worker.incarnation <= mine.worker.incarnation
+                standing = await registry.publish(replace(mine, role=known[int(str(life))]))
+                assert (standing is not None) == is_later
+                if standing is not None:
+                    goes_on = held is not None and held.worker == mine.worker
+                    held = held if goes_on else replace(mine, role=known[int(str(life))])
+                    assert held is not None and standing.role == held.role
+                    known[int(str(life))] = standing.role
+            elif verb == "role":
+                is_held = held is not None and held.worker == mine.worker
+                assert await registry.set_role(mine.worker, str(rest[0])) == is_held
+                held = replace(mine, role=str(rest[0])) if is_held else held
+            elif verb == "withdraw":
+                is_held = held is not None and held.worker == mine.worker
+                assert await registry.withdraw(mine.worker) == is_held
+                held = None if is_held else held
+            elif verb == "lapse":
+                if held is not None:
+                    await client.zadd(f"{{{namespace}:workers}}:lapse", {"w0": 1})
+                    held = None
+                    assert await registry.list() == ()
+            else:
+                await forget_all(client, namespace) if held is not None else None
+                held = None
+            assert await registry.list() == (() if held is None else (held,))
+    finally:
+        await registry.close()
+        await client.aclose()
