@@ -114,11 +114,9 @@ class SimCluster:
         faults: Sequence[Fault] = (),
         delivered: Callable[[Token], None] = ignore,
     ) -> None:
-        """Send each request when it is due, and what follows on its answer; let clients go at the times in
-        `closed_at` and `faults` strike; run until nothing is left to happen. `ended` is called with the trace of each
-        request at its end, `delivered` with each token that goes to a client by itself, as all do where workers plan
-        each step by itself. `asks` are taken one by one as they come due and must be in that order: of a long workload
-        only what is open is held."""
+        """Send each request of `asks`, in the order in which they are due, and what follows on its answer; let clients
+        go and `faults` strike; run until nothing is left to happen. `ended` is told the trace of each at its end,
+        `delivered` each token that goes to a client by itself, as all do where workers plan one step at a time."""
         coming = iter(asks)
         for gateway in self._gateways:
             gateway.delivered = delivered
@@ -145,13 +143,16 @@ class SimCluster:
             to = self._gateway_of(ask.request.id).party
             self._agenda.at(ask.due_s, label, partial(action, ask), by=self._clients, to=to)
 
+        self._close(closed_at)
+        self._faults.schedule(faults, self._clients)
+        await_one()
+        self._agenda.run()
+
+    def _close(self, closed_at: Iterable[tuple[float, RequestId]]) -> None:
         for time, request in closed_at:
             gateway = self._gateway_of(request)
             action = partial(gateway.close, request)
             self._agenda.at(time, f"close {request}", action, by=self._clients, to=gateway.party)
-        self._faults.schedule(faults, self._clients)
-        await_one()
-        self._agenda.run()
 
     def check(self) -> None:
         """Nothing is open anywhere and all books balance. Raises AssertionError naming what is off."""

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from tandem.core.config import GatewayConfig
-from tandem.core.ids import WorkerRef
+from tandem.core.events import Pulled
+from tandem.core.ids import BlockHash, RequestId, WorkerRef
+from tandem.core.request import Request
+from tandem.kv.hashing import prompt_hashes, root_hash
+from tandem.routing.links import Links
+from tandem.routing.placement import Placement
 from tandem.routing.roster import Roster
 from tandem.routing.view import Pair, WorkerView
 from tandem.sim.agenda import Agenda
 from tandem.sim.gateway_link import GatewayLink, pairs
 from tandem.sim.stretch import Stretch
-from tandem.sim.worker import SimWorker
+from tandem.sim.worker import FINGERPRINT, SimWorker
 
 
 class SimFleet:
@@ -25,6 +30,7 @@ class SimFleet:
         self._config = config
         self._links: dict[WorkerRef, GatewayLink] = {}
         self._pairs: set[Pair] = set()
+        self.kv_links = Links()
         self.roster = Roster(self._pairs, frozenset())
 
     def find(self, worker: WorkerRef) -> GatewayLink | None:
@@ -81,3 +87,34 @@ class SimFleet:
                     num_free = stretch.num_free[num_come - 1]
                     break
         return link.view(num_free)
+
+    def names(self, request: Request) -> Sequence[BlockHash]:
+        """Of its prompt's blocks. All workers have blocks of one size."""
+        block_size = next(iter(self._links.values())).worker.spec.layout.block_size
+        return prompt_hashes(root_hash(FINGERPRINT, block_size, request.cache_salt), request, block_size)
+
+    def measured(self, placement: Placement, event: Pulled) -> None:
+        """How fast a pull was."""
+        giver, taker = self.find(placement.prefill), self.find(placement.decode)
+        if giver is not None and taker is not None:
+            self.kv_links.observe(self.view(giver), self.view(taker), event.num_bytes, event.busy_s)
+
+    # ---- what is on its way
+
+    def expect(self, placement: Placement, request: RequestId, num_tokens: int) -> None:
+        """A request goes there, with so many tokens of its prompt to compute."""
+        giver, taker = self._links[placement.prefill], self._links[placement.decode]
+        giver.placed[request] = num_tokens
+        self.changed(giver)
+        taker.decoding.add(request)
+        self.changed(taker)
+
+    def unexpect(self, placement: Placement | None, request: RequestId) -> None:
+        """It does not go where it was to."""
+        giver = None if placement is None else self.find(placement.prefill)
+        taker = None if placement is None else self.find(placement.decode)
+        if giver is not None and giver.placed.pop(request, 0):
+            self.changed(giver)
+        if taker is not None and request in taker.decoding:
+            taker.decoding.discard(request)
+            self.changed(taker)

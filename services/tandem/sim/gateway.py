@@ -14,11 +14,9 @@ from tandem.admission.estimate import Spent
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, Finished, JobEvent, Pulled, SampledToken, Token
-from tandem.core.ids import BlockHash, HandoffId, HandoffKey, JobKey, RequestId, WorkerRef
+from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerRef
 from tandem.core.load import Load
-from tandem.core.request import Job, Prefill, Request, Resume
-from tandem.engine.effects import Effect
-from tandem.engine.engine import Engine
+from tandem.core.request import Job, Request
 from tandem.flow.commands import (
     Blame,
     CancelJob,
@@ -36,10 +34,9 @@ from tandem.flow.lifecycle import RequestLife
 from tandem.flow.overdue import no_place
 from tandem.flow.strand import Phase
 from tandem.flow.waiting import Waiting
-from tandem.kv.hashing import prompt_hashes, root_hash
-from tandem.routing.links import Links
 from tandem.routing.router import Routing
 from tandem.sim.agenda import Agenda, Party
+from tandem.sim.calls import Calls
 from tandem.sim.delivery import Delivery
 from tandem.sim.fleet import SimFleet
 from tandem.sim.gateway_link import GatewayLink
@@ -48,7 +45,7 @@ from tandem.sim.network import Network
 from tandem.sim.quotas import SimQuotas, Terms
 from tandem.sim.stretch import Stretch
 from tandem.sim.trace import Trace
-from tandem.sim.worker import FINGERPRINT, SimWorker
+from tandem.sim.worker import SimWorker
 from tandem.workload.ask import MODEL, Ask
 
 TICK_S = 0.05
@@ -90,12 +87,12 @@ class SimGateway:
         self._delivery = delivery
         self._config = config
         self.delivered: Callable[[Token], None] = ignore
+        self._calls = Calls(network, party)
         self._fleet = SimFleet(agenda, network.latency_s, config)
         self._active: dict[RequestId, _Active] = {}
         self._quotas = SimQuotas(terms.tenants)
         self._index = SimIndex(agenda, network.index_delay_s)
-        self._kv_links = Links()
-        routing = Routing(config.routing_policy, self._kv_links)
+        routing = Routing(config.routing_policy, self._fleet.kv_links)
         self._waiting = Waiting(self._fleet.roster, config, terms.targets, self._index, routing)
         self._is_ticking = False
         for worker in workers:
@@ -130,7 +127,7 @@ class SimGateway:
         tenant = self._quotas.tenant(request.tenant)
         try:
             admitted = self._waiting.admit(
-                request, weight=tenant.weight, policy=tenant.disaggregation, hashes=self._names(request)
+                request, weight=tenant.weight, policy=tenant.disaggregation, hashes=self._fleet.names(request)
             )
         except TandemError as error:
             self._refuse(trace.id, error)
@@ -171,7 +168,8 @@ class SimGateway:
                 if _may_end(event):
                     self._catch_up(active, but=worker)
                 active.moved_at = self._agenda.now
-                self._measure(active, event)
+                if isinstance(event, Pulled) and active.life.placement is not None:
+                    self._fleet.measured(active.life.placement, event)
                 self._carry_out(active, active.life.reported(worker, event))
         if has_room and self._waiting.may_go_on(self._fleet.view(link)):
             self._place_queued()
@@ -244,11 +242,6 @@ class SimGateway:
 
     # ---- inside
 
-    def _names(self, request: Request) -> Sequence[BlockHash]:
-        """Of its prompt's blocks. All workers have blocks of one size."""
-        block_size = next(iter(self._fleet.links())).worker.spec.layout.block_size
-        return prompt_hashes(root_hash(FINGERPRINT, block_size, request.cache_salt), request, block_size)
-
     def _enter(self, request: Request, trace: Trace, ended: Ended) -> None:
         now = self._agenda.now
         life = RequestLife(request, HandoffId(f"h-{request.id}"), self._config.max_retries)
@@ -262,14 +255,7 @@ class SimGateway:
         """Place what waits, in its turn, until the first finds no place."""
         while (turn := self._waiting.next(self._agenda.now)) is not None:
             active = self._active[turn.request]
-            link = self._fleet.find(turn.placement.prefill)
-            assert link is not None
-            link.placed[turn.request] = self._waiting.line.charged(turn.request)
-            self._fleet.changed(link)
-            taker = self._fleet.find(turn.placement.decode)
-            assert taker is not None
-            taker.decoding.add(turn.request)
-            self._fleet.changed(taker)
+            self._fleet.expect(turn.placement, turn.request, self._waiting.line.charged(turn.request))
             self._carry_out(active, active.life.placed(turn.placement))
 
     def _carry_out(self, active: _Active, commands: Sequence[Command], at: float | None = None) -> None:
@@ -290,17 +276,10 @@ class SimGateway:
                     self._find(active, command)
                 case Blame(workers):
                     self._waiting.breaker.failed(workers, self._agenda.now)
-                case Submit() | CancelJob() | ReleaseLease():
-                    self._tell(active, command)
-
-    def _tell(self, active: _Active, command: Submit | CancelJob | ReleaseLease) -> None:
-        match command:
-            case Submit(worker, job):
-                self._submit(active, worker, job)
-            case CancelJob(worker, keys):
-                self._cancel(worker, keys)
-            case ReleaseLease(worker, lease):
-                self._release(worker, lease)
+                case Submit(worker, job):
+                    self._submit(active, worker, job)
+                case CancelJob() | ReleaseLease():
+                    self._calls.tell(command)
 
     def _find(self, active: _Active, command: Place | Seek) -> None:
         request, now = active.life.request.id, self._agenda.now
@@ -311,13 +290,13 @@ class SimGateway:
         self._waiting.refused(command.excluded, now)
         if command.has_failed:
             self._waiting.failed(request, command.excluded)
-        self._unplace(active)
+        self._fleet.unexpect(active.life.placement, request)
         self._waiting.line.put_back(request)
 
     def _end(self, active: _Active, outcome: Finished | TandemError) -> None:
         now, trace = self._agenda.now, active.trace
         trace.path = active.life.path
-        self._unplace(active)
+        self._fleet.unexpect(active.life.placement, trace.id)
         del self._active[trace.id]
         self._waiting.leave(trace.id, active.life.num_cached)
         num_output = len(trace.token_times)
@@ -329,27 +308,6 @@ class SimGateway:
         self.party.log.note_bytes(trace.token_times.tobytes())
         active.ended(trace)
 
-    def _unplace(self, active: _Active) -> None:
-        """It does not go where it was to."""
-        placement, request = active.life.placement, active.life.request.id
-        if placement is None:
-            return
-        giver, taker = self._fleet.find(placement.prefill), self._fleet.find(placement.decode)
-        if giver is not None and giver.placed.pop(request, 0):
-            self._fleet.changed(giver)
-        if taker is not None and request in taker.decoding:
-            taker.decoding.discard(request)
-            self._fleet.changed(taker)
-
-    def _cancel(self, worker: WorkerRef, keys: Sequence[JobKey]) -> None:
-        def run(engine: Engine, now: float) -> list[Effect]:
-            return [effect for key in keys for effect in engine.cancel(key, now)]
-
-        self._network.post(worker, f"cancel {', '.join(map(str, keys))}", run, self.party)
-
-    def _release(self, worker: WorkerRef, key: HandoffKey) -> None:
-        self._network.post(worker, f"release {key}", lambda engine, now: engine.release(key, now), self.party)
-
     def _submit(self, active: _Active, ref: WorkerRef, job: Job) -> None:
         """A call whose answer brings the worker's load along."""
         link = self._fleet.find(ref)
@@ -357,41 +315,22 @@ class SimGateway:
             gone = TandemError(ErrorKind.WORKER_LOST, f"worker {ref.id} is gone")
             self._carry_out(active, active.life.refused(ref, job.key, gone))
             return
-        worker = link.worker
 
         def answered(refusal: TandemError | None, load: Load) -> None:
             if not link.is_live or self._fleet.find(ref) is not link:
                 return
-            if not isinstance(job, Resume):
-                link.placed.pop(job.request.id, None)
-            if not isinstance(job, Prefill):
-                link.decoding.discard(job.request.id)
+            link.answered(job)
             self._take_in(link)
             link.load = load
             self._fleet.changed(link)
             if refusal is not None:
-                self._carry_out(active, active.life.refused(worker.ref, job.key, refusal))
+                self._carry_out(active, active.life.refused(ref, job.key, refusal))
                 self._place_queued()
             else:
                 active.moved_at = self._agenda.now
-                self._carry_out(active, active.life.accepted(worker.ref, job.key))
+                self._carry_out(active, active.life.accepted(ref, job.key))
 
-        def answer(refusal: TandemError | None, load: Load) -> None:
-            self._network.send(f"answer {job.key}", lambda: answered(refusal, load), worker.party, self.party)
-
-        def arrive() -> None:
-            worker.submit(job, answer)
-
-        self._network.send(f"submit {type(job).__name__} {job.key}", arrive, self.party, worker.party)
-
-    def _measure(self, active: _Active, event: JobEvent) -> None:
-        """How fast a pull was."""
-        placement = active.life.placement
-        if not isinstance(event, Pulled) or placement is None:
-            return
-        giver, taker = self._fleet.find(placement.prefill), self._fleet.find(placement.decode)
-        if giver is not None and taker is not None:
-            self._kv_links.observe(self._fleet.view(giver), self._fleet.view(taker), event.num_bytes, event.busy_s)
+        self._calls.submit(link.worker, job, answered)
 
     def _tick(self) -> None:
         self._index.collect(link.worker for link in self._fleet.links())

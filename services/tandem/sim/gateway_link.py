@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from tandem.core.config import GatewayConfig
 from tandem.core.ids import RequestId
 from tandem.core.load import Load
+from tandem.core.request import Job, Prefill, Resume
 from tandem.routing.view import Pair, WorkerView
 from tandem.sim.stretch import Stretch
 from tandem.sim.worker import FINGERPRINT, SimWorker
@@ -27,6 +28,13 @@ class GatewayLink:
     decoding: set[RequestId] = field(default_factory=set)
     coming: deque[Stretch] = field(default_factory=deque)
     is_live: bool = True
+
+    def answered(self, job: Job) -> None:
+        """The worker has said whether it takes a job."""
+        if not isinstance(job, Resume):
+            self.placed.pop(job.request.id, None)
+        if not isinstance(job, Prefill):
+            self.decoding.discard(job.request.id)
 
     def view(self, num_free: int) -> WorkerView:
         worker, load = self.worker, self.load
