@@ -330,6 +330,8 @@ class Dispatcher:
         try:
             await self._fleet.submit(worker, job)
         except TandemError as error:
+            if active.pinned is not None and error.kind is ErrorKind.WORKER_LOST:
+                self._carry_out(active, active.life.failed(error))  # it has nobody else to go to
             self._obey(active, partial(active.life.refused, worker, job.key, error))
         except Exception as error:
             self._break_off(active, error)

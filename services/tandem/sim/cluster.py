@@ -114,9 +114,8 @@ class SimCluster:
         faults: Sequence[Fault] = (),
         delivered: Callable[[Token], None] = ignore,
     ) -> None:
-        """Send each request of `asks`, in the order in which they are due, and what follows on its answer; let clients
-        go and `faults` strike; run until nothing is left to happen. `ended` is told the trace of each at its end,
-        `delivered` each token that goes to a client by itself, as all do where workers plan one step at a time."""
+        """Send `asks`, which are in the order of their time, and what follows on answers, until nothing is left to
+        happen. `ended` is told each trace, `delivered` each token that comes alone, as all do where `max_run` is 1."""
         coming = iter(asks)
         for gateway in self._gateways:
             gateway.delivered = delivered
