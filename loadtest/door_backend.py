@@ -12,13 +12,15 @@ from tandem.core.bundle import TokenizerBundle
 from tandem.core.config import ModelConfig
 from tandem.core.errors import TandemError
 from tandem.core.events import Finished, FinishReason, PromptScored, SampledToken, Token
-from tandem.core.ids import JobKey
+from tandem.core.ids import JobKey, WorkerId
 from tandem.core.request import Request
 from tandem.gateway.caller import Caller
 from tandem.gateway.event_queue import EventQueue
 from tandem.gateway.ports import ServedModel
 from tandem.gateway.standing import Standing
 from tandem.gateway.text import TextModel
+from tandem.routing.breaker import BreakerState
+from tandem.routing.view import Pool
 
 AT_ONCE, BY_STEP, NEVER = "at-once", "by-step", "never"
 """The models: all tokens are there when the request is; one for each stream every turn of the loop; only one ever."""
@@ -67,6 +69,10 @@ class InstantStream:
         return index < last
 
     @property
+    def num_attempts(self) -> int:
+        return 1
+
+    @property
     def has_more(self) -> bool:
         return bool(self._events)
 
@@ -103,6 +109,12 @@ class InstantDispatch:
 
     def num_queued(self) -> int:
         return 0
+
+    def breakers(self) -> dict[WorkerId, BreakerState]:
+        return {}
+
+    def num_live(self) -> dict[Pool, int]:
+        return {}
 
     async def open(self, request: Request, caller: Caller) -> InstantStream:
         stream = InstantStream(request, self._ids, self)

@@ -37,5 +37,5 @@ def redis_url() -> Iterator[str]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whole models and whole processes take longer than `make check` has."""
     for item in items:
-        if {_HERE / "golden", _HERE / "e2e"} & set(item.path.parents):
+        if {_HERE / "golden", _HERE / "e2e", _HERE / "chaos"} & set(item.path.parents):
             item.add_marker(pytest.mark.slow)

@@ -12,6 +12,7 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,16 @@ def spawn(*command: str, **streams: Any) -> subprocess.Popen[bytes]:
 
 
 class Program:
-    """One `tandem` process; `log` holds all that it wrote to standard error, `ready` what it said when it served."""
+    """One `tandem` process; `log` holds all that it wrote to standard error, `ready` what it said when it served.
+    `within`: the command that starts it, in another network say."""
 
-    def __init__(self, directory: Path, name: str, *arguments: str) -> None:
+    def __init__(self, directory: Path, name: str, *arguments: str, within: Sequence[str] = ()) -> None:
         self.name = name
         self.arguments = arguments
+        self.within = within
         number = len(list(directory.glob(f"{name}-*.log")))
         self.log_path = directory / f"{name}-{number}.log"
-        command = (sys.executable, "-m", "tandem.cli", *arguments)
+        command = (*within, sys.executable, "-m", "tandem.cli", *arguments)
         with self.log_path.open("wb") as log:
             self._process = spawn(*command, stdout=subprocess.PIPE, stderr=log)
         self.ready: dict[str, Any] = {}

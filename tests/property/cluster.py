@@ -83,30 +83,44 @@ class Cluster:
     def obey(self, life: RequestLife, commands: Sequence[Command]) -> None:
         for command in commands:
             match command:
-                case Place(_, has_failed):
-                    self.num_refused += 1
-                    if has_failed:
-                        self.placements[life.request.id] = (self.any_worker(), self.any_worker())
-                    self.agenda.after(self.random.uniform(0.1, 2.0), lambda: self.place(life))
-                case Seek():
-                    self.seek(life, command)
+                case Place() | Seek():
+                    self.find_place(life, command)
+                case Submit() | CancelJob() | ReleaseLease():
+                    self.tell_worker(life, command)
+                case Score() | Deliver() | EndChoice() | End():
+                    self.tell_client(life, command)
                 case Blame(workers):
                     assert workers, "nobody is to blame"
-                case Submit(worker, job):
-                    self.submit(life, worker, job)
-                case CancelJob(worker, keys):
-                    self.call(worker, lambda w, k=keys: self.cancel(w, k))  # type: ignore[misc]
-                case ReleaseLease(worker, handoff):
-                    self.call(worker, lambda w, k=handoff: self.effects(w, w.engine.release(k, self.agenda.now)))  # type: ignore[misc]
-                case Score(scores):
-                    self.take_scores(life, scores)
-                case Deliver(token):
-                    assert (life.request.id, token.key.choice) not in self.choice_ends, f"{token} after its end"
-                    self.delivered[life.request.id, token.key.choice].append(token.token.id)
-                case EndChoice(outcome):
-                    self.end_choice(life, outcome)
-                case End(outcome):
-                    self.end(life, outcome)
+
+    def find_place(self, life: RequestLife, command: Place | Seek) -> None:
+        if isinstance(command, Seek):
+            self.seek(life, command)
+            return
+        self.num_refused += 1
+        if command.has_failed:
+            self.placements[life.request.id] = (self.any_worker(), self.any_worker())
+        self.agenda.after(self.random.uniform(0.1, 2.0), lambda: self.place(life))
+
+    def tell_worker(self, life: RequestLife, command: Submit | CancelJob | ReleaseLease) -> None:
+        match command:
+            case Submit(worker, job):
+                self.submit(life, worker, job)
+            case CancelJob(worker, keys):
+                self.call(worker, lambda w: self.cancel(w, keys))
+            case ReleaseLease(worker, handoff):
+                self.call(worker, lambda w: self.effects(w, w.engine.release(handoff, self.agenda.now)))
+
+    def tell_client(self, life: RequestLife, command: Score | Deliver | EndChoice | End) -> None:
+        match command:
+            case Score(scores):
+                self.take_scores(life, scores)
+            case Deliver(token):
+                assert (life.request.id, token.key.choice) not in self.choice_ends, f"{token} after its end"
+                self.delivered[life.request.id, token.key.choice].append(token.token.id)
+            case EndChoice(outcome):
+                self.end_choice(life, outcome)
+            case End(outcome):
+                self.end(life, outcome)
 
     def any_worker(self) -> int:
         return self.random.randrange(len(self.workers))

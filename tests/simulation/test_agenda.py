@@ -142,3 +142,25 @@ def test_draws_have_the_distribution_that_they_claim() -> None:
     waits = [chance.exponential(2.0, "seed", i) for i in range(4000)]
     assert min(waits) >= 0 and 1.9 < fmean(waits) < 2.1
     assert 0.47 < sum(wait > 2.0 * 0.6931 for wait in waits) / 4000 < 0.53, "half lie above the median"
+
+
+def test_who_stands_still_does_all_of_it_later_in_order_and_who_is_gone_nothing() -> None:
+    agenda, seen = Agenda(), list[tuple[float, str]]()
+    world, still, gone = parties(3)
+
+    def note(what: str) -> Callable[[], None]:
+        return lambda: seen.append((agenda.now, what))
+
+    agenda.at(1.0, "", lambda: agenda.halt(still), by=world)
+    agenda.at(1.0, "", gone.vanish, by=world)
+    agenda.at(2.0, "first", note("first"), by=still)
+    cancelled = agenda.at(2.5, "never", note("never"), by=still)
+    agenda.at(2.7, "", lambda: agenda.cancel(cancelled), by=world)
+    agenda.at(3.0, "second", note("second"), by=world, to=still)
+    agenda.at(3.0, "gone", note("gone"), by=world, to=gone)
+    agenda.at(4.0, "", lambda: agenda.go_on(still), by=world)
+    agenda.at(4.0, "", lambda: agenda.go_on(gone), by=world)
+    agenda.at(5.0, "third", note("third"), by=still)
+    agenda.run()
+    assert seen == [(4.0, "first"), (4.0, "second"), (5.0, "third")]
+    assert gone.is_gone and not still.is_gone

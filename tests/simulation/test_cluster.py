@@ -180,7 +180,7 @@ def test_steps_that_are_alike_are_one_event_and_the_run_is_the_same() -> None:
 
 def test_a_cluster_says_what_is_still_open() -> None:
     one = cluster((slow_spec(), 1))
-    one._gateway.open(mix(seed=1, count=1, rate=0.0)[0], lambda trace: None)
+    one._gateways[0].open(mix(seed=1, count=1, rate=0.0)[0], lambda trace: None)
     one._agenda.run(until=0.1)
     with pytest.raises(AssertionError, match="1 requests have no end"):
         one.check()

@@ -83,3 +83,28 @@ def test_what_is_cut_never_ends_and_leaves_the_link_to_others() -> None:
 def test_a_link_without_bandwidth_is_refused() -> None:
     with pytest.raises(ValueError, match="a link of 0"):
         Fabric(Agenda(), 0.0).add(A, 0, PARTY)
+
+
+def test_a_stopped_read_goes_on_where_it_stood() -> None:
+    agenda, ended = Agenda(), list[float]()
+    fabric = Fabric(agenda, 0.0)
+    for worker in (A, B):
+        fabric.add(worker, 100.0, PARTY)
+    fabric.read(A, B, 100, lambda: ended.append(agenda.now))
+    agenda.at(0.25, "stop", lambda: fabric.stop(A, B), by=PARTY)
+    agenda.at(3.0, "go on", lambda: fabric.resume(A, B), by=PARTY)
+    agenda.at(3.25, "slow", lambda: fabric.set_bandwidth(A, 10.0), by=PARTY)
+    agenda.run()
+    assert ended == pytest.approx([8.25]), "a quarter each before and after the stop, half of it slowly"
+
+
+def test_reads_from_a_worker_that_is_gone_are_lost_and_its_own_are_forgotten() -> None:
+    agenda, lost = Agenda(), list[float]()
+    fabric = Fabric(agenda, 0.0)
+    for worker in (A, B, C):
+        fabric.add(worker, 100.0, PARTY)
+    fabric.read(A, B, 100, lambda: pytest.fail("its source is gone"), lambda: lost.append(agenda.now))
+    fabric.read(C, A, 100, lambda: pytest.fail("its taker is gone"), lambda: pytest.fail("nobody is left to be told"))
+    agenda.at(0.5, "lose", lambda: fabric.lose(A), by=PARTY)
+    agenda.run()
+    assert lost == [0.5] and fabric.num_reads == 0

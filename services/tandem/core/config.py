@@ -120,6 +120,7 @@ class WorkerConfig:
     rack: str = _doc("which rack, likewise", "")
     zone: str = _doc("which zone, likewise", "")
     port: int = _doc("0: any free one", 0)
+    announce: str = _doc("host:port at which others reach it, behind a proxy or NAT; empty: where it listens", "")
     drain_s: float = _doc("how long running work may take after SIGTERM", 20.0)
     gateway_grace_s: float = _doc("jobs of a gateway whose stream is gone live this long", 10.0)
     step_stall_s: float = _doc("a step longer than this (and 20 times its prediction) is unhealthy", 30.0)
@@ -262,6 +263,11 @@ def _is_plain(name: str) -> bool:
     return bool(name) and all(letter.isascii() and (letter.isalnum() or letter in "._-") for letter in name)
 
 
+def _is_endpoint(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    return bool(host) and port.isascii() and port.isdigit() and 0 < int(port) <= 65535
+
+
 def _has_pair(config: Config) -> bool:
     return min(config.serve.prefill, config.serve.decode) > 0
 
@@ -301,6 +307,7 @@ _RULES: tuple[_Rule, ...] = (
     *_each("must be more than 0", lambda v: v > 0, "engine.kv_cache_memory", "gateway.max_body"),
     *_each("must be more than 0", lambda v: v > 0, "handoff.lease_s", "handoff.pull_timeout_s"),
     *_each("must be more than 0", lambda v: v > 0, "handoff.drain_timeout_s", "worker.step_stall_s"),
+    _one("worker.announce", "must be empty or host:port", lambda v: not v or _is_endpoint(v)),
     _one("gateway.heartbeat_s", "must be more than 0", lambda v: v > 0),
     *_each("must be more than 0", lambda v: v > 0, "gateway.queue_timeout_s", "gateway.progress_timeout_s"),
     *_each("must not be negative", lambda v: v >= 0, "gateway.no_worker_wait_s", "gateway.max_retries"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, PromptScored, Token
+from tandem.core.ids import JobKey
 from tandem.core.request import Request
 from tandem.flow.choice import Choice
 
@@ -15,6 +17,7 @@ class Receipt:
     told that drew a token; None: nobody has said."""
 
     def __init__(self, request: Request) -> None:
+        self._request = request
         self.choices = {index: Choice() for index in range(request.num_choices)}
         self.num_cached: int | None = None
         self._num_ended_tokens = 0
@@ -58,6 +61,20 @@ class Receipt:
         if self.num_cached is None:
             self.num_cached = end.num_cached_tokens
         return due, replace(end, num_cached_tokens=self.num_cached)
+
+    def restart(self, choices: Collection[int], attempt: int) -> list[int]:
+        """Others are to draw what the client has not seen of these. Returns those of which it has seen the last token,
+        and only their ends were lost: they have one now, as of `attempt`."""
+        ended: list[int] = []
+        for index in sorted(choices):
+            choice = self.choices[index]
+            choice.restart()
+            reason = choice.last_word(self._request.sampling)
+            if reason is not None:
+                key = JobKey(self._request.id, attempt, index)
+                choice.finish(Finished(key, reason, choice.next_index, self.num_cached or 0))
+                ended.append(index)
+        return ended
 
     def close(self, index: int) -> None:
         """The client has all of a choice that it wants."""

@@ -117,8 +117,13 @@ class Answer:
 
     @property
     def path(self) -> str:
-        """Final once the first part has come; of several prompts, those that are known, joined by commas."""
+        """As `TokenStream.path`; of several prompts, those that are known, joined by commas."""
         return ", ".join(dict.fromkeys(completion.path for completion in self._completions if completion.path))
+
+    @property
+    def num_attempts(self) -> int:
+        """Of several prompts, of the one that took most."""
+        return max(completion.num_attempts for completion in self._completions)
 
     @property
     def reasons(self) -> list[dict[str, object]] | None:

@@ -85,6 +85,10 @@ class Completion:
         return self._stream.path
 
     @property
+    def num_attempts(self) -> int:
+        return self._stream.num_attempts
+
+    @property
     def reasons(self) -> Mapping[str, object]:
         return self._stream.reasons
 

@@ -38,7 +38,8 @@ class Counters:
             raise
 
     def text(self, gauges: Mapping[str, float], counts: Mapping[str, int] | None = None) -> str:
-        """Prometheus' text format, version 0.0.4, with `gauges` and `counts` of others."""
+        """Prometheus' text format, version 0.0.4, with `gauges` and `counts` of others; names of gauges may have
+        labels."""
         lines = _family("tandem_requests_total", "counter", "Requests that ended, by endpoint and outcome.")
         for (endpoint, outcome), number in sorted(self.requests.items()):
             lines.append(f'tandem_requests_total{{endpoint="{endpoint}",outcome="{outcome}"}} {number}')
@@ -56,8 +57,10 @@ class Counters:
             ]
         for name, number in (counts or {}).items():
             lines += [f"# TYPE {name} counter", f"{name} {number}"]
-        for name, value in {"tandem_open_requests": self.num_open, **gauges}.items():
-            lines += [f"# TYPE {name} gauge", f"{name} {value:g}"]
+        told = {"tandem_open_requests": self.num_open, **gauges}
+        for family in dict.fromkeys(name.partition("{")[0] for name in told):
+            lines.append(f"# TYPE {family} gauge")
+            lines += [f"{name} {value:g}" for name, value in told.items() if name.partition("{")[0] == family]
         return "\n".join([*lines, ""])
 
 

@@ -75,7 +75,7 @@ async def _collect(exchange: Exchange, form: Form, answer: Answer, parts: AsyncG
 
 
 def _facts(answer: Answer) -> TandemFacts:
-    return TandemFacts(answer.path, UNSET if answer.reasons is None else answer.reasons)
+    return TandemFacts(answer.path, answer.num_attempts, UNSET if answer.reasons is None else answer.reasons)
 
 
 def _path_header(answer: Answer) -> Header:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 
 from tandem.admission.line import Line
@@ -19,8 +19,8 @@ from tandem.core.clock import Clock
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, JobEvent, Pulled, Token
-from tandem.core.ids import BlockHash, HandoffId, JobKey, RequestId, WorkerRef
-from tandem.core.request import Job, Request, SamplingParams
+from tandem.core.ids import BlockHash, HandoffId, JobKey, RequestId, WorkerId, WorkerRef
+from tandem.core.request import Job, Request
 from tandem.flow.commands import (
     Blame,
     CancelJob,
@@ -35,22 +35,23 @@ from tandem.flow.commands import (
     Submit,
 )
 from tandem.flow.lifecycle import RequestLife
-from tandem.flow.overdue import no_place
 from tandem.flow.strand import Phase
 from tandem.flow.waiting import Waiting
 from tandem.gateway.active import ActiveRequest
 from tandem.gateway.background import surviving
 from tandem.gateway.caller import Caller
+from tandem.gateway.deadlines import overdue
 from tandem.gateway.fleet import Fleet
 from tandem.gateway.ports import NO_PREFIXES, KnownPrefixes, Quotas, ServedModel
+from tandem.gateway.probe import has_moved, probe_request
+from tandem.routing.breaker import BreakerState
 from tandem.routing.placement import Placement
 from tandem.routing.router import Routing
-from tandem.routing.view import WorkerView
+from tandem.routing.view import Pool, WorkerView
 from tandem.sched.targets import NO_TARGETS, LatencyTargets
 
 log = logging.getLogger(__name__)
 TICK_S = 0.05
-PROBE_TIMEOUT_S = 30.0
 
 
 class Dispatcher:
@@ -115,6 +116,12 @@ class Dispatcher:
     def num_queued(self) -> int:
         return sum(1 for active in self._active.values() if active.life.phase is Phase.QUEUED)
 
+    def breakers(self) -> Mapping[WorkerId, BreakerState]:
+        return self._waiting.breaker.states(self._clock.now())
+
+    def num_live(self) -> Mapping[Pool, int]:
+        return self._fleet.num_live()
+
     async def open(self, request: Request, caller: Caller) -> ActiveRequest:
         """Admit a request; it waits in line when no worker has room."""
         request = on_terms(request, caller.tenant)
@@ -171,16 +178,8 @@ class Dispatcher:
         """Send one tiny request through a pair of workers; True when its KV block has moved."""
         active = self._admit(probe_request(model), max_retries=0)
         active.pinned = placement
-        self._place_pinned(active)
-        try:
-            async with asyncio.timeout(PROBE_TIMEOUT_S):
-                async for _ in active:
-                    pass
-        except (TandemError, TimeoutError):
-            return False
-        finally:
-            await active.aclose()
-        return active.life.pulled is not None
+        self._carry_out(active, active.life.placed(placement))
+        return await has_moved(active)
 
     def may_go_on(self, worker: WorkerView) -> None:
         """A worker may take more than before."""
@@ -201,7 +200,7 @@ class Dispatcher:
     def _admit(self, request: Request, max_retries: int) -> ActiveRequest:
         life = RequestLife(request, HandoffId(secrets.token_hex(12)), max_retries)
         self._idle.clear()
-        active = self._active[request.id] = ActiveRequest(life, self._clock.now(), self._closed, self._finished)
+        active = self._active[request.id] = ActiveRequest(life, self._clock.now(), self._closed, self._closed)
         return active
 
     def _refuse_when_draining(self) -> None:
@@ -235,16 +234,9 @@ class Dispatcher:
             raise error
         self._carry_out(out, out.life.failed(error))
 
-    def _closed(self, active: ActiveRequest) -> None:
-        self._carry_out(active, active.life.cancelled())
-
-    def _finished(self, active: ActiveRequest, choice: int) -> None:
-        self._carry_out(active, active.life.finished(choice))
-
-    def _place_pinned(self, active: ActiveRequest) -> None:
-        """A probe is not routed, and does not wait for its turn."""
-        assert active.pinned is not None
-        self._carry_out(active, active.life.placed(active.pinned))
+    def _closed(self, active: ActiveRequest, choice: int | None = None) -> None:
+        """The client has enough of one choice, or of all."""
+        self._obey(active, active.life.cancelled if choice is None else partial(active.life.finished, choice))
 
     def _obey(self, active: ActiveRequest, decide: Callable[[], Sequence[Command]]) -> None:
         """What a decision wants done. One that cannot be made ends its request, and no other."""
@@ -270,9 +262,7 @@ class Dispatcher:
         log.error("request %s is broken off", active.life.request.id, exc_info=failure)
         error = TandemError(ErrorKind.INTERNAL, f"the gateway failed at this request: {failure!r}")
         with contextlib.suppress(Exception):
-            for command in active.life.failed(error):
-                with contextlib.suppress(Exception):
-                    self._do(active, command)
+            self._carry_out(active, active.life.failed(error))
         if active.life.request.id in self._active:
             self._end(active, error)
 
@@ -284,6 +274,7 @@ class Dispatcher:
                 self._seek(active, command)
             case Blame(workers):
                 self._waiting.breaker.failed(workers, self._clock.now())
+                self._fleet.doubt(workers)
             case Submit(worker, job):
                 self._spawn(self._submit(active, worker, job))
             case CancelJob(worker, keys):
@@ -314,9 +305,8 @@ class Dispatcher:
 
     def _seek(self, active: ActiveRequest, seek: Seek) -> None:
         """A probe is of its own two workers, and no others."""
-        taker = None
-        if active.pinned is None:
-            taker = self._waiting.taker(active.life.request.model, seek, self._clock.now())
+        is_routed, model = active.pinned is None, active.life.request.model
+        taker = self._waiting.taker(model, seek, self._clock.now()) if is_routed else None
         self._carry_out(active, active.life.sought(seek.choice, taker))
 
     def _end(self, active: ActiveRequest, outcome: Finished | TandemError) -> None:
@@ -340,6 +330,8 @@ class Dispatcher:
         try:
             await self._fleet.submit(worker, job)
         except TandemError as error:
+            if active.pinned is not None and error.kind is ErrorKind.WORKER_LOST:
+                self._carry_out(active, active.life.failed(error))  # it has nobody else to go to
             self._obey(active, partial(active.life.refused, worker, job.key, error))
         except Exception as error:
             self._break_off(active, error)
@@ -375,40 +367,15 @@ class Dispatcher:
             raise ExceptionGroup("requests that cannot be seen to", failures)
 
     def _see_to(self, active: ActiveRequest, now: float) -> None:
-        error = self._overdue(active, now)
+        error = overdue(active, self._waiting, self._config, now)
         if error is not None:
             self._carry_out(active, active.life.failed(error))
         elif active.life.phase is Phase.QUEUED:
             if active.pinned is not None:
-                self._place_pinned(active)
+                self._carry_out(active, active.life.placed(active.pinned))
         elif now - active.moved_at >= self._config.progress_timeout_s:
             active.moved_at = now
-            stalled = partial(active.life.stalled, f"no progress within {self._config.progress_timeout_s:g} s")
-            self._obey(active, stalled)
+            reason = f"no progress within {self._config.progress_timeout_s:g} s"
+            self._obey(active, partial(active.life.stalled, reason))
         for seek in active.life.seeks():
             self._seek(active, seek)
-
-    def _overdue(self, active: ActiveRequest, now: float) -> TandemError | None:
-        """A request that is sent back to the queue does not begin its wait anew."""
-        if active.deadline is not None and (error := self._past_deadline(active, active.deadline - now)) is not None:
-            return error
-        if active.life.phase is not Phase.QUEUED:
-            return None
-        model = active.life.request.model
-        why = partial(self._waiting.why, model, now)
-        return no_place(self._config, active.told_at, self._waiting.hopeless_since(model), now, why)
-
-    def _past_deadline(self, active: ActiveRequest, left_s: float) -> TandemError | None:
-        """What the client's own deadline ends: at once where its prompt alone takes longer than what is left."""
-        if left_s <= 0:
-            return TandemError(ErrorKind.DEADLINE, "the client's deadline has passed", reason="deadline")
-        if active.life.phase is Phase.QUEUED and left_s < active.prefill_s:
-            reason = f"the client's deadline leaves {left_s:.3g} s, its prompt alone takes {active.prefill_s:.3g} s"
-            return TandemError(ErrorKind.SLO_MISS, reason, retry_after_s=1.0, reason="deadline")
-        return None
-
-
-def probe_request(model: str) -> Request:
-    """The smallest request that moves one block: one token in, two out, greedy."""
-    sampling = SamplingParams(max_tokens=2, temperature=0.0)
-    return Request(id=RequestId(f"probe-{secrets.token_hex(8)}"), model=model, prompt_tokens=(0,), sampling=sampling)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from typing import Protocol
 
 from tandem.core.clock import Clock
@@ -23,7 +24,7 @@ from tandem.gateway.worker_link import LinkCalls, WorkerLink
 from tandem.routing.links import Links
 from tandem.routing.placement import Placement
 from tandem.routing.roster import Roster
-from tandem.routing.view import ClusterView, Pair, WorkerView
+from tandem.routing.view import POOLS, ClusterView, Pair, Pool, WorkerView
 from tandem.wire.trust import Trust
 
 log = logging.getLogger(__name__)
@@ -72,6 +73,8 @@ class Fleet:
         self._links: dict[WorkerId, WorkerLink] = {}
         self._linked: set[Pair] = set()
         self._failed: dict[Pair, float] = {}
+        # Those of the failed that have moved blocks before: what falls back meanwhile is served.
+        self._doubted: set[Pair] = set()
         self.kv_links = Links()
         self._roster = Roster(self._linked, self._failed.keys())
         self._probing: dict[Pair, asyncio.Task[None]] = {}
@@ -96,6 +99,11 @@ class Fleet:
     def view(self) -> ClusterView:
         views = tuple(view for link in self._links.values() if (view := link.view()) is not None)
         return ClusterView(views, frozenset(self._linked), frozenset(self._failed))
+
+    def num_live(self) -> Mapping[Pool, int]:
+        """By pool, those without a live worker included."""
+        found = Counter(view.pool for link in self._links.values() if (view := link.view()) is not None)
+        return {pool: found[pool] for pool in POOLS}
 
     def workers(self) -> list[WorkerRef]:
         """All that there are links to, live or not at the moment."""
@@ -128,12 +136,20 @@ class Fleet:
             return "no live worker" if self._unlisted is None else f"no live worker is known: {self._unlisted}"
         policy = self._config.disaggregation
         alone = policy != "strict" and any(v.pool == "mixed" for v in views)
-        if alone or policy == "off" or self._linked:
+        if alone or policy == "off" or self._linked or (policy == "prefer" and self._doubted):
             return None
         missing = [pool for pool in ("prefill", "decode") if not any(v.pool in (pool, "mixed") for v in views)]
         if missing:
             return f"no live {' and no live '.join(missing)} worker"
         return "no block has moved between a prefill and a decode worker yet"
+
+    def doubt(self, workers: Set[WorkerRef]) -> None:
+        """KV may have been lost between two of these: their pairs are to move a block again before they are used."""
+        for pair in [pair for pair in self._linked if workers >= set(pair)]:
+            self._linked.discard(pair)
+            self._doubted.add(pair)
+            self._failed[pair] = self._clock.now() - PROBE_RETRY_S
+            log.warning("%s lost KV of %s: the way between them is tested again", pair[1].id, pair[0].id)
 
     # ---- what is sent
 
@@ -248,6 +264,7 @@ class Fleet:
         """Forget what was known of a worker's pairs, and end what runs on it."""
         for pair in [pair for pair in (*self._linked, *self._failed) if link.ref in pair]:
             self._linked.discard(pair)
+            self._doubted.discard(pair)
             self._failed.pop(pair, None)
         self.kv_links.forget(link.ref)
         assert self._listener is not None
@@ -281,6 +298,7 @@ class Fleet:
                 log.info("%s or %s was gone before a block moved between them", *pair)
             elif moved:
                 self._failed.pop(pair, None)
+                self._doubted.discard(pair)
                 self._linked.add(pair)
                 log.info("a block moved from %s to %s", pair[0].id, pair[1].id)
             else:

@@ -76,6 +76,7 @@ class Form(ABC, Generic[Reply]):
         if told.num_cached is not None:
             usage.prompt_tokens_details.cached_tokens = told.num_cached
         reply.path = self._answer.path
+        reply.attempts = self._answer.num_attempts
 
     def _ids(self, deltas: Sequence[Delta]) -> list[int]:
         return [delta.token.id for delta in deltas if delta.token] if self._heading.with_token_ids else []

@@ -50,7 +50,10 @@ class Health:
             "tandem_queued_requests": self._dispatch.num_queued(),
             "tandem_served_models": len(self._dispatch.models()),
             "tandem_ready": self._dispatch.ready() is None,
+            **{f'tandem_live_workers{{pool="{pool}"}}': n for pool, n in self._dispatch.num_live().items()},
         }
+        for worker, state in self._dispatch.breakers().items():
+            gauges[f'tandem_worker_breaker{{worker="{worker}"}}'] = state.value
         counts: dict[str, int] = {}
         for other in self._others:
             gauges |= other.gauges()

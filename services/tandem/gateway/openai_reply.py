@@ -25,10 +25,12 @@ class UsageReply(msgspec.Struct):
 
 
 class TandemFacts(msgspec.Struct):
-    """Our own addition to the last chunk and to whole bodies: remote, local, or fallback with its reason. `reasons`,
-    one for each prompt, where `x-tandem-explain` asked for them: costs in milliseconds."""
+    """Our own addition to the last chunk and to whole bodies: remote, local, or fallback with its reason; and how many
+    attempts it took, the first and each time that it went on elsewhere. `reasons`, one for each prompt, where
+    `x-tandem-explain` asked for them: costs in milliseconds."""
 
     path: str
+    attempts: int
     reasons: list[dict[str, Any]] | UnsetType = UNSET
 
 

@@ -9,14 +9,16 @@ from typing import Protocol
 from tandem.admission.estimate import Spent
 from tandem.admission.tenant import OPEN, Tenant
 from tandem.core.events import Finished, PromptScored, Token
-from tandem.core.ids import BlockHash, WorkerRef
+from tandem.core.ids import BlockHash, WorkerId, WorkerRef
 from tandem.core.request import Request
 from tandem.flow.waiting import Prefixes
 from tandem.gateway.caller import Caller
 from tandem.gateway.standing import Standing
 from tandem.gateway.text import TextModel
+from tandem.routing.breaker import BreakerState
 from tandem.routing.false_hits import Prediction
 from tandem.routing.prefix_table import PrefixHit
+from tandem.routing.view import Pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +44,18 @@ class TokenStream(Protocol):
 
     @property
     def path(self) -> str:
-        """`remote`, `local`, `local;reason=...` or `fallback;reason=...`; final once the first token was yielded."""
+        """`remote`, `local`, `local;reason=...` or `fallback;reason=...` once the first token was yielded; from then on
+        only `;moves=...` may come to it, which counts how often the request went on elsewhere."""
+        ...
+
+    @property
+    def num_attempts(self) -> int:
+        """One more than its moves."""
         ...
 
     @property
     def reasons(self) -> Mapping[str, object]:
-        """Why, with the numbers, for JSON; final as the path is. Empty while it has no place."""
+        """Why, with the numbers, for JSON; final once the first token was yielded. Empty while it has no place."""
         ...
 
     @property
@@ -78,6 +86,14 @@ class Dispatch(Protocol):
 
     def num_queued(self) -> int:
         """Requests that wait for a place."""
+        ...
+
+    def breakers(self) -> Mapping[WorkerId, BreakerState]:
+        """Of the workers whose last jobs failed."""
+        ...
+
+    def num_live(self) -> Mapping[Pool, int]:
+        """Workers that live, as this gateway sees them."""
         ...
 
     async def open(self, request: Request, caller: Caller) -> TokenStream:

@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import get_args
 
 import grpc
 
@@ -26,7 +25,7 @@ from tandem.core.step_cost import StepCost
 from tandem.core.topology import Topology
 from tandem.gateway.ports import ServedModel
 from tandem.gateway.text_models import TextModels
-from tandem.routing.view import Pool, WorkerView
+from tandem.routing.view import POOLS, Pool, WorkerView
 from tandem.wire.convert import decode_bundle, decode_load, decode_refusal, decode_step_cost, decode_update
 from tandem.wire.convert_job import Submission, encode_key, encode_submission
 from tandem.wire.convert_kv import decode_worker, encode_handoff_key
@@ -135,7 +134,7 @@ class WorkerLink:
         Whether that is news; then whoever ranks workers has to forget this one first, and look at it again."""
         is_news, self._told_role = role != self._told_role, role
         if is_news:
-            meaning = "" if role in get_args(Pool) else ", which is what its pool is"
+            meaning = "" if role in POOLS else ", which is what its pool is"
             log.info("worker %s is taken for %r%s", self.ref, role, meaning)
         return is_news
 
@@ -288,8 +287,9 @@ class WorkerLink:
 def _pool(*names: str) -> Pool:
     """The first that this version knows."""
     for name in names:
-        if name in get_args(Pool):
-            return name  # type: ignore[return-value]
+        for pool in POOLS:
+            if pool == name:
+                return pool
     raise TandemError(ErrorKind.INTERNAL, f"a worker is in the unknown pool {names[-1]!r}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator, Set
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from tandem.core.ids import WorkerRef
 from tandem.core.lane import Lane
@@ -14,6 +14,7 @@ from tandem.core.step_cost import StepCost
 from tandem.core.topology import UNLABELLED, Topology
 
 Pool = Literal["prefill", "decode", "mixed"]
+POOLS: tuple[Pool, ...] = get_args(Pool)
 Pair = tuple[WorkerRef, WorkerRef]
 Ranking = Generator["WorkerView", None, None]
 Cost = tuple[int | str, ...]

@@ -8,6 +8,7 @@ ahead over many steps.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,10 +19,20 @@ Action = Callable[[], None]
 
 @dataclass(eq=False, slots=True)
 class Party:
-    """Who asks for events and where they happen; of lower `rank` first at one time."""
+    """Who asks for events and where they happen; of lower `rank` first at one time. `stands` takes what would have
+    happened here while the party stands still, and keeps nothing of it when the party is gone; None: it runs."""
 
     rank: int
     log: Log
+    stands: deque[Event] | None = None
+
+    def vanish(self) -> None:
+        """Nothing happens here any more."""
+        self.stands = deque(maxlen=0)
+
+    @property
+    def is_gone(self) -> bool:
+        return self.stands is not None and self.stands.maxlen == 0
 
 
 @dataclass(eq=False, slots=True)
@@ -62,6 +73,19 @@ class Agenda:
         """It will not happen, and leaves no trace in a log; nothing when it has happened."""
         event.action = None
 
+    def halt(self, party: Party) -> None:
+        """What happens at a party from now on waits until it goes on."""
+        party.stands = deque()
+
+    def go_on(self, party: Party) -> None:
+        """All that has waited happens now, in its order; nothing at a party that runs or is gone."""
+        if party.stands is None or party.is_gone:
+            return
+        held, party.stands = party.stands, None
+        for event in held:
+            heapq.heappush(self._heap, (self.now, True, party.rank, self._num_asked, event))
+            self._num_asked += 1
+
     def has_passed(self, time: float, by: Party) -> bool:
         """Whether an event that `by` had asked for at `time` would have happened by now. Of several that one asks for
         at one time, the first is meant."""
@@ -75,10 +99,13 @@ class Agenda:
             action = event.action
             if action is None:
                 continue
-            event.action = None
             if time > self.now:
                 self._reached = -1
                 self.now = time
+            if event.to.stands is not None:
+                event.to.stands.append(event)
+                continue
+            event.action = None
             if is_later and rank > self._reached:
                 self._reached = rank
             self.num_run += 1

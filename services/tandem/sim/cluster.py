@@ -1,24 +1,26 @@
-"""A simulated cluster: workers in pools, one gateway, a network; composes them, runs a workload and adds up the books,
+"""A simulated cluster: workers in pools, gateways, a network; composes them, runs a workload and adds up the books,
 never decides."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from tandem.core.config import GatewayConfig
-from tandem.core.events import Finished
+from tandem.core.events import Finished, Token
 from tandem.core.ids import RequestId
 from tandem.sim.agenda import Agenda, Party
 from tandem.sim.delivery import Delivery
-from tandem.sim.gateway import SimGateway
+from tandem.sim.faults import Fault, Faults, Stage
+from tandem.sim.gateway import SimGateway, ignore
 from tandem.sim.log import Log, combined
 from tandem.sim.network import Network
 from tandem.sim.quotas import Terms
 from tandem.sim.trace import Trace
 from tandem.sim.transport import Fabric
 from tandem.sim.worker import SimWorker, WorkerSpec
+from tandem.workload import chance
 from tandem.workload.ask import Ask
 
 
@@ -26,8 +28,8 @@ from tandem.workload.ask import Ask
 class ClusterSpec:
     """`workers`: each kind and how many of it. Seconds are one way: between any two processes, and before the first
     byte of a read. `delivery_s`: times that a token takes from the gateway to its client, each as likely as any other.
-    `seed` draws those and the residuals. `terms` are those of the tenants. `index_delay_s`: after so long a gateway
-    knows what a worker's prefix cache got or lost."""
+    `seed` draws those and the residuals. `terms` are those of the tenants; each of several gateways grants them all.
+    `index_delay_s`: after so long a gateway knows what a worker's prefix cache got or lost."""
 
     workers: tuple[tuple[WorkerSpec, int], ...]
     gateway: GatewayConfig
@@ -35,6 +37,7 @@ class ClusterSpec:
     read_latency_s: float = 5e-5
     delivery_s: tuple[float, ...] = (0.0,)
     seed: int = 0
+    num_gateways: int = 1
     terms: Terms = field(default_factory=Terms)
     index_delay_s: float = 0.05
 
@@ -47,15 +50,30 @@ class SimCluster:
         self._clients = Party(0, Log())
         self._fabric = Fabric(self._agenda, spec.read_latency_s)
         self._network = Network(self._agenda, self._fabric, spec.latency_s, spec.index_delay_s)
+        first = 1 + spec.num_gateways
         kinds = [kind for kind, number in spec.workers for _ in range(number)]
         self.workers = [
-            SimWorker(self._agenda, kind, f"{kind.pool}-{i}", self._network, spec.seed, Party(2 + i, Log()))
+            SimWorker(self._agenda, kind, f"{kind.pool}-{i}", self._network, spec.seed, Party(first + i, Log()))
             for i, kind in enumerate(kinds)
         ]
         delivery = Delivery(spec.delivery_s, spec.seed)
-        party = Party(1, Log())
-        self._gateway = SimGateway(self._agenda, self._network, self.workers, spec.gateway, delivery, party, spec.terms)
-        self._network.attach(self.workers, self._gateway)
+        self._gateways = [
+            SimGateway(
+                self._agenda, self._network, self.workers, spec.gateway, delivery, Party(1 + i, Log()), spec.terms
+            )
+            for i in range(spec.num_gateways)
+        ]
+        self._network.attach(self.workers, self._gateways)
+        self._num_lives = first + len(kinds)
+        self._seed = spec.seed
+        stage = Stage(
+            agenda=self._agenda,
+            fabric=self._fabric,
+            network=self._network,
+            workers=self.workers,
+            gateways=self._gateways,
+        )
+        self._faults = Faults(stage, spec.gateway, self._gateway_of, self._revive)
 
     @property
     def now(self) -> float:
@@ -64,7 +82,9 @@ class SimCluster:
     @property
     def digest(self) -> str:
         """Of what each party did and met, in its own order."""
-        parties = (self._clients, self._gateway.party, *(worker.party for worker in self.workers))
+        parties = (
+            self._clients, *(gateway.party for gateway in self._gateways), *(worker.party for worker in self.workers)
+        )  # fmt: skip
         return combined(party.log for party in parties)
 
     @property
@@ -83,23 +103,25 @@ class SimCluster:
 
     @property
     def num_queued(self) -> int:
-        """Requests that wait at the gateway for a place."""
-        return self._gateway.num_queued
+        """Requests that wait at the gateways for a place."""
+        return sum(gateway.num_queued for gateway in self._gateways)
 
     def run(
         self,
         asks: Iterable[Ask],
         ended: Callable[[Trace], None],
         closed_at: Iterable[tuple[float, RequestId]] = (),
+        faults: Sequence[Fault] = (),
+        delivered: Callable[[Token], None] = ignore,
     ) -> None:
-        """Send each request when it is due, and what follows on its answer; let clients go at the times in
-        `closed_at`; run until nothing is left to happen. `ended` is called with the trace of each request at its end.
-        `asks` are taken one by one as they come due and must be in that order: of a long workload only what is open
-        is held."""
+        """Send `asks`, which are in the order of their time, and what follows on answers, until nothing is left to
+        happen. `ended` is told each trace, `delivered` each token that comes alone, as all do where `max_run` is 1."""
         coming = iter(asks)
+        for gateway in self._gateways:
+            gateway.delivered = delivered
 
         def send(ask: Ask) -> None:
-            self._gateway.open(ask, partial(over, ask))
+            self._gateway_of(ask.request.id).open(ask, partial(over, ask))
 
         def over(ask: Ask, trace: Trace) -> None:
             ended(trace)
@@ -117,17 +139,24 @@ class SimCluster:
 
         def await_due(ask: Ask, action: Callable[[Ask], None]) -> None:
             label = f"ask {ask.request.id}"
-            self._agenda.at(ask.due_s, label, partial(action, ask), by=self._clients, to=self._gateway.party)
+            to = self._gateway_of(ask.request.id).party
+            self._agenda.at(ask.due_s, label, partial(action, ask), by=self._clients, to=to)
 
-        for time, request in closed_at:
-            action = partial(self._gateway.close, request)
-            self._agenda.at(time, f"close {request}", action, by=self._clients, to=self._gateway.party)
+        self._close(closed_at)
+        self._faults.schedule(faults, self._clients)
         await_one()
         self._agenda.run()
 
+    def _close(self, closed_at: Iterable[tuple[float, RequestId]]) -> None:
+        for time, request in closed_at:
+            gateway = self._gateway_of(request)
+            action = partial(gateway.close, request)
+            self._agenda.at(time, f"close {request}", action, by=self._clients, to=gateway.party)
+
     def check(self) -> None:
         """Nothing is open anywhere and all books balance. Raises AssertionError naming what is off."""
-        self._gateway.check()
+        for gateway in self._gateways:
+            gateway.check()
         assert self._fabric.num_reads == 0, f"{self._fabric.num_reads} reads have no end"
         for worker in self.workers:
             worker.engine.check()
@@ -135,3 +164,13 @@ class SimCluster:
             assert worker.is_idle, f"{worker!r} is not idle"
             assert books.num_free_blocks == books.num_blocks, f"{worker!r} holds blocks: {books}"
             assert not (books.num_sequences or books.num_leases or books.num_pulls), f"{worker!r}: {books}"
+
+    def _gateway_of(self, request: RequestId) -> SimGateway:
+        """The same for all that concerns a request."""
+        return self._gateways[chance.integer(0, len(self._gateways) - 1, self._seed, "gateway", request)]
+
+    def _revive(self, worker: SimWorker) -> SimWorker:
+        """A new life of one that has ended; it has nothing of the old one but its name."""
+        self._num_lives += 1
+        party, life = Party(self._num_lives, Log()), worker.ref.incarnation + 1
+        return SimWorker(self._agenda, worker.spec, worker.ref.id, self._network, self._seed, party, life)

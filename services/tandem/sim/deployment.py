@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import cast, get_args
+from typing import cast
 
 from tandem.admission.tenant import Tenant
 from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import TenantId
-from tandem.routing.view import Pool
+from tandem.routing.view import POOLS, Pool
 from tandem.sched.targets import LatencyTargets
 from tandem.sim.cluster import ClusterSpec
 from tandem.sim.machine import Machine
 from tandem.sim.quotas import Terms
 from tandem.sim.worker import WorkerSpec
-
-POOLS: tuple[Pool, ...] = get_args(Pool)
 
 
 @dataclass(frozen=True, slots=True)

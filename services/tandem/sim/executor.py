@@ -112,6 +112,12 @@ def _drawn(piece: Slice) -> tuple[SampledToken, ...]:
     return tuple(out)
 
 
+def token_at(seed: int, choice: int, index: int) -> int:
+    """What every worker draws there."""
+    page, place = divmod(index, PAGE_TOKENS)
+    return _page(seed, choice, page)[place]
+
+
 def _stream(draw: Sampling, count: int) -> array[int]:
     """The tokens of `count` draws, of which this is the first."""
     out: array[int] = array("H")

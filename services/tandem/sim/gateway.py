@@ -6,7 +6,6 @@ It does what `gateway.dispatch` does on an event loop, with the same line and de
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,11 +14,9 @@ from tandem.admission.estimate import Spent
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, Finished, JobEvent, Pulled, SampledToken, Token
-from tandem.core.ids import BlockHash, HandoffId, HandoffKey, JobKey, RequestId, WorkerRef
+from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerRef
 from tandem.core.load import Load
-from tandem.core.request import Job, Prefill, Request, Resume
-from tandem.engine.effects import Effect
-from tandem.engine.engine import Engine
+from tandem.core.request import Job, Request
 from tandem.flow.commands import (
     Blame,
     CancelJob,
@@ -37,20 +34,18 @@ from tandem.flow.lifecycle import RequestLife
 from tandem.flow.overdue import no_place
 from tandem.flow.strand import Phase
 from tandem.flow.waiting import Waiting
-from tandem.kv.hashing import prompt_hashes, root_hash
-from tandem.routing.links import Links
-from tandem.routing.roster import Roster
 from tandem.routing.router import Routing
-from tandem.routing.view import WorkerView
 from tandem.sim.agenda import Agenda, Party
+from tandem.sim.calls import Calls
 from tandem.sim.delivery import Delivery
-from tandem.sim.gateway_link import GatewayLink, tried_pairs
+from tandem.sim.fleet import SimFleet
+from tandem.sim.gateway_link import GatewayLink
 from tandem.sim.index import SimIndex
 from tandem.sim.network import Network
 from tandem.sim.quotas import SimQuotas, Terms
 from tandem.sim.stretch import Stretch
 from tandem.sim.trace import Trace
-from tandem.sim.worker import FINGERPRINT, SimWorker
+from tandem.sim.worker import SimWorker
 from tandem.workload.ask import MODEL, Ask
 
 TICK_S = 0.05
@@ -58,6 +53,10 @@ TICK_S = 0.05
 
 
 Ended = Callable[[Trace], None]
+
+
+def ignore(token: Token) -> None:
+    """Looks at no token."""
 
 
 @dataclass(eq=False, slots=True)
@@ -87,17 +86,17 @@ class SimGateway:
         self._network = network
         self._delivery = delivery
         self._config = config
-        self._links = {worker.ref: GatewayLink(worker, worker.engine.load()) for worker in workers}
-        self._roster = Roster(tried_pairs(workers, config), frozenset())
-        for link in self._links.values():
-            self._changed(link)
+        self.delivered: Callable[[Token], None] = ignore
+        self._calls = Calls(network, party)
+        self._fleet = SimFleet(agenda, network.latency_s, config)
         self._active: dict[RequestId, _Active] = {}
         self._quotas = SimQuotas(terms.tenants)
         self._index = SimIndex(agenda, network.index_delay_s)
-        self._kv_links = Links()
-        routing = Routing(config.routing_policy, self._kv_links)
-        self._waiting = Waiting(self._roster, config, terms.targets, self._index, routing)
+        routing = Routing(config.routing_policy, self._fleet.kv_links)
+        self._waiting = Waiting(self._fleet.roster, config, terms.targets, self._index, routing)
         self._is_ticking = False
+        for worker in workers:
+            self.met(worker)
 
     @property
     def num_queued(self) -> int:
@@ -110,7 +109,7 @@ class SimGateway:
         self._quotas.check()
         assert not len(self._waiting.line), "a request that has ended waits for a place"
         assert not self._active, f"{len(self._active)} requests have no end: {list(self._active.values())[:3]}"
-        for link in self._links.values():
+        for link in self._fleet.links():
             assert not link.decoding, f"{link.decoding} were to decode at {link.worker!r} and never taken"
             assert not link.placed, f"{link.placed} were placed at {link.worker!r} and never taken"
 
@@ -128,7 +127,7 @@ class SimGateway:
         tenant = self._quotas.tenant(request.tenant)
         try:
             admitted = self._waiting.admit(
-                request, weight=tenant.weight, policy=tenant.disaggregation, hashes=self._names(request)
+                request, weight=tenant.weight, policy=tenant.disaggregation, hashes=self._fleet.names(request)
             )
         except TandemError as error:
             self._refuse(trace.id, error)
@@ -148,18 +147,19 @@ class SimGateway:
             self._carry_out(active, active.life.cancelled())
 
     def streamed(self, worker: WorkerRef, stretch: Stretch) -> None:
-        if worker in self._links:
-            self._links[worker].coming.append(stretch)
+        link = self._fleet.find(worker)
+        if link is not None:
+            link.coming.append(stretch)
 
     def heard(self, worker: WorkerRef, events: Sequence[JobEvent], load: Load | None) -> None:
-        link = self._links.get(worker)
-        if link is None:
+        link = self._fleet.find(worker)
+        if link is None or not link.is_live:
             return
         self._take_in(link)
         has_room = load is not None and load.may_take_more_than(link.load)
         if load is not None:
             link.load = load
-            self._changed(link)
+            self._fleet.changed(link)
         for event in events:
             active = self._active.get(event.key.request)
             if isinstance(event, Finished):
@@ -168,18 +168,29 @@ class SimGateway:
                 if _may_end(event):
                     self._catch_up(active, but=worker)
                 active.moved_at = self._agenda.now
-                self._measure(active, event)
+                if isinstance(event, Pulled) and active.life.placement is not None:
+                    self._fleet.measured(active.life.placement, event)
                 self._carry_out(active, active.life.reported(worker, event))
-        if has_room and self._waiting.may_go_on(self._view(link)):
+        if has_room and self._waiting.may_go_on(self._fleet.view(link)):
             self._place_queued()
+
+    # ---- who comes and goes
+
+    def met(self, worker: SimWorker) -> None:
+        """A worker is there, another life of one, or one that could not be reached."""
+        self._fleet.met(worker)
+        self._place_queued()
+
+    def missed(self, worker: WorkerRef) -> None:
+        """As `SimFleet.missed`."""
+        self._fleet.missed(worker)
 
     def lost(self, worker: WorkerRef, reason: str) -> None:
         """A worker is gone with all that runs there; what it has said by now has come."""
-        link = self._links.pop(worker, None)
+        link = self._fleet.lost(worker)
         if link is None:
             return
         self._take_in(link)
-        self._roster.remove(worker)
         self._waiting.breaker.forget(worker)
         for active in list(self._active.values()):
             if worker in active.life.workers() or active.life.seeks():
@@ -187,38 +198,27 @@ class SimGateway:
                 self._carry_out(active, active.life.worker_lost(worker, reason))
         self._place_queued()
 
-    def met(self, worker: SimWorker) -> None:
-        """A worker is there, or another life of one; every pair with it counts as tried."""
-        link = self._links[worker.ref] = GatewayLink(worker, worker.engine.load())
-        self._roster.linked = tried_pairs([link.worker for link in self._links.values()], self._config)
-        self._changed(link)
-        self._place_queued()
+    def waits_for(self, worker: WorkerRef) -> set[JobKey]:
+        """The jobs there that it wants to hear of; it has no use for others of its own."""
+        return {key for active in self._active.values() for key, _ in active.life.positions(worker)}
 
     # ---- what has come in the meantime
 
     def _catch_up(self, active: _Active, but: WorkerRef | None = None) -> None:
         """What a request's workers have said of steps that they took ahead, as far as it has come; all of `but`'s has
         been heard."""
-        for link in [
-            self._links[worker] for worker in active.life.workers() if worker != but and worker in self._links
-        ]:
+        links = [self._fleet.find(worker) for worker in active.life.workers() if worker != but]
+        for link in [link for link in links if link is not None]:
             link.worker.settle()
             self._take_in(link)
 
     def _take_in(self, link: GatewayLink) -> None:
-        while link.coming and (num_come := self._num_come(link, link.coming[0])):
+        while link.coming and (num_come := self._fleet.num_come(link, link.coming[0])):
             stretch = link.coming.popleft()
             if num_come < len(stretch.ends):
                 stretch, rest = stretch.split(num_come)
                 link.coming.appendleft(rest)
             self._hear_stretch(link, stretch)
-
-    def _num_come(self, link: GatewayLink, stretch: Stretch) -> int:
-        """How many of its steps the gateway has heard of."""
-        agenda, delay_s, party = self._agenda, self._network.latency_s, link.worker.party
-        if agenda.now > stretch.ends[-1] + delay_s:
-            return len(stretch.ends)
-        return bisect_left(stretch.ends, True, key=lambda end: not agenda.has_passed(end + delay_s, party))
 
     def _hear_stretch(self, link: GatewayLink, stretch: Stretch) -> None:
         worker, delay_s = link.worker.ref, self._network.latency_s
@@ -240,28 +240,7 @@ class SimGateway:
                 event = Token(tokens.key, tokens.first_index + i, SampledToken(token))
                 self._carry_out(active, active.life.reported(worker, event), times[i])
 
-    def _changed(self, link: GatewayLink) -> None:
-        """Whatever was heard or sent, and not only that blocks were taken, as each step does."""
-        self._roster.put(partial(self._view, link))
-
-    def _view(self, link: GatewayLink) -> WorkerView:
-        """As of now, without taking anything in: while a worker only decodes, blocks become fewer."""
-        num_free = link.worker.num_free_seen(self._network.latency_s)
-        if num_free is None:
-            num_free = link.load.num_free_blocks
-            for stretch in reversed(link.coming):
-                num_come = self._num_come(link, stretch)
-                if num_come:
-                    num_free = stretch.num_free[num_come - 1]
-                    break
-        return link.view(num_free)
-
     # ---- inside
-
-    def _names(self, request: Request) -> Sequence[BlockHash]:
-        """Of its prompt's blocks. All workers have blocks of one size."""
-        block_size = next(iter(self._links.values())).worker.spec.layout.block_size
-        return prompt_hashes(root_hash(FINGERPRINT, block_size, request.cache_salt), request, block_size)
 
     def _enter(self, request: Request, trace: Trace, ended: Ended) -> None:
         now = self._agenda.now
@@ -276,12 +255,7 @@ class SimGateway:
         """Place what waits, in its turn, until the first finds no place."""
         while (turn := self._waiting.next(self._agenda.now)) is not None:
             active = self._active[turn.request]
-            link = self._links[turn.placement.prefill]
-            link.placed[turn.request] = self._waiting.line.charged(turn.request)
-            self._changed(link)
-            taker = self._links[turn.placement.decode]
-            taker.decoding.add(turn.request)
-            self._changed(taker)
+            self._fleet.expect(turn.placement, turn.request, self._waiting.line.charged(turn.request))
             self._carry_out(active, active.life.placed(turn.placement))
 
     def _carry_out(self, active: _Active, commands: Sequence[Command], at: float | None = None) -> None:
@@ -290,6 +264,7 @@ class SimGateway:
         for command in commands:
             match command:
                 case Deliver(token):
+                    self.delivered(token)
                     delay = self._delivery.seconds(active.life.request.id, token.index)
                     active.trace.deliver(token.token.id, now + delay)
                     self._waiting.line.drew(active.life.request.id, 1)
@@ -301,17 +276,10 @@ class SimGateway:
                     self._find(active, command)
                 case Blame(workers):
                     self._waiting.breaker.failed(workers, self._agenda.now)
-                case Submit() | CancelJob() | ReleaseLease():
-                    self._tell(active, command)
-
-    def _tell(self, active: _Active, command: Submit | CancelJob | ReleaseLease) -> None:
-        match command:
-            case Submit(worker, job):
-                self._submit(active, worker, job)
-            case CancelJob(worker, keys):
-                self._cancel(worker, keys)
-            case ReleaseLease(worker, lease):
-                self._release(worker, lease)
+                case Submit(worker, job):
+                    self._submit(active, worker, job)
+                case CancelJob() | ReleaseLease():
+                    self._calls.tell(command)
 
     def _find(self, active: _Active, command: Place | Seek) -> None:
         request, now = active.life.request.id, self._agenda.now
@@ -322,13 +290,13 @@ class SimGateway:
         self._waiting.refused(command.excluded, now)
         if command.has_failed:
             self._waiting.failed(request, command.excluded)
-        self._unplace(active)
+        self._fleet.unexpect(active.life.placement, request)
         self._waiting.line.put_back(request)
 
     def _end(self, active: _Active, outcome: Finished | TandemError) -> None:
         now, trace = self._agenda.now, active.trace
         trace.path = active.life.path
-        self._unplace(active)
+        self._fleet.unexpect(active.life.placement, trace.id)
         del self._active[trace.id]
         self._waiting.leave(trace.id, active.life.num_cached)
         num_output = len(trace.token_times)
@@ -340,72 +308,32 @@ class SimGateway:
         self.party.log.note_bytes(trace.token_times.tobytes())
         active.ended(trace)
 
-    def _unplace(self, active: _Active) -> None:
-        """It does not go where it was to."""
-        placement, request = active.life.placement, active.life.request.id
-        if placement is None:
-            return
-        giver, taker = self._links.get(placement.prefill), self._links.get(placement.decode)
-        if giver is not None and giver.placed.pop(request, 0):
-            self._changed(giver)
-        if taker is not None and request in taker.decoding:
-            taker.decoding.discard(request)
-            self._changed(taker)
-
-    def _cancel(self, worker: WorkerRef, keys: Sequence[JobKey]) -> None:
-        def run(engine: Engine, now: float) -> list[Effect]:
-            return [effect for key in keys for effect in engine.cancel(key, now)]
-
-        self._network.post(worker, f"cancel {', '.join(map(str, keys))}", run, self.party)
-
-    def _release(self, worker: WorkerRef, key: HandoffKey) -> None:
-        self._network.post(worker, f"release {key}", lambda engine, now: engine.release(key, now), self.party)
-
     def _submit(self, active: _Active, ref: WorkerRef, job: Job) -> None:
         """A call whose answer brings the worker's load along."""
-        link = self._links.get(ref)
-        if link is None:
+        link = self._fleet.find(ref)
+        if link is None or not link.is_live:
             gone = TandemError(ErrorKind.WORKER_LOST, f"worker {ref.id} is gone")
             self._carry_out(active, active.life.refused(ref, job.key, gone))
             return
-        worker = link.worker
 
         def answered(refusal: TandemError | None, load: Load) -> None:
-            if self._links.get(ref) is not link:
+            if not link.is_live or self._fleet.find(ref) is not link:
                 return
-            if not isinstance(job, Resume):
-                link.placed.pop(job.request.id, None)
-            if not isinstance(job, Prefill):
-                link.decoding.discard(job.request.id)
+            link.answered(job)
             self._take_in(link)
             link.load = load
-            self._changed(link)
+            self._fleet.changed(link)
             if refusal is not None:
-                self._carry_out(active, active.life.refused(worker.ref, job.key, refusal))
+                self._carry_out(active, active.life.refused(ref, job.key, refusal))
                 self._place_queued()
             else:
                 active.moved_at = self._agenda.now
-                self._carry_out(active, active.life.accepted(worker.ref, job.key))
+                self._carry_out(active, active.life.accepted(ref, job.key))
 
-        def answer(refusal: TandemError | None, load: Load) -> None:
-            self._network.send(f"answer {job.key}", lambda: answered(refusal, load), worker.party, self.party)
-
-        def arrive() -> None:
-            worker.submit(job, answer)
-
-        self._network.send(f"submit {type(job).__name__} {job.key}", arrive, self.party, worker.party)
-
-    def _measure(self, active: _Active, event: JobEvent) -> None:
-        """How fast a pull was."""
-        placement = active.life.placement
-        if not isinstance(event, Pulled) or placement is None:
-            return
-        giver, taker = self._links.get(placement.prefill), self._links.get(placement.decode)
-        if giver is not None and taker is not None:
-            self._kv_links.observe(self._view(giver), self._view(taker), event.num_bytes, event.busy_s)
+        self._calls.submit(link.worker, job, answered)
 
     def _tick(self) -> None:
-        self._index.collect(link.worker for link in self._links.values())
+        self._index.collect(link.worker for link in self._fleet.links())
         for active in list(self._active.values()):
             self._see_to(active)
         self._place_queued()

@@ -1,4 +1,4 @@
-"""What a simulated gateway knows of one worker, and which pairs it tries; never sends anything."""
+"""What a simulated gateway knows of one worker, and which pairs of workers it uses; never sends anything."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from tandem.core.config import GatewayConfig
-from tandem.core.ids import RequestId, WorkerRef
+from tandem.core.ids import RequestId
 from tandem.core.load import Load
-from tandem.routing.view import WorkerView
+from tandem.core.request import Job, Prefill, Resume
+from tandem.routing.view import Pair, WorkerView
 from tandem.sim.stretch import Stretch
 from tandem.sim.worker import FINGERPRINT, SimWorker
 from tandem.workload.ask import MODEL
@@ -19,13 +20,21 @@ from tandem.workload.ask import MODEL
 class GatewayLink:
     """`placed`: prompt tokens to compute of requests that were placed there and not taken yet, `decoding`: requests
     placed there to decode of which it has not answered; `coming` are steps that the worker has taken, some of which the
-    gateway has not heard of yet."""
+    gateway has not heard of yet. `is_live`: its stream is up."""
 
     worker: SimWorker
     load: Load
     placed: dict[RequestId, int] = field(default_factory=dict)
     decoding: set[RequestId] = field(default_factory=set)
     coming: deque[Stretch] = field(default_factory=deque)
+    is_live: bool = True
+
+    def answered(self, job: Job) -> None:
+        """The worker has said whether it takes a job."""
+        if not isinstance(job, Resume):
+            self.placed.pop(job.request.id, None)
+        if not isinstance(job, Prefill):
+            self.decoding.discard(job.request.id)
 
     def view(self, num_free: int) -> WorkerView:
         worker, load = self.worker, self.load
@@ -39,17 +48,16 @@ class GatewayLink:
         )  # fmt: skip
 
 
-def tried_pairs(workers: Sequence[SimWorker], config: GatewayConfig) -> frozenset[tuple[WorkerRef, WorkerRef]]:
-    """Those that a gateway tries: none without a split, and two mixed workers only where every request is split."""
+def pairs(worker: SimWorker, others: Sequence[SimWorker], config: GatewayConfig) -> set[Pair]:
+    """Those of a worker that a gateway tries: none without a split, and two mixed workers only where every request is
+    split."""
     if config.disaggregation == "off":
-        return frozenset()
-    pools = [(w.ref, w.spec.pool) for w in workers]
-    return frozenset(
-        (giver, taker)
-        for giver, gives in pools
-        for taker, takes in pools
-        if giver != taker
-        and gives != "decode"
-        and takes != "prefill"
-        and (gives != takes or config.disaggregation == "strict")
-    )
+        return set()
+    both = [pair for other in others for pair in ((worker, other), (other, worker))]
+    return {
+        (giver.ref, taker.ref)
+        for giver, taker in both
+        if giver.spec.pool != "decode"
+        and taker.spec.pool != "prefill"
+        and (giver.spec.pool != taker.spec.pool or config.disaggregation == "strict")
+    }

@@ -1,9 +1,14 @@
-"""Carries messages between workers and to the gateway, each after a latency, and starts reads; never drops one and
-never decides."""
+"""Carries messages between workers and to the gateways, each after a latency, and starts reads; never decides.
+
+A link between two parties may be cut: what would have come over it waits until it is mended, or is lost with the
+connection when one of the two gives it up.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Protocol
 
 from tandem.core.events import JobEvent
@@ -30,6 +35,16 @@ class Listener(Protocol):
     def heard(self, worker: WorkerRef, events: Sequence[JobEvent], load: Load | None) -> None: ...
 
 
+Link = frozenset[int]
+"""The ranks of two parties."""
+UNREACHABLE_S = 0.4
+"""A taker's tries to reach a source at whose address nobody is."""
+
+
+def _link(one: Party, other: Party) -> Link:
+    return frozenset((one.rank, other.rank))
+
+
 class Network:
     """An `Outlet`. `latency_s` is one way, and the same between all, so messages of one sender keep their order.
     `index_delay_s`: from when a worker's prefix cache has changed until a gateway knows."""
@@ -40,14 +55,19 @@ class Network:
         self._latency_s = latency_s
         self.index_delay_s = index_delay_s
         self._workers: dict[WorkerRef, SimWorker] = {}
-        self._listener: Listener | None = None
+        self._listeners: tuple[Listener, ...] = ()
+        self._cut: dict[Link, deque[Action]] = {}
 
-    def attach(self, workers: Iterable[SimWorker], listener: Listener) -> None:
+    def attach(self, workers: Iterable[SimWorker], listeners: Iterable[Listener]) -> None:
         """Who can be reached; before anything is sent."""
-        self._workers = {worker.ref: worker for worker in workers}
-        self._listener = listener
-        for worker in self._workers.values():
-            self._fabric.add(worker.ref, worker.spec.bandwidth, worker.party)
+        self._listeners = tuple(listeners)
+        for worker in workers:
+            self.add(worker)
+
+    def add(self, worker: SimWorker) -> None:
+        """One that came later."""
+        self._workers[worker.ref] = worker
+        self._fabric.add(worker.ref, worker.spec.bandwidth, worker.party)
 
     @property
     def latency_s(self) -> float:
@@ -55,7 +75,23 @@ class Network:
 
     def send(self, label: str, action: Action, by: Party, to: Party) -> None:
         """Do something at the other end."""
-        self._agenda.after(self._latency_s, label, action, by=by, to=to)
+        self._agenda.after(self._latency_s, label, lambda: self._arrive(action, by, to), by=by, to=to)
+
+    def cut(self, one: Party, other: Party) -> None:
+        """Nothing passes between the two; nobody is told."""
+        self._cut.setdefault(_link(one, other), deque())
+
+    def is_cut(self, one: Party, other: Party) -> bool:
+        return _link(one, other) in self._cut
+
+    def drop(self, one: Party, other: Party) -> None:
+        """A connection that is cut was given up: what waits on it never comes."""
+        self._cut[_link(one, other)].clear()
+
+    def mend(self, one: Party, other: Party) -> None:
+        """What has waited comes now, in its order."""
+        for action in self._cut.pop(_link(one, other), ()):
+            action()
 
     def post(self, worker: WorkerRef, label: str, command: Command, by: Party) -> None:
         """Run a command at a worker, between two of its steps."""
@@ -64,19 +100,26 @@ class Network:
 
     def dispatch(self, worker: SimWorker, effects: Sequence[Effect], load: Load | None) -> None:
         """Events go to the gateway in one message, with the load if it has changed."""
+        assert self._listeners, "nobody listens"
         events = tuple(effect.event for effect in effects if isinstance(effect, Emit))
-        listener = self._listener
-        assert listener is not None, "nobody listens"
-        self.send("", lambda: listener.heard(worker.ref, events, load), worker.party, listener.party)
+        for listener in self._listeners:
+            self.send("", partial(listener.heard, worker.ref, events, load), worker.party, listener.party)
         for effect in effects:
             self._carry(worker, effect)
 
     def stream(self, worker: SimWorker, stretch: Stretch) -> None:
         """What the steps of a run have yielded."""
-        assert self._listener is not None, "nobody listens"
-        self._listener.streamed(worker.ref, stretch)
+        for listener in self._listeners:
+            listener.streamed(worker.ref, stretch)
 
     # ---- inside
+
+    def _arrive(self, action: Action, by: Party, to: Party) -> None:
+        held = self._cut.get(_link(by, to)) if self._cut else None
+        if held is None:
+            action()
+        else:
+            held.append(action)
 
     def _carry(self, worker: SimWorker, effect: Effect) -> None:
         by = worker.party
@@ -103,6 +146,11 @@ class Network:
         """A message whose answer says that the lease goes on, counted from when it was sent."""
         sent_at = self._agenda.now
         giver = self._workers[source]
+        if giver.party.is_gone:
+            text = "nothing answers at its address"
+            lost = partial(taker.post, lambda engine, now: engine.source_lost(source, text, now))
+            self._agenda.after(UNREACHABLE_S, "", lost, by=taker.party)
+            return
         lease_s = giver.spec.config.handoff.lease_s
 
         def renewed(engine: Engine, now: float) -> Sequence[Effect]:
@@ -122,7 +170,14 @@ class Network:
         def done() -> None:
             worker.post(lambda engine, now: engine.read_done(read.read, now))
 
-        self._fabric.read(read.source, worker.ref, num_bytes, done)
+        def lost() -> None:
+            text = "its source is gone"
+            worker.post(lambda engine, now: engine.read_failed(read.read, text, drained=True, now=now))
+
+        if self._workers[read.source].party.is_gone:
+            self._agenda.after(UNREACHABLE_S, "", lost, by=worker.party)
+        else:
+            self._fabric.read(read.source, worker.ref, num_bytes, done, lost)
 
     def _tear_down(self, worker: SimWorker, source: WorkerRef) -> None:
         """The transport forgets the peer with all its reads, which proves that none touches a block any more."""

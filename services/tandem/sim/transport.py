@@ -20,6 +20,7 @@ class _Read:
     taker: WorkerRef
     num_left: float
     on_done: Action
+    on_lost: Action
     rate: float = 0.0
     since: float = 0.0
     next: Event | None = None
@@ -45,6 +46,7 @@ class Fabric:
         self._latency_s = latency_s
         self._links: dict[WorkerRef, _Link] = {}
         self._reads: dict[_Read, None] = {}
+        self._cut: set[tuple[WorkerRef, WorkerRef]] = set()
         self.num_bytes = 0
 
     def add(self, worker: WorkerRef, bandwidth: float, party: Party) -> None:
@@ -53,8 +55,11 @@ class Fabric:
             raise ValueError(f"{worker} has a link of {bandwidth} bytes per second")
         self._links[worker] = _Link(bandwidth, party)
 
-    def read(self, source: WorkerRef, taker: WorkerRef, num_bytes: int, on_done: Action) -> None:
-        """Call `on_done` when the bytes have arrived, which is the taker's event."""
+    def read(
+        self, source: WorkerRef, taker: WorkerRef, num_bytes: int, on_done: Action, on_lost: Action = lambda: None
+    ) -> None:
+        """Call `on_done` when the bytes have arrived, or `on_lost` when the source is gone; both are the taker's
+        events."""
 
         def done() -> None:
             self.num_bytes += num_bytes
@@ -62,7 +67,7 @@ class Fabric:
             self._links[taker].num_bytes_in += num_bytes
             on_done()
 
-        read = _Read(source, taker, num_bytes, done)
+        read = _Read(source, taker, num_bytes, done, on_lost)
         self._reads[read] = None
         label = f"read {source.id} > {taker.id} {num_bytes}"
         party = self._links[taker].party
@@ -74,6 +79,30 @@ class Fabric:
             if read.next is not None:
                 self._agenda.cancel(read.next)
             self._remove(read)
+
+    def lose(self, worker: WorkerRef) -> None:
+        """A worker is gone with all reads of its own; those of others from it fail."""
+        for read in [r for r in self._reads if worker in (r.source, r.taker)]:
+            if read.next is not None:
+                self._agenda.cancel(read.next)
+            self._remove(read)
+            if read.source == worker:
+                self._agenda.after(0.0, "", read.on_lost, by=self._links[read.taker].party)
+
+    def stop(self, source: WorkerRef, taker: WorkerRef) -> None:
+        """Bytes between the two stand still until `resume`, which nobody is told."""
+        self._cut.add((source, taker))
+        self._share_pair(source, taker)
+
+    def resume(self, source: WorkerRef, taker: WorkerRef) -> None:
+        self._cut.discard((source, taker))
+        self._share_pair(source, taker)
+
+    def set_bandwidth(self, worker: WorkerRef, bandwidth: float) -> None:
+        """Of a worker's link from now on, in bytes per second each way."""
+        self._links[worker].bandwidth = bandwidth
+        for read in [r for r in self._reads if worker in (r.source, r.taker)]:
+            self._share(read)
 
     @property
     def busiest_s(self) -> float:
@@ -102,18 +131,25 @@ class Fabric:
         self._links[read.taker].into.pop(read, None)
         self._share(read)
 
+    def _share_pair(self, source: WorkerRef, taker: WorkerRef) -> None:
+        for read in [r for r in self._links[source].out if r.taker == taker]:
+            self._share(read)
+
     def _share(self, changed: _Read) -> None:
         """Give those beside a read that came or went their new rate; others keep the end that they have."""
         beside = {**self._links[changed.source].out, **self._links[changed.taker].into}
         now = self._agenda.now
         for read in beside:
             source, taker = self._links[read.source], self._links[read.taker]
-            rate = min(source.bandwidth / len(source.out), taker.bandwidth / len(taker.into))
+            is_cut = (read.source, read.taker) in self._cut
+            rate = 0.0 if is_cut else min(source.bandwidth / len(source.out), taker.bandwidth / len(taker.into))
             if rate == read.rate:
                 continue
             if read.next is not None:
                 self._agenda.cancel(read.next)
             read.num_left = max(0.0, read.num_left - read.rate * (now - read.since))
-            read.rate, read.since = rate, now
+            read.rate, read.since, read.next = rate, now, None
+            if rate == 0.0:
+                continue
             label = f"read {read.source.id} > {read.taker.id} ends"
             read.next = self._agenda.after(read.num_left / rate, label, partial(self._end, read), by=taker.party)

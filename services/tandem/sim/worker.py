@@ -98,8 +98,10 @@ class SimWorker:
     the last of them ends, when the step ends during which something comes, or when somebody looks (`settle`).
     """
 
-    def __init__(self, agenda: Agenda, spec: WorkerSpec, name: str, outlet: Outlet, seed: int, party: Party) -> None:
-        self.ref = WorkerRef(WorkerId(name), Incarnation(1), name)
+    def __init__(
+        self, agenda: Agenda, spec: WorkerSpec, name: str, outlet: Outlet, seed: int, party: Party, life: int = 1
+    ) -> None:
+        self.ref = WorkerRef(WorkerId(name), Incarnation(life), name)
         self.spec = spec
         self.party = party
         self.busy_s = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -101,10 +101,10 @@ class Cluster:
         self._directory = directory
         self._settings = ("--model", str(model), "--redis-url", redis_url, "--num-threads", "1", *settings)
 
-    def worker(self, name: str, pool: str, *settings: str) -> Worker:
-        """Starts it; `wait_ready` says when it serves."""
+    def worker(self, name: str, pool: str, *settings: str, within: Sequence[str] = ()) -> Worker:
+        """Starts it; `wait_ready` says when it serves. `within` as `Program`'s."""
         arguments = ("worker", "--worker-id", name, "--pool", pool, *self._settings, *settings)
-        return self._add(Worker(self._directory, name, *arguments))
+        return self._add(Worker(self._directory, name, *arguments, within=within))
 
     def gateway(self, name: str, *settings: str) -> Gateway:
         program = ("gateway", "--port", "0", *(() if "--auth" in settings else ("--auth", "off")))
@@ -112,7 +112,7 @@ class Cluster:
 
     def again(self, worker: Worker) -> Worker:
         """A new life of a worker that has ended."""
-        return self._add(Worker(self._directory, worker.name, *worker.arguments))
+        return self._add(Worker(self._directory, worker.name, *worker.arguments, within=worker.within))
 
     def complaints(self) -> list[str]:
         return [line for program in self.programs for line in program.complaints()]

@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.config import Bytes, GatewayConfig
 from tandem.core.events import Finished, FinishReason, PromptScored, SampledToken, Token
-from tandem.core.ids import JobKey, RequestId
+from tandem.core.ids import JobKey, RequestId, WorkerId
 from tandem.core.request import Request
 from tandem.gateway.app import create_app
 from tandem.gateway.caller import Caller
@@ -28,6 +28,8 @@ from tandem.gateway.ports import Doorkeeper, OpenDoor, ServedModel
 from tandem.gateway.server import HttpServer
 from tandem.gateway.standing import Standing
 from tandem.gateway.text import TextModel
+from tandem.routing.breaker import BreakerState
+from tandem.routing.view import Pool
 from tandem.wire.channels import channel_options
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub
 from tests.unit.gateway.instant import instant_events
@@ -93,6 +95,7 @@ class ScriptedStream:
     """Yields its steps in order: events are yielded, exceptions raised, and an asyncio.Event is waited for."""
 
     has_more = False
+    num_attempts = 1
     reasons: ClassVar[dict[str, object]] = {"prefill": "p1", "decode": "d1"}
 
     def __init__(self, steps: Sequence[Step], path: str = "remote", standing: Standing | None = None) -> None:
@@ -160,6 +163,12 @@ class ScriptedDispatch:
 
     def num_queued(self) -> int:
         return 0
+
+    def breakers(self) -> dict[WorkerId, BreakerState]:
+        return {}
+
+    def num_live(self) -> dict[Pool, int]:
+        return {"mixed": 1}
 
     async def open(self, request: Request, caller: Caller) -> ScriptedStream:
         self.callers.append(caller)

@@ -11,7 +11,7 @@ import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, FinishReason, PromptScored, SampledToken, Token
-from tandem.core.ids import JobKey, RequestId
+from tandem.core.ids import JobKey, RequestId, WorkerId
 from tandem.core.request import Request
 from tandem.gateway.answers import Answers
 from tandem.gateway.caller import Caller
@@ -25,6 +25,8 @@ from tandem.gateway.ports import ServedModel
 from tandem.gateway.standing import Standing
 from tandem.gateway.text import TextModel
 from tandem.gateway.usage import Tally
+from tandem.routing.breaker import BreakerState
+from tandem.routing.view import Pool
 from tests.unit.gateway.instant import instant_events
 
 CALLER = Caller(request_id="r")
@@ -34,6 +36,7 @@ class SlowToClose:
     """Says a token and then nothing; its close takes a while, and tells whether it came to its end."""
 
     path = "remote"
+    num_attempts = 1
     standing = Standing()
 
     def __init__(self, request: Request) -> None:
@@ -70,6 +73,12 @@ class SlowDispatch:
 
     def num_queued(self) -> int:
         return 0
+
+    def breakers(self) -> dict[WorkerId, BreakerState]:
+        return {}
+
+    def num_live(self) -> dict[Pool, int]:
+        return {"mixed": 1}
 
     async def open(self, request: Request, caller: Caller) -> SlowToClose:
         if len(self.opened) == self._slow_at:

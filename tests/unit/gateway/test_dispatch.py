@@ -10,9 +10,11 @@ import pytest
 
 from tandem.admission.tenant import Tenant
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Failed, Finished, FinishReason
+from tandem.core.events import Failed, Finished, FinishReason, Moving
+from tandem.core.ids import HandoffId, HandoffKey
 from tandem.core.request import Generate, Prefill, Resume
 from tandem.gateway.ports import Meter, Standing
+from tandem.routing import breaker
 from tests.unit.gateway.rig import Rig, collect, is_probe, pulled, token
 from tests.unit.gateway.scripted_worker import until
 
@@ -136,7 +138,7 @@ async def test_a_failure_at_one_side_ends_the_attempt_at_the_other_and_it_goes_o
     name = str(request.life.request.id)
     prefill.tell(token(request.life.key, 0))
     await until(lambda: request.life.num_delivered == 1)
-    decode.tell(Failed(request.life.key, ErrorKind.KV_LOST, "the lease ended"))
+    decode.tell(Failed(request.life.key, ErrorKind.INTERNAL, "the step failed"))
     await until(lambda: prefill.verbs(name) == ["prefill", "cancel", "prefill"])
     assert decode.verbs(name) == ["resume", "resume"], "who said so has nothing of it left"
     job = prefill.jobs[-1]
@@ -268,3 +270,67 @@ async def test_what_breaks_after_the_quotas_gives_them_back(
     with pytest.raises(ZeroDivisionError):
         await rig.open()
     assert quotas.entry.num_closes == 1 and not rig.left_over()
+
+
+async def test_while_no_worker_lives_a_request_waits_less_long_than_for_a_full_one(
+    make_rig: Callable[..., Rig],
+) -> None:
+    rig = make_rig(no_worker_wait_s=0.2, queue_timeout_s=60.0)
+    await rig.start()
+    with pytest.raises(TandemError, match=r"no place within 0\.2 s: no live worker serves the model") as refused:
+        await collect(await rig.open())
+    assert refused.value.kind is ErrorKind.NO_WORKER and refused.value.retry_after_s
+    worker = await rig.add("m", "mixed")
+    worker.on_submit = lambda job: (ErrorKind.OVERLOADED, "full")
+    await until(lambda: rig.dispatch.ready() is None)
+    request = await rig.open()
+    await until(lambda: len(worker.jobs) > 5)
+    await request.aclose()
+
+
+async def test_a_worker_that_keeps_failing_is_left_out_and_metrics_and_errors_say_so(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(breaker, "BURST_S", 0.0)
+    rig = make_rig(queue_timeout_s=0.3)
+    await rig.start()
+    worker = await rig.add("m", "mixed")
+    worker.after_submit = lambda job: [Failed(job.key, ErrorKind.INTERNAL, "the step failed")]
+    await until(lambda: rig.dispatch.ready() is None)
+    with pytest.raises(TandemError, match=r"m left out for \S+ s after failures"):
+        await collect(await rig.open())
+    assert rig.dispatch.breakers()[worker.ref.id] is not breaker.BreakerState.CLOSED
+
+
+async def test_a_decision_that_breaks_ends_its_request_at_once_and_no_other(rig: Rig) -> None:
+    worker = await rig.add("m", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+    broken, other = await rig.running(), await rig.running()
+
+    def breaks(*_: object) -> None:
+        raise ZeroDivisionError
+
+    broken.life.reported = breaks  # type: ignore[method-assign, assignment]
+    end = Finished(broken.life.key, FinishReason.STOP, 0, 0)
+    worker.tell(end, Finished(other.life.key, FinishReason.STOP, 0, 0))
+    with pytest.raises(TandemError, match="the gateway failed at this request") as ended:
+        await collect(broken)
+    assert ended.value.kind is ErrorKind.INTERNAL and await collect(other) == []
+    await until(lambda: "cancel" in worker.verbs(str(broken.life.request.id)))
+
+
+async def test_what_drains_goes_on_at_a_worker_that_has_room(rig: Rig) -> None:
+    old = await rig.add("a", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+    request = await rig.running()
+    key, offer = request.life.key, HandoffKey(HandoffId("m"), 1)
+    new = await rig.add("b", "mixed")
+    new.on_submit = lambda job: (ErrorKind.OVERLOADED, "full") if len(new.jobs) < 3 else None
+    await until(lambda: len(rig.fleet.view().workers) == 2)
+    old.tell(token(key, 0), Moving(key, offer))
+    await until(lambda: request.life.num_moves == 1)
+    job = new.jobs[-1]
+    assert len(new.jobs) == 3 and isinstance(job, Resume) and (job.source, job.offer) == (old.ref, offer)
+    old.tell(token(key, 1))
+    new.tell(token(job.key, 1), pulled(job.key), token(job.key, 2), Finished(job.key, FinishReason.LENGTH, 3, 0))
+    assert await collect(request) == [0, 1, 2] and request.path == "local;moves=1"

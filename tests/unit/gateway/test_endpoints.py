@@ -163,6 +163,7 @@ def test_every_request_is_counted_once_by_its_outcome(front: Front, http: httpx.
     assert grown["tandem_prompt_tokens_total"] == sum(len(r.prompt_tokens) for r in front.dispatch.requests)
     assert grown["tandem_output_tokens_total"] == 4 * (num_paris + 1) + 1 + 2 * num_paris
     assert after["tandem_ready"] == 1
+    assert after['tandem_live_workers{pool="mixed"}'] == 1
     assert 'tandem_http_responses_total{status="404"}' in grown
 
 

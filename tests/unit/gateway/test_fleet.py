@@ -72,6 +72,19 @@ async def test_a_pair_that_moves_no_block_falls_back(rig: Rig) -> None:
     await request.aclose()
 
 
+async def test_a_pair_that_lost_kv_moves_a_block_again_before_it_is_used(rig: Rig) -> None:
+    prefill, decode = await rig.pair()
+    decode.on_submit = lambda job: (ErrorKind.INTERNAL, "no way") if is_probe(job) else None
+    rig.fleet.doubt(frozenset({prefill.ref}))
+    assert rig.fleet.view().linked == {(prefill.ref, decode.ref)}, "one worker is no pair"
+    rig.fleet.doubt(frozenset({prefill.ref, decode.ref}))
+    request = await rig.running()
+    assert request.path == "fallback;reason=no_link_between_the_workers" and rig.dispatch.ready() is None
+    await request.aclose()
+    decode.on_submit = lambda job: None
+    await until(lambda: rig.fleet.view().linked == {(prefill.ref, decode.ref)})
+
+
 async def test_a_draining_worker_is_neither_probed_nor_given_work(rig: Rig) -> None:
     prefill = await rig.add("p", "prefill")
     prefill.load = Load(draining=True)

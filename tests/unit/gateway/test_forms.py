@@ -12,6 +12,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tandem.core.events import FinishReason, SampledToken
 from tandem.gateway.completion import Delta, Ending, ToolCallDelta
+from tandem.gateway.openai_reply import TandemFacts
 from tandem.gateway.openai_response import ChatForm, Heading
 from tandem.gateway.text import TextModel
 from tandem.gateway.usage import Usage
@@ -38,7 +39,7 @@ def heading(text: TextModel, model: str = "m", **asked: bool) -> Heading:
 
 
 def test_a_whole_message_with_calls_has_no_content(form: ChatForm) -> None:
-    body = form.body([*CALLS, Ending(FinishReason.STOP, 4, None)], USAGE, "local")
+    body = form.body([*CALLS, Ending(FinishReason.STOP, 4, None)], USAGE, TandemFacts("local", 1))
     (choice,) = ChatCompletion.model_validate_json(body).choices
     assert choice.message.content is None
     assert (choice.message.model_extra or {})["reasoning_content"] == "I should look."
@@ -50,7 +51,9 @@ def test_a_whole_message_with_calls_has_no_content(form: ChatForm) -> None:
 
 
 def test_text_before_calls_stays_content(form: ChatForm) -> None:
-    body = form.body([Delta("Let me see.", 0), *CALLS, Ending(FinishReason.STOP, 4, None)], USAGE, "local")
+    body = form.body(
+        [Delta("Let me see.", 0), *CALLS, Ending(FinishReason.STOP, 4, None)], USAGE, TandemFacts("local", 1)
+    )
     message = ChatCompletion.model_validate_json(body).choices[0].message
     assert message.content == "Let me see." and message.tool_calls
 

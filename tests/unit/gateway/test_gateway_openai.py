@@ -33,7 +33,7 @@ def test_a_chat(front: Front, client: openai.OpenAI) -> None:
     assert answer.object == "chat.completion"
     assert answer.id == front.dispatch.requests[0].id
     assert answer.model == "tiny"
-    assert answer.model_extra == {"tandem": {"path": "remote"}}
+    assert answer.model_extra == {"tandem": {"path": "remote", "attempts": 1}}
     (choice,) = answer.choices
     assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", TEXT, "stop")
     assert choice.logprobs is None
@@ -63,7 +63,7 @@ def test_a_streamed_chat(front: Front, client: openai.OpenAI, include_usage: boo
     usage = chunks[-1].usage
     assert (usage is not None and usage.completion_tokens == len(front.ids(TEXT)) + 1) == include_usage
     assert all(chunk.usage is None for chunk in chunks[:-1])
-    assert chunks[-1].model_extra == {"tandem": {"path": "fallback;reason=kv_lost"}}
+    assert chunks[-1].model_extra == {"tandem": {"path": "fallback;reason=kv_lost", "attempts": 1}}
     assert tokens.closed.wait(20) and tokens.num_closes == 1
 
 

@@ -34,7 +34,7 @@ def test_a_stream_that_waits_beats_until_its_first_token(front: Front, http: htt
     chunks = [json.loads(line.removeprefix("data: ")) for line in rest[:-1]]
     said = [choice.get("delta", {}).get("content", choice.get("text")) for c in chunks for choice in c["choices"]]
     assert "".join(text or "" for text in said) == "Paris"
-    assert chunks[-1]["tandem"] == {"path": "remote"}
+    assert chunks[-1]["tandem"] == {"path": "remote", "attempts": 1}
     assert tokens.closed.wait(20) and tokens.num_closes == 1
 
 

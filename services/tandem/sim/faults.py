@@ -1,0 +1,225 @@
+"""What strikes workers and links of a simulated cluster, and when others notice; never draws what or when.
+
+A gateway misses a worker whose stream ended at once and counts it as lost after `RECONNECT_S`; one that is only silent
+it counts as lost after `gateway.worker_silence_s`. A worker that comes back after that is told what its gateway still
+waits for, and ends the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from tandem.core.config import GatewayConfig
+from tandem.core.errors import ErrorKind
+from tandem.core.events import Failed
+from tandem.core.ids import JobKey, RequestId
+from tandem.engine.effects import Effect, Emit
+from tandem.engine.engine import Engine
+from tandem.sim.agenda import Agenda, Party
+from tandem.sim.gateway import SimGateway
+from tandem.sim.network import Network
+from tandem.sim.transport import Fabric
+from tandem.sim.worker import SimWorker
+
+RECONNECT_S = 2.0
+"""As the real gateway's."""
+DISCOVERY_S = 1.0
+"""As the real fleet's: between two looks at the registry."""
+PEER_NOTICE_S = 0.2
+"""Until the transport of another worker says that one is gone."""
+DRAIN_LOOK_S = 0.1
+
+FaultKind = Literal["kill", "drain", "stall", "cut gateways", "cut gateway", "cut peer", "slow", "lose registry"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """At `at_s`, to the `worker`-th of the cluster. It ends after `lasts_s`: a new life of the worker begins, it goes
+    on, or its link is mended. `other` is the gateway or worker at the other end of a link."""
+
+    at_s: float
+    kind: FaultKind
+    worker: int
+    other: int = 0
+    lasts_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """All that can be struck. `workers` is the cluster's own list: a new life takes the place of the one before."""
+
+    agenda: Agenda
+    fabric: Fabric
+    network: Network
+    workers: list[SimWorker]
+    gateways: Sequence[SimGateway]
+
+
+class Faults:
+    """`owner` says through which gateway a request came; `revive` makes a new life of a worker that has ended."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        config: GatewayConfig,
+        owner: Callable[[RequestId], SimGateway],
+        revive: Callable[[SimWorker], SimWorker],
+    ) -> None:
+        self._agenda = stage.agenda
+        self._fabric = stage.fabric
+        self._network = stage.network
+        self._workers = stage.workers
+        self._gateways = stage.gateways
+        self._silence_s = config.worker_silence_s
+        self._owner = owner
+        self._revive = revive
+        self._registry_back_at = 0.0
+        self._lost: set[tuple[Party, Party]] = set()
+
+    def schedule(self, faults: Sequence[Fault], by: Party) -> None:
+        for fault in faults:
+            self._agenda.at(fault.at_s, f"{fault.kind} {fault.worker}", partial(self._strike, fault, by), by=by)
+
+    def _strike(self, fault: Fault, by: Party) -> None:
+        worker = self._workers[fault.worker]
+        later = partial(self._agenda.after, fault.lasts_s, "", by=by)
+        match fault.kind:
+            case "kill":
+                self._kill(worker, by)
+                later(partial(self._restart, fault.worker, by))
+            case "drain":
+                worker.post(_close_doors)
+                self._drain(fault.worker, self._agenda.now + fault.lasts_s, by)
+            case "stall":
+                self._agenda.halt(worker.party)
+                self._watch_silence(worker, self._gateways, by, lambda: worker.party.stands is not None)
+                later(partial(self._go_on, worker))
+            case "cut gateways" | "cut gateway":
+                cut = self._gateways if fault.kind == "cut gateways" else [self._gateways[fault.other]]
+                self._cut_gateways(worker, cut, by)
+                later(partial(self._mend_gateways, worker, cut))
+            case "cut peer":
+                self._cut_peer(worker, self._workers[fault.other], later)
+            case "slow":
+                self._fabric.set_bandwidth(worker.ref, worker.spec.bandwidth / 100)
+                later(partial(self._fabric.set_bandwidth, worker.ref, worker.spec.bandwidth))
+            case "lose registry":
+                self._registry_back_at = max(self._registry_back_at, self._agenda.now + fault.lasts_s)
+
+    # ---- the end of a worker, and its next life
+
+    def _kill(self, worker: SimWorker, by: Party, reason: str = "killed") -> None:
+        worker.party.vanish()
+        self._fabric.lose(worker.ref)
+        for other in self._workers:
+            if other is not worker:
+                gone = partial(other.post, partial(_peer_gone, worker, reason))
+                self._agenda.after(PEER_NOTICE_S, "", gone, by=by, to=other.party)
+        for gateway in self._gateways:
+            gateway.missed(worker.ref)
+            lost = partial(gateway.lost, worker.ref, reason)
+            self._agenda.after(RECONNECT_S, "", lost, by=by, to=gateway.party)
+
+    def _restart(self, index: int, by: Party) -> None:
+        self._workers[index] = worker = self._revive(self._workers[index])
+        self._network.add(worker)
+        seen_s = max(0.0, self._registry_back_at - self._agenda.now) + DISCOVERY_S
+        for gateway in self._gateways:
+            self._agenda.after(seen_s, "", partial(self._discover, gateway, worker), by=by, to=gateway.party)
+
+    def _discover(self, gateway: SimGateway, worker: SimWorker) -> None:
+        if not worker.party.is_gone:
+            gateway.met(worker)
+
+    def _drain(self, index: int, until: float, by: Party) -> None:
+        """It ends when nothing is left of what it had, or at `until`, and then says what it leaves behind."""
+        worker, now = self._workers[index], self._agenda.now
+        if worker.engine.num_live and now < until:
+            self._agenda.after(DRAIN_LOOK_S, "", partial(self._drain, index, until, by), by=by)
+            return
+        left = [Emit(Failed(key, ErrorKind.WORKER_LOST, "the worker stopped")) for key in worker.engine.live_jobs()]
+        self._network.dispatch(worker, left, None)
+        self._kill(worker, by, "the worker stopped")
+        self._restart(index, by)
+
+    # ---- silence
+
+    def _go_on(self, worker: SimWorker) -> None:
+        self._agenda.go_on(worker.party)
+        for gateway in self._gateways:
+            self._return(worker, gateway)
+
+    def _cut_gateways(self, worker: SimWorker, gateways: Sequence[SimGateway], by: Party) -> None:
+        for gateway in gateways:
+            self._network.cut(worker.party, gateway.party)
+        is_cut = partial(self._network.is_cut, worker.party, gateways[0].party)
+        self._watch_silence(worker, gateways, by, is_cut)
+        for gateway in gateways:
+            forget = partial(self._forget, worker, gateway, is_cut)
+            self._agenda.after(worker.spec.config.worker.gateway_grace_s, "", forget, by=by, to=worker.party)
+
+    def _mend_gateways(self, worker: SimWorker, gateways: Sequence[SimGateway]) -> None:
+        for gateway in gateways:
+            if (worker.party, gateway.party) in self._lost:
+                self._network.drop(worker.party, gateway.party)
+            self._network.mend(worker.party, gateway.party)
+            self._return(worker, gateway)
+
+    def _watch_silence(
+        self, worker: SimWorker, gateways: Sequence[SimGateway], by: Party, is_silent: Callable[[], bool]
+    ) -> None:
+        def look(gateway: SimGateway) -> None:
+            if is_silent():
+                self._lost.add((worker.party, gateway.party))
+                gateway.lost(worker.ref, "silent")
+
+        for gateway in gateways:
+            self._agenda.after(self._silence_s, "", partial(look, gateway), by=by, to=gateway.party)
+
+    def _return(self, worker: SimWorker, gateway: SimGateway) -> None:
+        """Nothing when it was never missed."""
+        if (worker.party, gateway.party) not in self._lost or worker.party.is_gone:
+            return
+        self._lost.discard((worker.party, gateway.party))
+        wanted = gateway.waits_for(worker.ref)
+        gateway.met(worker)
+        cancel = partial(self._cancel, gateway, wanted)
+        self._network.post(worker.ref, "", cancel, gateway.party)
+
+    def _forget(self, worker: SimWorker, gateway: SimGateway, is_cut: Callable[[], bool]) -> None:
+        """Nobody has watched its jobs for too long."""
+        if is_cut():
+            worker.post(partial(self._cancel, gateway, frozenset[JobKey]()))
+
+    def _cancel(self, gateway: SimGateway, but: Set[JobKey], engine: Engine, now: float) -> list[Effect]:
+        """End the jobs of a gateway that it does not wait for."""
+        keys = [key for key in engine.live_jobs() if self._owner(key.request) is gateway and key not in but]
+        return [effect for key in keys for effect in engine.cancel(key, now)]
+
+    # ---- between workers
+
+    def _cut_peer(self, one: SimWorker, other: SimWorker, later: Callable[[Callable[[], None]], object]) -> None:
+        """Both ways; nobody is told."""
+        self._network.cut(one.party, other.party)
+        self._fabric.stop(one.ref, other.ref)
+        self._fabric.stop(other.ref, one.ref)
+
+        def mend() -> None:
+            self._network.mend(one.party, other.party)
+            self._fabric.resume(one.ref, other.ref)
+            self._fabric.resume(other.ref, one.ref)
+
+        later(mend)
+
+
+def _close_doors(engine: Engine, now: float) -> list[Effect]:
+    engine.draining = True
+    return []
+
+
+def _peer_gone(worker: SimWorker, reason: str, engine: Engine, now: float) -> list[Effect]:
+    lost = engine.source_lost(worker.ref, reason, now)
+    return [*lost, *engine.peer_lost(worker.ref, reason, proven=True, now=now)]

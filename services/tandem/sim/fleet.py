@@ -1,0 +1,120 @@
+"""The workers that a simulated gateway knows, and what it has heard of each by now; never places or sends anything."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from tandem.core.config import GatewayConfig
+from tandem.core.events import Pulled
+from tandem.core.ids import BlockHash, RequestId, WorkerRef
+from tandem.core.request import Request
+from tandem.kv.hashing import prompt_hashes, root_hash
+from tandem.routing.links import Links
+from tandem.routing.placement import Placement
+from tandem.routing.roster import Roster
+from tandem.routing.view import Pair, WorkerView
+from tandem.sim.agenda import Agenda
+from tandem.sim.gateway_link import GatewayLink, pairs
+from tandem.sim.stretch import Stretch
+from tandem.sim.worker import FINGERPRINT, SimWorker
+
+
+class SimFleet:
+    """`roster` has those that live. Every pair of these counts as tried, as it is some seconds after a real start."""
+
+    def __init__(self, agenda: Agenda, latency_s: float, config: GatewayConfig) -> None:
+        self._agenda = agenda
+        self._latency_s = latency_s
+        self._config = config
+        self._links: dict[WorkerRef, GatewayLink] = {}
+        self._pairs: set[Pair] = set()
+        self.kv_links = Links()
+        self.roster = Roster(self._pairs, frozenset())
+
+    def find(self, worker: WorkerRef) -> GatewayLink | None:
+        return self._links.get(worker)
+
+    def links(self) -> Iterable[GatewayLink]:
+        return self._links.values()
+
+    # ---- who comes and goes
+
+    def met(self, worker: SimWorker) -> None:
+        """Nothing for one that is known and lives."""
+        known = self._links.get(worker.ref)
+        if known is not None and known.is_live:
+            return
+        others = [link.worker for link in self._links.values() if link.is_live]
+        self._links[worker.ref] = link = GatewayLink(worker, worker.engine.load())
+        self._pairs |= pairs(worker, others, self._config)
+        self.changed(link)
+
+    def missed(self, worker: WorkerRef) -> None:
+        """Its stream ended: it gets nothing new. Nothing for one that was not met yet."""
+        if worker in self._links:
+            self._links[worker].is_live = False
+            self.roster.remove(worker)
+
+    def lost(self, worker: WorkerRef) -> GatewayLink | None:
+        """What was known of it; None when it was not met yet."""
+        self.missed(worker)
+        return self._links.pop(worker, None)
+
+    # ---- what is known
+
+    def changed(self, link: GatewayLink) -> None:
+        """Whatever was heard or sent, and not only that blocks were taken, as each step does."""
+        if link.is_live:
+            self.roster.put(partial(self.view, link))
+
+    def num_come(self, link: GatewayLink, stretch: Stretch) -> int:
+        """How many of its steps the gateway has heard of."""
+        agenda, delay_s, party = self._agenda, self._latency_s, link.worker.party
+        if agenda.now > stretch.ends[-1] + delay_s:
+            return len(stretch.ends)
+        return bisect_left(stretch.ends, True, key=lambda end: not agenda.has_passed(end + delay_s, party))
+
+    def view(self, link: GatewayLink) -> WorkerView:
+        """As of now, without taking anything in: while a worker only decodes, blocks become fewer."""
+        num_free = link.worker.num_free_seen(self._latency_s)
+        if num_free is None:
+            num_free = link.load.num_free_blocks
+            for stretch in reversed(link.coming):
+                num_come = self.num_come(link, stretch)
+                if num_come:
+                    num_free = stretch.num_free[num_come - 1]
+                    break
+        return link.view(num_free)
+
+    def names(self, request: Request) -> Sequence[BlockHash]:
+        """Of its prompt's blocks. All workers have blocks of one size."""
+        block_size = next(iter(self._links.values())).worker.spec.layout.block_size
+        return prompt_hashes(root_hash(FINGERPRINT, block_size, request.cache_salt), request, block_size)
+
+    def measured(self, placement: Placement, event: Pulled) -> None:
+        """How fast a pull was."""
+        giver, taker = self.find(placement.prefill), self.find(placement.decode)
+        if giver is not None and taker is not None:
+            self.kv_links.observe(self.view(giver), self.view(taker), event.num_bytes, event.busy_s)
+
+    # ---- what is on its way
+
+    def expect(self, placement: Placement, request: RequestId, num_tokens: int) -> None:
+        """A request goes there, with so many tokens of its prompt to compute."""
+        giver, taker = self._links[placement.prefill], self._links[placement.decode]
+        giver.placed[request] = num_tokens
+        self.changed(giver)
+        taker.decoding.add(request)
+        self.changed(taker)
+
+    def unexpect(self, placement: Placement | None, request: RequestId) -> None:
+        """It does not go where it was to."""
+        giver = None if placement is None else self.find(placement.prefill)
+        taker = None if placement is None else self.find(placement.decode)
+        if giver is not None and giver.placed.pop(request, 0):
+            self.changed(giver)
+        if taker is not None and request in taker.decoding:
+            taker.decoding.discard(request)
+            self.changed(taker)

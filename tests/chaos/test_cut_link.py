@@ -1,0 +1,88 @@
+"""A prefill and a decode worker in networks of their own, KV over TCP between them, and links that are really cut:
+requests under way go on with the same tokens; never over a proxy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.namespaces import Network, NoNamespaces, networks
+from tests.chaos.world import SETTINGS, live
+from tests.e2e.gateway.http import Answer, Post, completion
+from tests.e2e.gateway.processes import Gateway, Redis, Worker, cluster, until
+
+pytestmark = pytest.mark.timeout(240)
+NUM_STREAMS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """`prefill` and `decode` reach each other and the gateway over links that can be cut."""
+
+    prefill: Worker
+    decode: Worker
+    gateway: Gateway
+    prefill_network: Network
+    decode_network: Network
+
+    def ask(self, salt: int, max_tokens: int = 200) -> Answer:
+        with Post(self.gateway.url, completion(300, salt, max_tokens)) as post:
+            return post.finish()
+
+    def wait_whole(self) -> None:
+        until(lambda: live(self.gateway) == (1, 1), "a gateway that sees both")
+        until(lambda: self.ask(7, 2).path == "remote", "a request that is split")
+        for worker in (self.prefill, self.decode):
+            until(worker.is_idle, f"an idle {worker.name}")
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory, redis: Redis, model: Path) -> Iterator[Apart]:
+    with ExitStack() as stack:
+        try:
+            one, other = stack.enter_context(networks("p", "d"))
+        except NoNamespaces as reason:
+            pytest.skip(f"no network namespaces here: {reason}")
+        stack.enter_context(pytest.MonkeyPatch.context()).setenv("UCX_TLS", "tcp")
+        settings = (*SETTINGS, "--kv-transport", "nixl", "--namespace", "apart")
+        running = stack.enter_context(cluster(tmp_path_factory.mktemp("apart"), redis.url, model, *settings))
+        prefill = running.worker("p", "prefill", "--worker-host", one.address, within=one.within)
+        decode = running.worker("d", "decode", "--worker-host", other.address, within=other.within)
+        gateway = running.gateway("gateway")
+        for program in running.programs:
+            program.wait_ready()
+        apart = Apart(prefill, decode, gateway, one, other)
+        apart.wait_whole()
+        yield apart
+
+
+def test_the_link_of_a_decode_worker_is_cut(apart: Apart) -> None:
+    expected = [apart.ask(salt).text() for salt in range(NUM_STREAMS)]
+    with ExitStack() as stack:
+        bodies = [completion(300, salt, 200, stream=True) for salt in range(NUM_STREAMS)]
+        posts = [stack.enter_context(Post(apart.gateway.url, body)) for body in bodies]
+        for post in posts:
+            post.wait_events(5)
+        apart.decode_network.unplug()
+        try:
+            answers = [post.finish() for post in posts]
+        finally:
+            apart.decode_network.plug_in()
+    assert [answer.error() for answer in answers] == [None] * NUM_STREAMS
+    assert [answer.text() for answer in answers] == expected
+    apart.wait_whole()
+
+
+def test_two_workers_cannot_reach_each_other(apart: Apart) -> None:
+    expected = apart.ask(50).text()
+    apart.decode_network.lose_way_to(apart.prefill_network)
+    try:
+        answer = apart.ask(50)
+    finally:
+        apart.decode_network.find_way_to(apart.prefill_network)
+    assert answer.error() is None and answer.text() == expected
+    apart.wait_whole()

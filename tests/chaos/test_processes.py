@@ -1,0 +1,99 @@
+"""Real processes under a load without a pause, while faults strike one after another: every answer is that of an
+undisturbed run, and in the end nothing is left anywhere; never with fewer workers left than can serve.
+
+A failure prints the seed. `TANDEM_CHAOS_SEED=N` runs the script of faults and the load of that seed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.asks import Ask, draw_asks
+from tests.chaos.load import Load, Outcome, Seen, Target, undisturbed
+from tests.chaos.script import KINDS, Fault, Kind, script
+from tests.chaos.world import KEYS, SETTINGS, World, whole_world
+from tests.e2e.gateway.processes import Redis, cluster
+from tests.property.effort import IS_SOAK
+
+Say = Callable[[str], None]
+SEED = int(os.environ.get("TANDEM_CHAOS_SEED", "6"))
+NUM_ASKS = 120 if IS_SOAK else 48
+NUM_CLIENTS = 16
+SOAK_FAULTS = 2 * len(KINDS)
+FEW: tuple[Kind, ...] = ("kill prefill", "kill decode", "kill gateway", "stop decode", "kill redis", "cut gateways")
+"""What `make test` has time for, in one of their orders."""
+
+pytestmark = pytest.mark.timeout(0 if IS_SOAK else 400)
+
+
+def expect(directory: Path, redis: Redis, model: Path, asks: list[Ask]) -> list[Seen]:
+    """The answers of one worker that does all of it."""
+    settings = (*SETTINGS, "--namespace", "undisturbed", "--auth", "off")
+    with cluster(directory, redis.url, model, *settings) as programs:
+        worker, gateway = programs.worker("m", "mixed"), programs.gateway("calm", "--auth", "off")
+        worker.wait_ready()
+        gateway.wait_ready()
+        gateway.wait_serving()
+        return undisturbed(Target("calm", gateway.url, gateway.grpc_target), asks, "")
+
+
+def run(directory: Path, redis: Redis, model: Path, seed: int, faults: list[Fault]) -> list[str]:
+    """Strikes all faults. Returns what was wrong; says what happened."""
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        sys.stdout.write(f"{time.monotonic() - began:7.2f} s  {text}\n")
+        sys.stdout.flush()
+
+    say(f"seed {seed}: TANDEM_CHAOS_SEED={seed} runs this again")
+    asks = draw_asks(seed, NUM_ASKS)
+    expected = expect(directory, redis, model, asks)
+    with whole_world(directory, redis, model, say) as world:
+        world.start()
+        load = Load(asks, expected, list(KEYS.values()), world.targets)
+        say("whole")
+        load.start(seed, NUM_CLIENTS)
+        try:
+            for fault in faults:
+                strike(world, load, fault, say)
+        finally:
+            load.stop()
+        say("load ended")
+        world.nothing_is_left()
+        summary(load.report.outcomes, say)
+        return [*load.report.problems(), *world.errors()]
+
+
+def strike(world: World, load: Load, fault: Fault, say: Say) -> None:
+    time.sleep(fault.pause_s)
+    num_before = len(load.report.problems())
+    say(f"{fault}; {load.report.num_open} requests are under way")
+    world.strike(fault)
+    for problem in load.report.problems()[num_before:]:
+        say(f"    {problem}")
+
+
+def summary(outcomes: list[Outcome], say: Say) -> None:
+    paths = {path: sum(1 for one in outcomes if one.path == path) for path in sorted({one.path for one in outcomes})}
+    num_resent = sum(one.num_resent for one in outcomes)
+    num_moved = sum(";moves=" in one.path for one in outcomes)
+    say(
+        f"{len(outcomes)} requests, {sum(one.problem is not None for one in outcomes)} with a problem; by path: {paths}"
+    )
+    say(f"{num_resent} sent again by their clients, {num_moved} went on elsewhere")
+    say(f"longest stall in a stream: {max(one.stall_s for one in outcomes):.2f} s")
+
+
+def test_faults_one_after_another(tmp_path: Path, redis: Redis, model: Path) -> None:
+    assert run(tmp_path, redis, model, SEED, script(SEED, len(FEW), FEW)) == []
+
+
+@pytest.mark.soak
+def test_many_faults(tmp_path: Path, redis: Redis, model: Path) -> None:
+    assert run(tmp_path, redis, model, SEED, script(SEED, SOAK_FAULTS)) == []

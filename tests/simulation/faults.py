@@ -1,0 +1,149 @@
+"""Random faults on a large simulated cluster under random load, as functions of a seed, and what must hold whatever
+they are; never a fake part."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from tandem.core.config import Config, EngineConfig, GatewayConfig, HandoffConfig, WorkerConfig
+from tandem.core.errors import TandemError
+from tandem.core.events import Finished, Token
+from tandem.core.ids import RequestId
+from tandem.core.request import Request, SamplingParams
+from tandem.routing.view import Pool
+from tandem.sim.cluster import ClusterSpec, SimCluster
+from tandem.sim.executor import token_at
+from tandem.sim.faults import Fault, FaultKind
+from tandem.sim.trace import Trace
+from tandem.workload.ask import MODEL, Ask
+from tests.simulation.clusters import slow_spec
+
+POOLS: dict[Pool, int] = {"prefill": 20, "decode": 24, "mixed": 6}
+NUM_GATEWAYS = 3
+NUM_REQUESTS = 40
+ARRIVALS_S = 4.0
+STRIKES_S = 6.0
+"""Faults strike from the beginning until then."""
+RESTART_S = 3.0
+"""At least, between two faults of one worker."""
+KINDS: dict[FaultKind, float] = {
+    "kill": 3, "drain": 2, "stall": 2, "cut gateways": 2, "cut gateway": 1, "cut peer": 3, "slow": 1,
+}  # fmt: skip
+CONFIG = Config(
+    engine=EngineConfig(max_num_batched_tokens=256, max_num_seqs=8),
+    handoff=HandoffConfig(lease_s=2.0, pull_timeout_s=4.0, drain_timeout_s=2.0),
+    worker=WorkerConfig(gateway_grace_s=3.0, drain_s=5.0),
+)
+GATEWAY = GatewayConfig(worker_silence_s=3.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """`closed_at`: when which clients leave."""
+
+    spec: ClusterSpec
+    requests: tuple[tuple[float, Request], ...]
+    closed_at: tuple[tuple[float, RequestId], ...]
+    faults: tuple[Fault, ...]
+
+    def asks(self) -> list[Ask]:
+        return [Ask(request, "", due_s) for due_s, request in self.requests]
+
+
+def scenario(seed: int) -> Scenario:
+    """At every moment one worker at least that prefills and one that decodes are whole, and linked."""
+    draws = Random(f"faults {seed}")
+    spec = replace(slow_spec(), num_blocks=150, config=CONFIG, max_run=1)
+    workers = tuple((replace(spec, pool=pool), number) for pool, number in POOLS.items())
+    requests = tuple(_request(draws, index) for index in range(NUM_REQUESTS))
+    leaving = draws.sample(requests, 3)
+    return Scenario(
+        ClusterSpec(workers=workers, gateway=GATEWAY, num_gateways=NUM_GATEWAYS, seed=seed),
+        tuple(sorted(requests, key=lambda pair: pair[0])),
+        tuple((due_s + draws.uniform(0.0, 2.0), request.id) for due_s, request in leaving),
+        tuple(_faults(draws)),
+    )
+
+
+def _request(draws: Random, index: int) -> tuple[float, Request]:
+    """Some begin alike."""
+    shared = draws.choice([0, 0, 48, 96])
+    length = draws.choice([1, 10, 60, 200, 600])
+    tokens = (7,) * shared + tuple(draws.randrange(1000, 2000) for _ in range(length))
+    request = Request(
+        id=RequestId(f"r{index}"),
+        model=MODEL,
+        prompt_tokens=tokens,
+        num_choices=draws.choice([1, 1, 1, 2, 3]),
+        sampling=SamplingParams(max_tokens=draws.choice([1, 2, 10, 30]), seed=index),
+    )
+    return draws.uniform(0.0, ARRIVALS_S), request
+
+
+def _faults(draws: Random) -> Iterator[Fault]:
+    """Of half of the workers, each with a line of its own; the first of each pool are never struck."""
+    firsts, total = _firsts(), sum(POOLS.values())
+    for worker in draws.sample([index for index in range(total) if index not in firsts], total // 2):
+        at_s = draws.uniform(0.0, STRIKES_S)
+        while at_s < STRIKES_S:
+            (kind,) = draws.choices(list(KINDS), list(KINDS.values()))
+            lasts_s = draws.choice([0.2, 1.0, 2.5, 5.0])
+            ends = NUM_GATEWAYS if kind == "cut gateway" else total
+            other = draws.choice([index for index in range(ends) if index != worker or kind != "cut peer"])
+            yield Fault(at_s=at_s, kind=kind, worker=worker, other=other, lasts_s=lasts_s)
+            at_s += lasts_s + RESTART_S + draws.uniform(0.0, STRIKES_S)
+    if draws.random() < 0.3:
+        yield Fault(at_s=draws.uniform(0.0, STRIKES_S), kind="lose registry", worker=0, lasts_s=draws.uniform(1.0, 6.0))
+
+
+def _firsts() -> set[int]:
+    found, first = set(), 0
+    for number in POOLS.values():
+        found.add(first)
+        first += number
+    return found
+
+
+@dataclass(slots=True)
+class Witness:
+    """What the clients of a scenario see, checked as they see it."""
+
+    requests: dict[RequestId, Request]
+    seen: dict[tuple[RequestId, int], int] = field(default_factory=lambda: defaultdict(int))
+    outcomes: dict[RequestId, Finished | TandemError] = field(default_factory=dict)
+
+    def delivered(self, token: Token) -> None:
+        place = token.key.request, token.key.choice
+        assert place[0] not in self.outcomes, f"{token} after the end"
+        assert token.index == self.seen[place], f"{token} comes after {self.seen[place]} tokens"
+        right = token_at(self.requests[place[0]].sampling.seed, token.key.choice, token.index)
+        assert token.token.id == right, f"{token} is not {right}"
+        self.seen[place] += 1
+
+    def ended(self, trace: Trace) -> None:
+        assert trace.id not in self.outcomes and trace.outcome is not None, f"{trace.id} ended twice"
+        self.outcomes[trace.id] = trace.outcome
+
+    def check(self, closed: Sequence[RequestId]) -> None:
+        assert self.outcomes.keys() == self.requests.keys(), f"no end: {self.requests.keys() - self.outcomes.keys()}"
+        for name, outcome in self.outcomes.items():
+            if name in closed and isinstance(outcome, TandemError):
+                continue
+            assert isinstance(outcome, Finished), f"{name}: {outcome.kind}: {outcome}"
+            request = self.requests[name]
+            told = [self.seen[name, choice] for choice in range(request.num_choices)]
+            assert told == [request.sampling.max_tokens] * request.num_choices, f"{name}: {told} tokens"
+
+
+def run(seed: int) -> tuple[SimCluster, Witness]:
+    """Strikes, and checks all that holds for every seed."""
+    one = scenario(seed)
+    witness = Witness({request.id: request for _, request in one.requests})
+    cluster = SimCluster(one.spec)
+    cluster.run(one.asks(), witness.ended, one.closed_at, one.faults, witness.delivered)
+    cluster.check()
+    witness.check([name for _, name in one.closed_at])
+    return cluster, witness

@@ -1,0 +1,111 @@
+"""Fifty workers and three gateways that are struck at random: while some workers are left, every request ends once and
+well, with every token in its place, and nothing is left anywhere; and each kind of fault is one."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from tandem.core.events import Finished
+from tandem.core.ids import RequestId
+from tandem.core.request import Request, SamplingParams
+from tandem.gateway import fleet, worker_link
+from tandem.sim import faults
+from tandem.sim.cluster import ClusterSpec, SimCluster
+from tandem.sim.faults import RECONNECT_S, Fault, FaultKind
+from tandem.sim.trace import Trace
+from tandem.workload.ask import MODEL, Ask
+from tests.property.effort import IS_QUICK, IS_SOAK
+from tests.simulation.clusters import slow_spec
+from tests.simulation.faults import CONFIG, GATEWAY, KINDS, run, scenario
+
+NUM_SEEDS = 10_000 if IS_SOAK else 60 if IS_QUICK else 200
+CHUNK = 20
+AGAIN = "TANDEM_FAULT_SEED"
+
+
+def chunks() -> list[range]:
+    """Of seeds; one alone where the environment names it."""
+    if (seed := os.environ.get(AGAIN)) is not None:
+        return [range(int(seed), int(seed) + 1)]
+    return [range(first, min(first + CHUNK, NUM_SEEDS)) for first in range(0, NUM_SEEDS, CHUNK)]
+
+
+def check(seed: int) -> None:
+    try:
+        run(seed)
+    except Exception as error:
+        error.add_note(f"again: {AGAIN}={seed} python -m pytest tests/simulation/test_faults.py -k random")
+        raise
+
+
+@(pytest.mark.soak if IS_SOAK else pytest.mark.slow)
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seeds", chunks(), ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
+def test_random_faults(seeds: range) -> None:
+    for seed in seeds:
+        check(seed)
+
+
+def test_a_seed_is_one_script_and_one_run() -> None:
+    assert scenario(3).faults == scenario(3).faults != scenario(4).faults
+    assert run(3)[0].digest == run(3)[0].digest != run(4)[0].digest
+
+
+def test_the_scripts_have_every_kind_and_spare_one_worker_of_each_pool() -> None:
+    faults = [fault for seed in range(20) for fault in scenario(seed).faults]
+    assert {fault.kind for fault in faults} == {*KINDS, "lose registry"}
+    assert not {fault.worker for fault in faults if fault.kind != "lose registry"} & {0, 20, 44}
+
+
+def lone(kind: FaultKind, *, lasts_s: float, at_s: float = 0.1, max_tokens: int = 100) -> tuple[SimCluster, Trace]:
+    """One prefill and one decode worker, one request that both have begun, and one fault of the decode worker."""
+    spec = replace(slow_spec(), config=CONFIG, max_run=1)
+    workers = ((replace(spec, pool="prefill"), 1), (replace(spec, pool="decode"), 1))
+    cluster = SimCluster(ClusterSpec(workers=workers, gateway=GATEWAY))
+    request = Request(
+        id=RequestId("r0"), model=MODEL, prompt_tokens=(5,) * 20, sampling=SamplingParams(max_tokens=max_tokens)
+    )
+    traces: list[Trace] = []
+    faults = [Fault(at_s=at_s, kind=kind, worker=1, other=0, lasts_s=lasts_s)]
+    cluster.run([Ask(request, "", 0.0)], traces.append, (), faults)
+    (trace,) = traces
+    return cluster, trace
+
+
+def longest_gap(trace: Trace) -> float:
+    return max(trace.gaps_s)
+
+
+def test_a_worker_that_is_stopped_for_a_moment_stalls_its_streams_and_goes_on() -> None:
+    _, calm = lone("slow", lasts_s=0.1)
+    cluster, trace = lone("stall", at_s=1.0, lasts_s=2.0)
+    cluster.check()
+    assert isinstance(trace.outcome, Finished) and len(trace.token_times) == 100
+    assert 2.0 <= longest_gap(trace) < 2.1 and longest_gap(calm) < 0.1
+
+
+def test_what_waits_on_a_link_that_is_cut_for_a_moment_comes_when_it_is_mended() -> None:
+    cluster, trace = lone("cut gateways", at_s=1.0, lasts_s=2.0)
+    cluster.check()
+    assert isinstance(trace.outcome, Finished) and len(trace.token_times) == 100
+    assert 1.9 <= longest_gap(trace) <= 2.1
+
+
+@pytest.mark.parametrize("kind", ["kill", "drain"])
+def test_a_worker_that_has_ended_begins_a_new_life(kind: FaultKind) -> None:
+    cluster, _ = lone(kind, at_s=0.0, lasts_s=1.0)
+    cluster.check()
+    assert [worker.ref.incarnation for worker in cluster.workers] == [1, 2]
+
+
+def test_kv_over_a_link_that_is_cut_arrives_after_it_was_mended() -> None:
+    cluster, trace = lone("cut peer", at_s=0.0, lasts_s=1.0)
+    cluster.check()
+    assert isinstance(trace.outcome, Finished) and trace.token_times[-1] > 1.0
+
+
+def test_times_are_those_of_the_programs() -> None:
+    assert (RECONNECT_S, faults.DISCOVERY_S) == (worker_link.RECONNECT_S, fleet.DISCOVERY_PERIOD_S)
