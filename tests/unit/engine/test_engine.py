@@ -80,7 +80,7 @@ def refusal(e: Engine, job: Generate | Prefill | Resume) -> ErrorKind | None:
 
 def offer(first: int, stop: int, token: int | None = None) -> Announcement:
     blocks = tuple(BlockDigest(BlockId(i), ()) for i in range(first, stop))
-    return Announcement(KEY, first, blocks, stop * 2, () if token is None else (SampledToken(token),), 3)
+    return Announcement(KEY, first, blocks, min(7, stop * 2), () if token is None else (SampledToken(token),), 3)
 
 
 # ---- jobs
