@@ -157,11 +157,14 @@ class WorkerService(WorkerServicer):
         return worker_pb2.DrainReply(num_left=await self.drain(request.timeout_ms / 1e3))
 
     async def drain(self, timeout_s: float) -> int:
-        """Take no new work. Returns how many jobs and leases are left when none is or the time is over."""
+        """Take no new work, and let what runs go on elsewhere. Returns how many jobs and leases are left when none is
+        or the time is over."""
         try:
             num_left = await asyncio.wrap_future(self._driver.call(_close_doors))
         except TandemError:
             return 0
+        # Those that have no job here hear of it at once too.
+        self._gateways.wake()
         until = self._clock.now() + timeout_s
         while num_left and (left_s := until - self._clock.now()) > 0:
             self._router.changed.clear()
@@ -271,5 +274,5 @@ def _count(engine: Engine, now: float) -> tuple[Books, list[Effect]]:
 
 
 def _close_doors(engine: Engine, now: float) -> tuple[int, list[Effect]]:
-    engine.draining = True
-    return engine.num_live, []
+    effects = engine.evacuate(now)
+    return engine.num_live, effects

@@ -255,7 +255,7 @@ def test_the_first_token_does_not_wait_for_the_kv() -> None:
     assert events(e.announced(offer(0, 4, 50), 2.0)) == [], "a replay"
     assert e.read_done(read.read, 3.0) == []
     unfollow, pulled = e.read_done(second.read, 3.0)
-    assert unfollow == Unfollow(OTHER, KEY) and isinstance(pulled, Emit)
+    assert unfollow == Unfollow(OTHER, KEY, is_taken=True) and isinstance(pulled, Emit)
     e.check()
     told = [x for _ in range(2) for x in events(step(e))]
     assert told[:2] == [Token(resume().key, i, SampledToken(50)) for i in (1, 2)] and e.is_idle
