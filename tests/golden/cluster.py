@@ -17,7 +17,7 @@ from typing import Literal
 from tandem.core.events import Cancelled, Failed, Finished, JobEvent, PromptScored, Pulled, SampledToken, Token
 from tandem.core.ids import HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Generate, Prefill, Request, Resume, SamplingParams
-from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Unfollow
+from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Take, Unfollow
 from tandem.engine.engine import Engine, HandoffLimits
 from tandem.engine.ports import BlockCopy, Executor
 from tandem.kv.pool import BlockPool
@@ -121,7 +121,7 @@ class Cluster(AbstractContextManager["Cluster"]):
     def __init__(self, executors: Sequence[TorchExecutor], knobs: Knobs, answers: Sequence[Sequence[int]] = ()) -> None:
         self.knobs = knobs
         self.clock = Ticks()
-        self.nodes = [Node(name, x, knobs, self.clock, answers) for name, x in zip("pd", executors, strict=False)]
+        self.nodes = [Node(name, x, knobs, self.clock, answers) for name, x in zip("pdx", executors, strict=False)]
         self.giver, self.taker = self.nodes[0], self.nodes[-1]
         self.hold = False
         self.outcomes: dict[RequestId, Outcome] = {}
@@ -252,8 +252,11 @@ class Cluster(AbstractContextManager["Cluster"]):
                 case Follow(source, key):
                     self._carry_out(self._by_ref[source], self._by_ref[source].engine.follow(key, node.ref, now))
                     node.engine.renewed((key,), now, 10.0)
-                case Unfollow(source, key):
-                    self._carry_out(self._by_ref[source], self._by_ref[source].engine.release(key, now))
+                case Take(source, key, num_known):
+                    self._by_ref[source].engine.take(key, num_known)
+                case Unfollow(source, key, is_taken):
+                    giver = self._by_ref[source]
+                    self._carry_out(giver, giver.engine.release(key, now, is_taken=is_taken))
                 case Renew(source, keys):
                     self._carry_out(self._by_ref[source], self._by_ref[source].engine.renew(keys, node.ref, now))
                     node.engine.renewed(keys, now, 10.0)
