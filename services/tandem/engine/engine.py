@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, PromptScored, Tokens
 from tandem.core.ids import HandoffKey, JobKey, WorkerRef
-from tandem.core.load import Books, Load
+from tandem.core.load import Books, Drained, Load
 from tandem.core.request import Job, Prefill, Resume
 from tandem.engine.accounts import books, load
 from tandem.engine.effects import Effect, Emit
@@ -233,10 +233,9 @@ class Engine:
         """Drivers tell it how long steps took; the sizes of later steps follow from that."""
         return self._scheduler.pacer
 
-    @property
-    def num_moved(self) -> int:
-        """Sequences that went on elsewhere, since the start."""
-        return self._evacuation.num_moved
+    def drained(self) -> Drained:
+        """How far an evacuation has come."""
+        return Drained(self.num_live, self._evacuation.num_moved, self._evacuation.num_given_back)
 
     @property
     def is_idle(self) -> bool:
@@ -302,6 +301,7 @@ class Engine:
             assert job is not None, f"{key} waits without a job"
             effects += self._stop_choice(key, job, now, ErrorKind.DRAINING, reason)
             effects.append(Emit(Failed(key, ErrorKind.DRAINING, reason)))
+            self._evacuation.num_given_back += 1
         return effects + self._evacuation.offer()
 
     def _cancel_all(self, name: JobKey, now: float) -> list[Effect]:

@@ -18,11 +18,13 @@ from tandem.sched.outcome import Progress
 
 
 class Evacuation:
-    """`num_moved` sequences were taken by others, since the start. Nothing is offered before `begin`."""
+    """`num_moved` sequences were taken by others and `num_given_back` had nothing to take, since the start. Nothing is
+    offered before `begin`."""
 
     def __init__(self, departures: Departures, giver: Giver) -> None:
         self.has_begun = False
         self.num_moved = 0
+        self.num_given_back = 0
         self._departures = departures
         self._giver = giver
         self._offers: dict[JobKey, HandoffKey] = {}
