@@ -106,10 +106,12 @@ class Evacuation:
         return True
 
     def ended(self, job: JobKey, kind: ErrorKind, reason: str, now: float) -> list[Effect]:
-        """A choice is no more. CANCELLED: its own end is all that there is to say."""
+        """A choice is no more. CANCELLED: its own end is all that there is to say. What is cancelled after it was
+        handed over has moved: its gateway may hear of that before we do."""
         key = self._offers.get(job)
         if key is None:
             return []
+        self.num_moved += kind is ErrorKind.CANCELLED and self._departures.has_stopped(job)
         self._forget(key)
         return self._giver.withdraw(key, kind, reason, now)
 

@@ -35,8 +35,8 @@ class Exits:
         """End choices that were going on, without a word to their gateway."""
         effects: list[Effect] = []
         for key in keys:
-            self._scheduler.cancel(key)
             effects += self._forget(key, now, kind, reason)
+            self._scheduler.cancel(key)
         return effects
 
     def _forget(self, key: JobKey, now: float, kind: ErrorKind, reason: str) -> list[Effect]:

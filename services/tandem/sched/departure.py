@@ -89,9 +89,9 @@ class Departures:
         return Standing(fresh, seq.num_computed, seq.num_cached, has_stopped)
 
     def has_stopped(self, key: JobKey) -> bool:
-        """It draws no more here, and no plan that names it is open."""
-        seq = self._by_key[key]
-        return seq.parting is Parting.FROZEN and seq.num_open_plans == 0
+        """It is here, draws no more, and no plan that names it is open."""
+        seq = self._by_key.get(key)
+        return seq is not None and seq.parting is Parting.FROZEN and seq.num_open_plans == 0
 
     def last_tokens(self, key: JobKey, num_known: int) -> tuple[SampledToken, ...]:
         """Output tokens after the first `num_known`, the last one in any case."""
