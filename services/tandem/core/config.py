@@ -112,7 +112,7 @@ class WorkerConfig:
     id: str = _doc("stable name; empty: host and process id", "")
     host: str = _doc("address to bind and to announce", "127.0.0.1")
     port: int = _doc("0: any free one", 0)
-    drain_s: float = _doc("how long running work may take after SIGTERM", 20.0)
+    drain_s: float = _doc("how long running work may take to move or to end after SIGTERM", 20.0)
     gateway_grace_s: float = _doc("jobs of a gateway whose stream is gone live this long", 10.0)
     step_stall_s: float = _doc("a step longer than this (and 20 times its prediction) is unhealthy", 30.0)
     queue_horizon_ms: float = _doc(
