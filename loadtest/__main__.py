@@ -29,6 +29,7 @@ _COMMANDS = {
     "peers": _Command("loadtest.peers.command", "install peers, or say which are"),
     "handoff": _Command("loadtest.handoff", "prefill, transfer and what of it is hidden, between two workers"),
     "routing": _Command("loadtest.routing", "ways to choose workers on a trace, in virtual time"),
+    "drain": _Command("loadtest.drain", "a decode worker drains into another one: what moves, and what a client sees"),
     "scale": _Command("loadtest.scale", "what a simulated request costs against the size of the cluster"),
     "overhead": _Command("loadtest.overhead", "what HTTP, gateway, gRPC and worker add to the bare engine"),
     "startup": _Command("loadtest.startup", "`tandem serve` from its first instruction to its first answer"),

@@ -125,6 +125,15 @@ class WorkerClient:
             raise MeasurementError(f"{key} ended at {self.worker}: {told or 'the stream broke'}")
         return found
 
+    async def drain(self, timeout_s: float) -> pb.DrainReply:
+        """Take no new work, until nothing is left or the time is over."""
+        request = pb.DrainRequest(timeout_ms=int(timeout_s * 1e3))
+        return await self._stub.Drain(request, timeout=timeout_s + REPLY_S)
+
+    def told(self, key: JobKey) -> list[Stamped]:
+        """All that came of a job."""
+        return list(self._events.get(key, []))
+
     def _find(self, key: JobKey, wanted: Callable[[JobEvent], bool]) -> Stamped | None:
         return next((stamped for stamped in self._events.get(key, []) if wanted(stamped[1])), None)
 

@@ -11,7 +11,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, Finished, JobEvent, PromptScored, Pulled, SampledToken, Token
 from tandem.core.ids import BlockId, HandoffId, HandoffKey, JobKey, RequestId, WorkerRef
 from tandem.core.request import Generate, Job, Request
-from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Unfollow
+from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Take, Unfollow
 from tandem.flow.commands import (
     Blame,
     CancelJob,
@@ -347,20 +347,28 @@ class Cluster:
                     self.tell(worker, taker, lambda w, m=message: w.engine.announced(m, self.agenda.now))  # type: ignore[misc]
                 case EndHandoff(taker, key, kind, text):
                     self.tell_end(worker, taker, key, kind, text)
-                case Follow(source, key):
-                    self.links[worker.ref, source].following.add(key)
-                    self.say(worker, source, "follow", (key,))
-                case Unfollow(source, key):
-                    self.links[worker.ref, source].following.discard(key)
-                    self.say(worker, source, "release", (key,))
-                case Renew(source, keys):
-                    self.say(worker, source, "renew", keys)
+                case Follow() | Take() | Unfollow() | Renew():
+                    self.ask_source(worker, effect)
                 case StartRead():
                     self.start_read(worker, effect)
                 case Teardown(source):
                     # The transport answers; only then is it known whether its reads have really ended.
                     proven = self.random.random() < 0.5
                     self.agenda.after(0.2, lambda s=source, p=proven: self.lose_peer_later(worker, s, p))  # type: ignore[misc]
+
+    def ask_source(self, worker: Worker, effect: Follow | Take | Unfollow | Renew) -> None:
+        following = self.links[worker.ref, effect.source].following
+        match effect:
+            case Follow(source, key):
+                following.add(key)
+                self.say(worker, source, "follow", (key,))
+            case Take(source, key, num_known):
+                self.say(worker, source, "take", (key,), num_known)
+            case Unfollow(source, key, is_taken):
+                following.discard(key)
+                self.say(worker, source, "taken" if is_taken else "release", (key,))
+            case Renew(source, keys):
+                self.say(worker, source, "renew", keys)
 
     def tell(self, giver: Worker, taker: WorkerRef, action: Callable[[Worker], list[Effect]]) -> None:
         link = self.links[taker, giver.ref]
@@ -379,7 +387,9 @@ class Cluster:
 
         self.tell(giver, taker, hear)
 
-    def say(self, taker: Worker, source: WorkerRef, what: str, keys: tuple[HandoffKey, ...]) -> None:
+    def say(
+        self, taker: Worker, source: WorkerRef, what: str, keys: tuple[HandoffKey, ...], num_known: int = 0
+    ) -> None:
         """A message of the taker on the stream, and the giver's answer to it."""
         sent_at = self.agenda.now
 
@@ -389,9 +399,11 @@ class Cluster:
                 self.effects(giver, giver.engine.follow(key, taker.ref, now))
             if what == "renew":
                 self.effects(giver, giver.engine.renew(keys, taker.ref, now))
-            for key in keys if what == "release" else ():
-                self.effects(giver, giver.engine.release(key, now))
-            if what != "release":
+            for key in keys if what == "take" else ():
+                giver.engine.take(key, num_known)
+            for key in keys if what in ("release", "taken") else ():
+                self.effects(giver, giver.engine.release(key, now, is_taken=what == "taken"))
+            if what in ("follow", "renew"):
                 self.tell(giver, taker.ref, lambda w: self.renew(w, keys, sent_at))
 
         def arrive() -> None:

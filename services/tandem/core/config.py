@@ -121,7 +121,7 @@ class WorkerConfig:
     zone: str = _doc("which zone, likewise", "")
     port: int = _doc("0: any free one", 0)
     announce: str = _doc("host:port at which others reach it, behind a proxy or NAT; empty: where it listens", "")
-    drain_s: float = _doc("how long running work may take after SIGTERM", 20.0)
+    drain_s: float = _doc("how long running work may take to move or to end after SIGTERM", 20.0)
     gateway_grace_s: float = _doc("jobs of a gateway whose stream is gone live this long", 10.0)
     step_stall_s: float = _doc("a step longer than this (and 20 times its prediction) is unhealthy", 30.0)
     queue_horizon_ms: float = _doc(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tandem.core.errors import ErrorKind
@@ -127,7 +129,7 @@ def test_kv_is_not_taken_before_the_source_has_confirmed_a_lease() -> None:
 
 def test_a_source_that_offers_too_little_is_not_waited_for() -> None:
     book = opened()
-    book.announced(announcement(0, 2, TOKEN), 1.0)
+    book.announced(replace(announcement(0, 2, TOKEN), num_computed=3), 1.0)
     assert kinds(book.granted(JOB, LOCAL, 0, 3, 1.0)) == ["StartRead"]
     assert kinds(book.read_done(1, 2.0)) == ["ReadEnded", "Lost"]
 
@@ -205,3 +207,29 @@ def test_one_handoff_is_not_pulled_twice() -> None:
     book = opened()
     with pytest.raises(AssertionError, match="is being pulled"):
         book.open(KEY, JobKey(RequestId("r2"), 1), SOURCE, 0.0)
+
+
+def test_the_rest_of_what_moves_is_asked_for_once_one_block_is_missing() -> None:
+    book = opened()
+    moving = [
+        replace(announcement(first, stop), is_moving=True, num_computed=4) for first, stop in ((0, 0), (0, 2), (2, 4))
+    ]
+    assert book.announced(moving[0], 1.0) == [] and book.granted(JOB, LOCAL, 0, 1, 1.0) == []
+    assert kinds(book.announced(moving[1], 1.5)) == ["StartRead"]
+    assert kinds(book.read_done(1, 2.0)) == ["ReadEnded"], "two are missing"
+    assert kinds(book.announced(moving[2], 2.5)) == ["StartRead"]
+    assert kinds(book.read_done(2, 3.0)) == ["ReadEnded", "AskRest"]
+    assert book.tick(3.5) == [], "it is asked for once"
+    assert kinds(book.announced(moving[0], 4.0)) == ["AskRest"], "all was told anew: the stream had broken"
+    last = replace(announcement(4, 4, TOKEN), is_moving=True, num_computed=4)
+    assert kinds(book.announced(last, 5.0)) == ["Arrived"]
+
+
+def test_an_offer_of_fewer_tokens_than_are_known_is_read_as_far_as_it_goes() -> None:
+    """Their KV is computed here then."""
+    book = opened()
+    assert book.announced(announcement(0, 2, TOKEN), 1.0) == []
+    (read,) = book.granted(JOB, LOCAL, 0, 3, 1.0)
+    assert isinstance(read, StartRead) and len(read.local) == 2
+    (_, arrived) = book.read_done(1, 2.0)
+    assert isinstance(arrived, Arrived) and arrived.num_computed == 2

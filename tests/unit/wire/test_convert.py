@@ -101,7 +101,7 @@ def announcements(draw: st.DrawFn) -> Announcement:
     offered = st.builds(BlockDigest, U64.map(BlockId), st.lists(U64, min_size=num_heads, max_size=num_heads).map(tuple))
     blocks = tuple(draw(st.lists(offered, max_size=4)))
     first = tuple(draw(st.lists(sampled, max_size=3)))
-    return Announcement(draw(handoff_keys), draw(U32), blocks, draw(U32), first, draw(U32))
+    return Announcement(draw(handoff_keys), draw(U32), blocks, draw(U32), first, draw(U32), draw(st.booleans()))
 
 
 @st.composite

@@ -144,3 +144,12 @@ def test_scores_go_out_in_messages_of_a_bounded_size_before_all_else() -> None:
     assert box.take(1.0) == []
     box.resume({key: 0, other: 1})
     assert [event for message in told() for event in message] == [*chunks[:2], *second]
+
+
+def test_a_second_offer_is_told_as_the_first_was() -> None:
+    box = Outbox(GatewayId("g"), keep_s=10.0)
+    box.expect(KEYS[0], 0)
+    for number in (1, 2):
+        offer = Moving(KEYS[0], HandoffKey(HandoffId(f"h{number}"), 1))
+        box.push(offer)
+        assert box.take(0.0) == [offer] and box.take(0.0) == []

@@ -1,0 +1,82 @@
+"""Workers that drain one after the other, under faults: every choice ends once with the right tokens, wherever it went,
+and nothing is left of it anywhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.core.load import Drained
+from tests.property.effort import effort
+from tests.property.moving_cluster import MovingCluster
+from tests.property.test_cluster import Ask, asks, check_silence
+from tests.property.workers import Knobs
+
+
+def run(seed: int, knobs: Knobs, wanted: list[Ask], drains: list[tuple[int, int]]) -> MovingCluster:
+    """`drains`: (rounds to wait, which worker)."""
+    cluster = MovingCluster(seed, knobs)
+    for number, ask in enumerate(wanted):
+        request = ask.request(number)
+        cluster.begin(replace(request, prompt_logprobs=None), ask.decode)
+        cluster.run(ask.pause)
+    for rounds, index in drains:
+        cluster.run(rounds)
+        cluster.drain(index)
+    cluster.run(20)
+    return cluster
+
+
+@effort(60)
+@given(
+    seed=st.integers(0, 2**32),
+    knobs=st.builds(
+        Knobs,
+        num_blocks=st.lists(st.integers(20, 40), min_size=3, max_size=3).map(tuple),
+        block_size=st.sampled_from([2, 3]),
+        budget=st.integers(2, 9),
+        max_num_seqs=st.integers(2, 6),
+        plan_depth=st.sampled_from([1, 2]),
+        right_guesses=st.sampled_from([None, 0.6]),
+        broken_links=st.just(0.04),
+        broken_reads=st.just(0.05),
+        hung_reads=st.just(0.03),
+        failed_slices=st.just(0.01),
+        deaths=st.just(0.01),
+        stalls=st.just(0.02),
+    ),
+    wanted=asks(3, 10, 24),
+    drains=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 2)), min_size=1, max_size=5),
+)
+def test_whatever_happens_while_workers_drain_every_choice_ends_right(
+    seed: int, knobs: Knobs, wanted: list[Ask], drains: list[tuple[int, int]]
+) -> None:
+    cluster = run(seed, knobs, [replace(ask, pause=ask.pause % 3) for ask in wanted], drains)
+    check_silence(cluster)
+    for place, story in cluster.stories.items():
+        assert tuple(story.tokens) == cluster.expected[place], place
+
+
+@effort(40)
+@given(
+    seed=st.integers(0, 2**32),
+    depth=st.sampled_from([1, 2]),
+    lengths=st.lists(st.integers(1, 10), min_size=1, max_size=5),
+)
+def test_with_room_elsewhere_all_that_runs_moves(seed: int, depth: int, lengths: list[int]) -> None:
+    """Without faults nothing that runs and has far to go is computed anew."""
+    knobs = Knobs(num_blocks=(80, 160, 160), max_num_seqs=8, plan_depth=depth, budget=60, slow_reads=0.0)
+    cluster = MovingCluster(seed, knobs)
+    cluster.has_faults = False
+    for number, length in enumerate(lengths):
+        ask = Ask(prefill=0, decode=0, length=length, shared=0, max_tokens=50)
+        cluster.begin(ask.request(number), 0)
+    cluster.run(5)
+    giver = cluster.workers[0]
+    cluster.drain(0)
+    check_silence(cluster)
+    assert giver.engine.drained() == Drained(0, len(lengths), 0)
+    for place, story in cluster.stories.items():
+        assert tuple(story.tokens) == cluster.expected[place], place
