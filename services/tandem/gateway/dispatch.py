@@ -184,7 +184,7 @@ class Dispatcher:
     def _admit(self, request: Request, max_retries: int) -> ActiveRequest:
         life = RequestLife(request, HandoffId(secrets.token_hex(12)), max_retries)
         self._idle.clear()
-        active = self._active[request.id] = ActiveRequest(life, self._clock.now(), self._closed, self._finished)
+        active = self._active[request.id] = ActiveRequest(life, self._clock.now(), self._closed, self._closed)
         return active
 
     def _refuse_when_draining(self) -> None:
@@ -213,11 +213,9 @@ class Dispatcher:
             raise error
         self._carry_out(out, out.life.failed(error))
 
-    def _closed(self, active: ActiveRequest) -> None:
-        self._obey(active, active.life.cancelled)
-
-    def _finished(self, active: ActiveRequest, choice: int) -> None:
-        self._obey(active, partial(active.life.finished, choice))
+    def _closed(self, active: ActiveRequest, choice: int | None = None) -> None:
+        """The client has enough of one choice, or of all."""
+        self._obey(active, active.life.cancelled if choice is None else partial(active.life.finished, choice))
 
     def _obey(self, active: ActiveRequest, decide: Callable[[], Sequence[Command]]) -> None:
         """What a decision wants done. One that cannot be made ends its request, and no other."""
@@ -243,9 +241,7 @@ class Dispatcher:
         log.error("request %s is broken off", active.life.request.id, exc_info=failure)
         error = TandemError(ErrorKind.INTERNAL, f"the gateway failed at this request: {failure!r}")
         with contextlib.suppress(Exception):
-            for command in active.life.failed(error):
-                with contextlib.suppress(Exception):
-                    self._do(active, command)
+            self._carry_out(active, active.life.failed(error))
         if active.life.request.id in self._active:
             self._end(active, error)
 
@@ -288,9 +284,8 @@ class Dispatcher:
 
     def _seek(self, active: ActiveRequest, seek: Seek) -> None:
         """A probe is of its own two workers, and no others."""
-        taker = None
-        if active.pinned is None:
-            taker = self._waiting.taker(active.life.request.model, seek, self._clock.now())
+        is_routed, model = active.pinned is None, active.life.request.model
+        taker = self._waiting.taker(model, seek, self._clock.now()) if is_routed else None
         self._carry_out(active, active.life.sought(seek.choice, taker))
 
     def _end(self, active: ActiveRequest, outcome: Finished | TandemError) -> None:
@@ -356,7 +351,7 @@ class Dispatcher:
                 self._carry_out(active, active.life.placed(active.pinned))
         elif now - active.moved_at >= self._config.progress_timeout_s:
             active.moved_at = now
-            stalled = partial(active.life.stalled, f"no progress within {self._config.progress_timeout_s:g} s")
-            self._obey(active, stalled)
+            reason = f"no progress within {self._config.progress_timeout_s:g} s"
+            self._obey(active, partial(active.life.stalled, reason))
         for seek in active.life.seeks():
             self._seek(active, seek)

@@ -12,6 +12,7 @@ from tandem.core.events import (
     Failed,
     Finished,
     FinishReason,
+    Moving,
     PromptScored,
     Pulled,
     SampledToken,
@@ -512,3 +513,121 @@ def test_scores_told_under_a_choice_that_has_ended_are_those_of_the_others(close
     assert [command.token for command in told if isinstance(command, Deliver)] == [
         drawn(choice, 0) for choice in range(3) if choice != closed
     ]
+
+
+# ---- moving
+
+
+OFFER = HandoffKey(HandoffId("m"), 7)
+
+
+def decoding(num_choices: int = 1) -> RequestLife:
+    """A life whose choices D decodes alone, with one token each."""
+    life = several(num_choices, is_remote=False)
+    for choice in range(num_choices):
+        life.reported(D, drawn(choice, 0))
+    return life
+
+
+def moving(num_choices: int = 1, choice: int = 0) -> RequestLife:
+    """D drains and offers one of its choices, and OTHER takes over."""
+    life = decoding(num_choices)
+    assert life.reported(D, Moving(of(choice), OFFER)) == [Seek(choice, D)]
+    (book,) = life.sought(choice, OTHER)
+    job = book.job if isinstance(book, Submit) else None
+    assert isinstance(job, Resume) and job.keys == (of(choice, 2),) and job.offer == OFFER and job.source == D
+    assert job.output_tokens == (100 * choice,)
+    return life
+
+
+def test_a_choice_moves_while_its_worker_draws_on() -> None:
+    life = moving()
+    assert shape(life.reported(D, drawn(0, 1))) == ["token 1"]
+    assert life.accepted(OTHER, of(0, 2)) == []
+    assert life.reported(OTHER, drawn(0, 1, 2)) == [], "both draw the same"
+    assert life.reported(OTHER, replace(PULLED, key=of(0, 2))) == []
+    assert life.reported(D, Finished(of(0), None, 2, 0)) == [] and life.phase is Phase.RUNNING
+    assert shape(life.reported(OTHER, drawn(0, 2, 2))) == ["token 2"]
+    assert life.path == "local;moves=1" and life.workers() == (OTHER,)
+
+
+@pytest.mark.parametrize("ending", [Cancelled(of(0)), Finished(of(0), None, 1, 0)])
+def test_the_end_of_a_job_that_has_moved_is_no_loss(ending: Cancelled | Finished) -> None:
+    """The draining worker's end may come before the new one's word that it has everything."""
+    life = moving()
+    life.accepted(OTHER, of(0, 2))
+    assert life.reported(D, ending) == [] and life.phase is Phase.RUNNING
+    life.reported(OTHER, replace(PULLED, key=of(0, 2)))
+    assert shape(life.reported(OTHER, drawn(0, 1, 2))) == ["token 1"]
+    life = moving()
+    life.reported(OTHER, replace(PULLED, key=of(0, 2)))
+    assert life.worker_lost(D, "it has ended") == [] and life.workers() == (OTHER,)
+
+
+def test_who_does_not_take_over_is_replaced_and_costs_no_attempt() -> None:
+    life = moving()
+    full = life.refused(OTHER, of(0, 2), TandemError(ErrorKind.OVERLOADED, "full"))
+    assert full == [Seek(0, D, frozenset({OTHER}))], "it may have room soon"
+    assert life.sought(0, None) == [] and life.seeks() == [Seek(0, D)]
+    assert shape(life.reported(D, drawn(0, 1))) == ["token 1"], "it goes on meanwhile"
+    (book,) = life.sought(0, P)
+    assert isinstance(book, Submit) and book.job.output_tokens == (0, 1) and book.job.attempt == 3
+    life.accepted(P, of(0, 3))
+    blame, again = life.reported(P, Failed(of(0, 3), ErrorKind.KV_LOST, "no KV came"))
+    assert blame == Blame(frozenset({P, D})) and again == Seek(0, D, frozenset({P}), frozenset({P}))
+    life.sought(0, OTHER)
+    assert life.worker_lost(OTHER, "killed") == [Seek(0, D, frozenset({OTHER}), frozenset({P, OTHER}))]
+    last = Finished(of(0), FinishReason.STOP, 2, 0)
+    assert life.reported(D, last)[-1] == End(last)
+
+
+def test_a_draining_worker_that_dies_takes_its_offer_along() -> None:
+    life = moving()
+    assert shape(life.worker_lost(D, "killed")) == ["cancel other", "release d", "place without d"]
+    (book,) = life.placed(Placement(OTHER, OTHER))
+    assert isinstance(book, Submit) and isinstance(book.job, Generate) and book.job.attempt == 3
+    life = decoding()
+    life.reported(D, Moving(of(0), OFFER))
+    assert shape(life.worker_lost(D, "killed")) == ["release d", "place without d"]
+
+
+def test_one_choice_moves_and_the_others_stay() -> None:
+    life = moving(3, 1)
+    assert life.positions(D) == [(of(0), 1), (of(2), 1), (of(1), 1)]
+    life.accepted(OTHER, of(1, 2))
+    life.reported(OTHER, replace(PULLED, key=of(1, 2)))
+    assert life.reported(D, Cancelled(of(1))) == []
+    assert life.reported(D, drawn(2, 1)) == [Deliver(drawn(2, 1))]
+    assert life.reported(OTHER, drawn(1, 1, 2)) == [Deliver(drawn(1, 1, 2))]
+    assert shape(life.worker_lost(OTHER, "killed")) == ["place without other"]
+    assert life.positions(D) == [(of(0), 1), (of(2), 2)], "what stayed knows nothing of it"
+    assert life.phase is Phase.QUEUED and life.reported(D, drawn(0, 1)) == [Deliver(drawn(0, 1))]
+
+
+def test_what_a_stream_that_was_opened_again_repeats_of_a_move_changes_nothing() -> None:
+    life = moving()
+    offer = Moving(of(0), OFFER)
+    assert life.reported(D, offer) == []
+    life.accepted(OTHER, of(0, 2))
+    assert life.reported(D, offer) == []
+    life.reported(OTHER, replace(PULLED, key=of(0, 2)))
+    assert life.reported(D, offer) == [] and life.seeks() == []
+    newer = HandoffKey(HandoffId("m2"), 9)
+    assert life.reported(OTHER, Moving(of(0, 2), newer)) == [Seek(0, OTHER)], "it may move again"
+    life.reported(OTHER, replace(PULLED, key=of(0, 2)))
+    assert life.seeks() == [Seek(0, OTHER)], "an old word is not about the new offer"
+
+
+def test_after_a_loss_choices_with_tokens_go_alone_and_the_others_together() -> None:
+    life = several(5, is_remote=False)
+    life.reported(D, drawn(1, 0))
+    life.finished(3)
+    assert shape(life.worker_lost(D, "killed")) == ["place without d"]
+    jobs = [command.job for command in life.placed(Placement(D, D)) if isinstance(command, Submit)]
+    assert [(job.choice, job.num_choices, job.output_tokens) for job in jobs] == [
+        (0, 1, ()), (1, 1, (100,)), (2, 3, ()),
+    ], "a job covers neighbours, of which 1 goes alone and 3 has ended"  # fmt: skip
+    assert sorted(job.attempt for job in jobs) == [2, 3, 4]
+    assert life.accepted(D, jobs[1].key) == [] and life.phase is Phase.BOOKING
+    assert shape(life.refused(D, jobs[2].key, TandemError(ErrorKind.OVERLOADED, "full"))) == ["place without d"]
+    assert life.reported(D, drawn(1, 1, jobs[1].attempt)) == [Deliver(drawn(1, 1, jobs[1].attempt))]
