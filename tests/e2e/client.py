@@ -9,7 +9,7 @@ from types import TracebackType
 
 import grpc.aio
 
-from tandem.core.events import JobEvent, PromptScored, Pulled, SampledToken, TerminalEvent, Token
+from tandem.core.events import JobEvent, Moving, PromptScored, Pulled, SampledToken, TerminalEvent, Token
 from tandem.core.ids import GatewayId, HandoffId, HandoffKey, JobKey, RequestId, WorkerRef
 from tandem.core.load import Books
 from tandem.core.request import Generate, Job, Prefill, Request, Resume, SamplingParams
@@ -142,7 +142,12 @@ class Client:
         return next((event for event in self.events.get(key, []) if isinstance(event, Pulled)), None)
 
     def ends(self, key: JobKey) -> list[TerminalEvent]:
-        return [event for event in self.events.get(key, []) if not isinstance(event, Token | PromptScored | Pulled)]
+        others = (Token, PromptScored, Pulled, Moving)
+        return [event for event in self.events.get(key, []) if not isinstance(event, others)]
+
+    def offers(self, key: JobKey) -> list[HandoffKey]:
+        """What the worker offered of a job while it drained, the newest last."""
+        return [event.offer for event in self.events.get(key, []) if isinstance(event, Moving)]
 
     async def end_of(self, key: JobKey) -> TerminalEvent:
         await self.until(lambda: self.ends(key) or self.stream_error is not None)

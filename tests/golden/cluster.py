@@ -17,7 +17,7 @@ from typing import Literal
 from tandem.core.events import Cancelled, Failed, Finished, JobEvent, PromptScored, Pulled, SampledToken, Token
 from tandem.core.ids import HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Generate, Prefill, Request, Resume, SamplingParams
-from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Unfollow
+from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Take, Unfollow
 from tandem.engine.engine import Engine, HandoffLimits
 from tandem.engine.ports import BlockCopy, Executor
 from tandem.kv.pool import BlockPool
@@ -121,7 +121,7 @@ class Cluster(AbstractContextManager["Cluster"]):
     def __init__(self, executors: Sequence[TorchExecutor], knobs: Knobs, answers: Sequence[Sequence[int]] = ()) -> None:
         self.knobs = knobs
         self.clock = Ticks()
-        self.nodes = [Node(name, x, knobs, self.clock, answers) for name, x in zip("pd", executors, strict=False)]
+        self.nodes = [Node(name, x, knobs, self.clock, answers) for name, x in zip("pdx", executors, strict=False)]
         self.giver, self.taker = self.nodes[0], self.nodes[-1]
         self.hold = False
         self.outcomes: dict[RequestId, Outcome] = {}
@@ -249,18 +249,26 @@ class Cluster(AbstractContextManager["Cluster"]):
                     self._carry_out(self._by_ref[taker], self._by_ref[taker].engine.announced(message, now))
                 case EndHandoff(taker, key, kind, text):
                     self._carry_out(self._by_ref[taker], self._by_ref[taker].engine.handoff_ended(key, kind, text, now))
-                case Follow(source, key):
-                    self._carry_out(self._by_ref[source], self._by_ref[source].engine.follow(key, node.ref, now))
-                    node.engine.renewed((key,), now, 10.0)
-                case Unfollow(source, key):
-                    self._carry_out(self._by_ref[source], self._by_ref[source].engine.release(key, now))
-                case Renew(source, keys):
-                    self._carry_out(self._by_ref[source], self._by_ref[source].engine.renew(keys, node.ref, now))
-                    node.engine.renewed(keys, now, 10.0)
+                case Follow() | Take() | Unfollow() | Renew():
+                    self._tell_source(node, effect)
                 case StartRead():
                     node.carrier.accept(self._order(effect))
                 case Teardown():
                     raise AssertionError("a read did not end")
+
+    def _tell_source(self, node: Node, effect: Follow | Take | Unfollow | Renew) -> None:
+        giver, now = self._by_ref[effect.source], self.clock.now()
+        match effect:
+            case Follow(_, key):
+                self._carry_out(giver, giver.engine.follow(key, node.ref, now))
+                node.engine.renewed((key,), now, 10.0)
+            case Take(_, key, num_known):
+                giver.engine.take(key, num_known)
+            case Unfollow(_, key, is_taken):
+                self._carry_out(giver, giver.engine.release(key, now, is_taken=is_taken))
+            case Renew(_, keys):
+                self._carry_out(giver, giver.engine.renew(keys, node.ref, now))
+                node.engine.renewed(keys, now, 10.0)
 
     def _order(self, read: StartRead) -> ReadOrder:
         peer = self._by_ref[read.source].transport.describe(read.source)

@@ -407,7 +407,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         start = grant.num_hit_blocks * self.block_size
         known = [*job.request.prompt_tokens, *job.output_tokens]
         self.store.write(grant.blocks, start, known[start:])
-        self.record(self.scheduler.kv_arrived(key, self.first_tokens(key), 0))
+        self.record(self.scheduler.kv_arrived(key, self.first_tokens(key), 0, len(known)))
 
     def first_tokens(self, name: JobKey) -> tuple[SampledToken, ...]:
         """What a source draws for each choice of a job, those that were ended included."""

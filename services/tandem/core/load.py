@@ -64,6 +64,16 @@ def beside_longest(num_tokens: int, num_queued: int, num_longest: int) -> int:
     return num_queued + num_tokens - max(num_longest, num_tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """What became of a drain: jobs and leases that are left, choices that went on elsewhere with their KV, and choices
+    that were given back, to be computed anew."""
+
+    num_left: int
+    num_moved: int = 0
+    num_given_back: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Books:
     """Every count of a worker's books; when idle all are zero but the first three."""

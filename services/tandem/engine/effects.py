@@ -46,10 +46,20 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Unfollow:
-    """Tell the source that its lease is not needed any more."""
+    """Tell the source that its lease is not needed any more; `is_taken`: because all that it offered is here."""
 
     source: WorkerRef
     key: HandoffKey
+    is_taken: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Ask the source of a sequence that moves for the rest of it. `num_output_tokens` of its output are known here."""
+
+    source: WorkerRef
+    key: HandoffKey
+    num_output_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,4 +70,4 @@ class Renew:
     keys: tuple[HandoffKey, ...]
 
 
-Effect = Emit | Announce | EndHandoff | Follow | Unfollow | Renew | StartRead | Teardown
+Effect = Emit | Announce | EndHandoff | Follow | Unfollow | Take | Renew | StartRead | Teardown

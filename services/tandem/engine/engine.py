@@ -5,22 +5,26 @@ Whatever comes in (jobs, messages of peers, results, time) is a method; whatever
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Failed, Finished, PromptScored, Token, Tokens
+from tandem.core.events import Cancelled, Failed, PromptScored, Tokens
 from tandem.core.ids import HandoffKey, JobKey, WorkerRef
-from tandem.core.load import Books, Load
+from tandem.core.load import Books, Drained, Load
 from tandem.core.request import Job, Prefill, Resume
-from tandem.engine.accounts import books, load, pulled_event
-from tandem.engine.effects import Effect, Emit, Follow, Renew, Unfollow
+from tandem.engine.accounts import books, load
+from tandem.engine.effects import Effect, Emit
+from tandem.engine.evacuation import Evacuation
+from tandem.engine.exits import Exits
 from tandem.engine.giver import Giver
 from tandem.engine.job_table import JobTable
+from tandem.engine.reports import tokens
+from tandem.engine.taker import Taker
 from tandem.kv.handoff import Announcement
-from tandem.kv.pool import BlockPool, Holder
-from tandem.kv.pull_book import Arrived, Lost, Pull, PullBook, PullOutcome, ReadEnded, StartRead, Teardown
-from tandem.sched.outcome import Progress
+from tandem.kv.pool import BlockPool
+from tandem.kv.pull_book import PullBook
 from tandem.sched.pacer import Pacer
 from tandem.sched.plan import StepPlan, StepResult
 from tandem.sched.policy import SchedulerLimits
@@ -59,11 +63,18 @@ class Engine:
         self._pool = pool
         self._scheduler = Scheduler(pool, limits, model_fingerprint, speculation)
         self._giver = Giver(pool, handoff.lease_s)
-        self._pulls = PullBook(pull_timeout_s=handoff.pull_timeout_s, drain_timeout_s=handoff.drain_timeout_s)
+        self._evacuation = Evacuation(self._scheduler.departures, self._giver)
         self._jobs = JobTable()
-        self._handoff = handoff
+        self._exits = Exits(self._scheduler, self._jobs, self._evacuation)
+        self._pulls = PullBook(
+            pull_timeout_s=handoff.pull_timeout_s,
+            drain_timeout_s=handoff.drain_timeout_s,
+            block_size=pool.block_size,
+        )
+        self._taker = Taker(
+            self._pulls, pool, self._scheduler, self._jobs, self._exits, handoff.lease_s, handoff.block_bytes
+        )
         self._plan_depth = plan_depth
-        self._next_renewal = 0.0
         self.draining = False
         self.num_preempted = 0
 
@@ -78,18 +89,15 @@ class Engine:
         fenced, forbidden = met
         if self.draining:
             raise TandemError(ErrorKind.DRAINING, "this worker takes no new work", retry_after_s=1.0)
-        if isinstance(job, Resume) and self._pulls.find(job.offer) is not None:
-            raise TandemError(ErrorKind.INVALID_REQUEST, f"another job pulls {job.offer} already")
+        if isinstance(job, Resume):
+            self._taker.check_free(job)
         self._jobs.forget(now)
         self._scheduler.add(job, now)
         effects = self._promise(job, now) if isinstance(job, Prefill) else []
         effects += [effect for older in fenced for effect in self.cancel(older, now)]
         self._jobs.add(job)
         if isinstance(job, Resume):
-            if not len(self._pulls):
-                self._next_renewal = max(self._next_renewal, now + self._handoff.lease_s / 3)
-            self._pulls.open(job.offer, job.key, job.source, now)
-            effects.append(Follow(job.source, job.offer))
+            effects += self._taker.open(job, now)
         return effects + [effect for key in forbidden for effect in self.cancel(key, now)]
 
     def cancel(self, key: JobKey, now: float) -> list[Effect]:
@@ -99,10 +107,14 @@ class Engine:
             if not self._jobs.is_known(key):
                 self._jobs.forbid(key, now)
             return []
-        if self._jobs.live_keys(job.key) == [key]:
-            return [*self._stop(job, now, ErrorKind.CANCELLED, "cancelled"), Emit(Cancelled(key))]
-        self._drop([key], now)
-        return [Emit(Cancelled(key))]
+        return [*self._stop_choice(key, job, now, ErrorKind.CANCELLED, "cancelled"), Emit(Cancelled(key))]
+
+    def evacuate(self, now: float) -> list[Effect]:
+        """Take no new jobs, and let those that are here go on elsewhere: a sequence that runs is offered, and draws on
+        until somebody takes it; what has no KV to offer fails as DRAINING. Prefills end as ever."""
+        self.draining = True
+        self._evacuation.begin()
+        return self._evacuate(now)
 
     # ---- the step
 
@@ -118,9 +130,7 @@ class Engine:
             assert isinstance(job, Prefill)
             self._giver.start(job, offer.blocks)
         for grant in planned.pulls:
-            effects += self._carry_out(
-                self._pulls.granted(grant.key, grant.blocks, grant.num_hit_blocks, grant.num_known_blocks, now), now
-            )
+            effects += self._taker.granted(grant, now)
         return planned.step, effects
 
     def finish(self, result: StepResult, now: float) -> list[Effect]:
@@ -131,10 +141,11 @@ class Engine:
                 name = (self._jobs.live_keys(progress.key) or [progress.key])[0]
                 effects.append(Emit(PromptScored(name, progress.first_scored, progress.scores)))
             for part in progress.parts:
-                effects += _tokens(part)
+                effects += tokens(part)
+                effects += [] if part.has_ended else self._evacuation.computed(part)
             if isinstance(progress.job, Prefill):
                 effects += self._giver.offer(progress.job, progress, now)
-            effects += self._settle(progress, now)
+            effects += self._exits.settle(progress, now)
         return effects
 
     def run(self, limit: int) -> DecodeRun | None:
@@ -149,14 +160,23 @@ class Engine:
 
     def follow(self, key: HandoffKey, taker: WorkerRef, now: float) -> list[Effect]:
         """A taker wants a hand-off's announcements, from the first on."""
+        self._evacuation.follow(key, now)
         return self._giver.follow(key, taker, now)
 
     def renew(self, keys: Iterable[HandoffKey], taker: WorkerRef, now: float) -> list[Effect]:
         """A taker needs more time; `now` is the moment of the answer."""
         return self._giver.renew(keys, taker, now)
 
-    def release(self, key: HandoffKey, now: float) -> list[Effect]:
-        """A taker or gateway needs the KV no more; a prefill that is still running for it ends."""
+    def take(self, key: HandoffKey, num_output_tokens: int) -> None:
+        """The taker of a sequence that moves has nearly all of its KV, and knows so many of its output tokens."""
+        self._evacuation.ask_rest(key, num_output_tokens)
+
+    def release(self, key: HandoffKey, now: float, *, is_taken: bool = False) -> list[Effect]:
+        """A taker or gateway needs the KV no more; a prefill that is still running for it ends, and so does a sequence
+        that its taker goes on with."""
+        if self._evacuation.has(key):
+            moved = self._evacuation.released(key, now, is_taken=is_taken)
+            return [] if moved is None else self._exits.settle(self._scheduler.hand_over(moved), now)
         name = self._giver.release(key, now)
         return [] if name is None else self._cancel_all(name, now)
 
@@ -164,60 +184,47 @@ class Engine:
 
     def announced(self, message: Announcement, now: float) -> list[Effect]:
         """The source completed blocks. The token that it drew goes out at once; it never waits for the KV."""
-        pull = self._pulls.find(message.key)
-        if pull is None:
-            return []
-        job = self._jobs.named(pull.job)
-        assert isinstance(job, Resume)
-        num_drawn, keys = len(message.first_tokens), self._jobs.live_keys(job.key)
-        if num_drawn not in (0, job.num_choices):
-            reason = f"the source drew {num_drawn} first tokens for {job.num_choices} choices"
-            return self._carry_out(self._pulls.abandon(pull.job, ErrorKind.KV_LOST, reason, now), now)
-        self._scheduler.may_pull(keys[0])
-        effects = _first_tokens(job, keys, message) if not pull.first_tokens else []
-        return effects + self._carry_out(self._pulls.announced(message, now), now)
+        return self._taker.announced(message, now)
 
     def handoff_ended(self, key: HandoffKey, kind: ErrorKind, message: str, now: float) -> list[Effect]:
         """The source ended a hand-off before it was taken. CANCELLED says that nothing is left to be taken."""
         pull = self._pulls.find(key)
-        return [] if pull is None else self._carry_out(self._pulls.abandon(pull.job, kind, message, now), now)
+        return [] if pull is None else self._taker.abandon(pull.job, kind, message, now)
 
     def renewed(self, keys: tuple[HandoffKey, ...], sent_at: float, lease_s: float) -> None:
         """The source answered a Follow or Renew that was sent at `sent_at`."""
         self._pulls.renewed(keys, sent_at, lease_s)
 
     def read_done(self, read: int, now: float) -> list[Effect]:
-        return self._carry_out(self._pulls.read_done(read, now), now)
+        return self._taker.carry_out(self._pulls.read_done(read, now), now)
 
     def read_failed(self, read: int, reason: str, *, drained: bool, now: float) -> list[Effect]:
-        return self._carry_out(self._pulls.read_failed(read, reason, drained=drained, now=now), now)
+        return self._taker.carry_out(self._pulls.read_failed(read, reason, drained=drained, now=now), now)
 
     def source_lost(self, source: WorkerRef, reason: str, now: float) -> list[Effect]:
         """A source cannot be reached at all; reads under way go on until the transport says otherwise."""
-        return self._carry_out(self._pulls.source_lost(source, reason, now), now)
+        return self._taker.carry_out(self._pulls.source_lost(source, reason, now), now)
 
     def peer_lost(self, source: WorkerRef, reason: str, *, proven: bool, now: float) -> list[Effect]:
         """The transport gave a peer up; `proven`: none of its reads can still write."""
-        return self._carry_out(self._pulls.peer_lost(source, reason, proven=proven, now=now), now)
+        return self._taker.carry_out(self._pulls.peer_lost(source, reason, proven=proven, now=now), now)
 
     # ---- time
 
     def tick(self, now: float) -> list[Effect]:
         """Enforce deadlines; to be called several times per second whether or not there is work."""
         lapsed, effects = self._giver.lapse(now)
-        for job in (job for key in lapsed if (job := self._jobs.named(key)) is not None):
-            effects += self._fail(job, ErrorKind.KV_LOST, "nobody renewed the lease of this prefill", now)
-        effects += self._carry_out(self._pulls.tick(now), now)
-        if now >= self._next_renewal:
-            self._next_renewal = now + self._handoff.lease_s / 3
-            effects += _renewals(self._pulls.live())
+        for ended in [ended for ended in lapsed if not self._evacuation.lapsed(ended.key)]:
+            job = self._jobs.named(ended.job)
+            if job is not None:
+                effects += self._fail(job, ErrorKind.KV_LOST, "nobody renewed the lease of this prefill", now)
+        effects += self._evacuate(now) + self._taker.tick(now)
         self._jobs.forget(now)
         return effects
 
     def next_deadline(self) -> float:
         """Before it `tick` has nothing to do, if nothing comes. In the past: it is to look each time."""
-        due = min(self._giver.next_lapse(), self._pulls.next_deadline())
-        return min(due, self._next_renewal) if len(self._pulls) else due
+        return -math.inf if self._evacuation.is_due else min(self._giver.next_lapse(), self._taker.next_deadline())
 
     # ---- books
 
@@ -225,6 +232,10 @@ class Engine:
     def pacer(self) -> Pacer:
         """Drivers tell it how long steps took; the sizes of later steps follow from that."""
         return self._scheduler.pacer
+
+    def drained(self) -> Drained:
+        """How far an evacuation has come."""
+        return Drained(self.num_live, self._evacuation.num_moved, self._evacuation.num_given_back)
 
     @property
     def is_idle(self) -> bool:
@@ -256,7 +267,8 @@ class Engine:
         self._scheduler.check()
         tables, copied = self._scheduler.tables(), self._scheduler.copied_blocks()
         self._pool.check(tables, self._giver.blocks(), self._pulls.blocks(), copied)
-        keys = {job.key for job in self._jobs}
+        self._evacuation.check()
+        keys = {job.key for job in self._jobs} | set(self._jobs.keys())
         for lease in self._giver:
             assert len(lease.blocks) or lease.job in keys, f"{lease!r} has neither blocks nor a job"
         for pull in self._pulls.live():
@@ -267,56 +279,30 @@ class Engine:
 
     # ---- inside
 
-    def _settle(self, progress: Progress, now: float) -> list[Effect]:
-        ended = [part for part in progress.parts if part.has_ended]
-        for part in ended:
-            self._jobs.end(part.key, now)
-        return [Emit(_ending(part)) for part in ended]
-
-    def _carry_out(self, outcomes: Sequence[PullOutcome], now: float) -> list[Effect]:
-        effects: list[Effect] = []
-        for outcome in outcomes:
-            match outcome:
-                case StartRead():
-                    self._pool.retain(outcome.local, Holder.READ)
-                    effects.append(outcome)
-                case ReadEnded():
-                    self._pool.drop(outcome.blocks, Holder.READ)
-                case Arrived():
-                    effects += self._take_in(outcome, now)
-                case Lost():
-                    effects += self._lose(outcome, now)
-                case Teardown():
-                    effects.append(outcome)
-        return effects
-
-    def _take_in(self, arrived: Arrived, now: float) -> list[Effect]:
-        progress = self._scheduler.kv_arrived(arrived.job, arrived.first_tokens, arrived.num_cached)
-        pulled = pulled_event(progress.parts[0].key, arrived, self._pool.block_size, self._handoff.block_bytes)
-        return [Unfollow(arrived.source, arrived.key), Emit(pulled), *self._settle(progress, now)]
-
-    def _lose(self, lost: Lost, now: float) -> list[Effect]:
-        job = self._jobs.named(lost.job)
-        assert job is not None, f"{lost.job} pulled without a job"
-        keys = self._jobs.live_keys(job.key)
-        self._drop(keys, now)
-        return [Unfollow(lost.source, lost.key), *(Emit(_loss(key, job, lost)) for key in keys)]
-
     def _stop(self, job: Job, now: float, kind: ErrorKind, reason: str) -> list[Effect]:
         """End a job and its hand-off without a word to its gateway."""
-        effects: list[Effect] = []
-        if isinstance(job, Resume) and self._pulls.of_job(job.key) is not None:
-            self._pulls.abandon(job.key, kind, reason, now)
-            effects.append(Unfollow(job.source, job.offer))
+        effects = self._taker.let_go(job, kind, reason, now) if isinstance(job, Resume) else []
         if isinstance(job, Prefill):
             effects += self._giver.withdraw(job.offer, kind, reason, now)
-        self._drop(self._jobs.live_keys(job.key), now)
-        return effects
+        return effects + self._exits.drop(self._jobs.live_keys(job.key), now, kind, reason)
 
-    def _drop(self, keys: Iterable[JobKey], now: float) -> None:
-        for key in keys:
-            self._scheduler.cancel(key)
-            self._jobs.end(key, now)
+    def _stop_choice(self, key: JobKey, job: Job, now: float, kind: ErrorKind, reason: str) -> list[Effect]:
+        """End one choice of a job, with the last one the job, without a word to its gateway."""
+        is_last = self._jobs.live_keys(job.key) == [key]
+        return self._stop(job, now, kind, reason) if is_last else self._exits.drop([key], now, kind, reason)
+
+    def _evacuate(self, now: float) -> list[Effect]:
+        """Offer what runs by now, and give back what waits."""
+        if not self._evacuation.has_begun:
+            return []
+        effects: list[Effect] = []
+        for key in self._scheduler.departures.fruitless():
+            job, reason = self._jobs.find(key), "this worker is about to stop"
+            assert job is not None, f"{key} waits without a job"
+            effects += self._stop_choice(key, job, now, ErrorKind.DRAINING, reason)
+            effects.append(Emit(Failed(key, ErrorKind.DRAINING, reason)))
+            self._evacuation.num_given_back += 1
+        return effects + self._evacuation.offer()
 
     def _cancel_all(self, name: JobKey, now: float) -> list[Effect]:
         return [effect for key in self._jobs.live_keys(name) for effect in self.cancel(key, now)]
@@ -334,38 +320,3 @@ class Engine:
                 self._scheduler.cancel(key)
             raise
         return effects if older is None else [*effects, *self._cancel_all(older, now)]
-
-
-def _tokens(part: Progress) -> list[Effect]:
-    first = part.first_index
-    told = part.num_cached if first == len(part.job.output_tokens) else None
-    return [Emit(Token(part.key, first + i, token, None if i else told)) for i, token in enumerate(part.tokens)]
-
-
-def _ending(part: Progress) -> Finished | Failed:
-    if part.error is not None:
-        return Failed(part.key, part.error_kind, part.error)
-    return Finished(part.key, part.finish, part.num_output, part.num_cached)
-
-
-def _loss(key: JobKey, job: Job, lost: Lost) -> Finished | Failed:
-    """The end of a job whose KV does not come. Where the source has nothing left to hand over, its own word to the
-    gateway ends the request; ours may come first, so it must not be an error."""
-    if lost.kind is ErrorKind.CANCELLED:
-        return Finished(key, None, len(job.output_tokens), 0)
-    return Failed(key, lost.kind, lost.message)
-
-
-def _first_tokens(job: Job, keys: Iterable[JobKey], message: Announcement) -> list[Effect]:
-    """Those of the choices that are live, where the source has drawn."""
-    index = len(job.output_tokens)
-    drawn = dict(enumerate(message.first_tokens, job.choice))
-    return [Emit(Token(key, index, drawn[key.choice], message.num_cached)) for key in keys if drawn]
-
-
-def _renewals(pulls: Iterable[Pull]) -> list[Effect]:
-    """One Renew per source, for all that is pulled from it."""
-    keys: dict[WorkerRef, list[HandoffKey]] = {}
-    for pull in pulls:
-        keys.setdefault(pull.source, []).append(pull.key)
-    return [Renew(source, tuple(mine)) for source, mine in keys.items()]

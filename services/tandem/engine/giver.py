@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from tandem.core.errors import ErrorKind
+from tandem.core.events import SampledToken
 from tandem.core.ids import BlockId, HandoffKey, JobKey, WorkerRef
 from tandem.core.request import Prefill
 from tandem.engine.effects import Announce, Effect, EndHandoff
 from tandem.kv.lease_book import Ended, Lease, LeaseBook
 from tandem.kv.pool import BlockPool, Holder
+from tandem.sched.departure import Standing
 from tandem.sched.outcome import Progress
 
 
@@ -19,6 +21,33 @@ class Giver:
     def __init__(self, pool: BlockPool, lease_s: float) -> None:
         self._pool = pool
         self._leases = LeaseBook(lease_s)
+
+    def has(self, key: HandoffKey) -> bool:
+        """Its lease is open."""
+        return self._leases.find(key) is not None
+
+    def num_announced(self, key: HandoffKey) -> int:
+        """Leading blocks that its taker may read."""
+        lease = self._leases.find(key)
+        return 0 if lease is None else lease.num_announced
+
+    def lend(self, key: HandoffKey, job: JobKey, standing: Standing, now: float) -> None:
+        """Open the lease of a running sequence."""
+        self._leases.open(key, job, now, is_moving=True)
+        self._leases.start(key, ())
+        self.lend_more(key, standing, ())
+
+    def lend_more(self, key: HandoffKey, standing: Standing, last: tuple[SampledToken, ...]) -> list[Effect]:
+        """Announce what a running sequence has completed; `last` are its last tokens, once it has stopped."""
+        lease = self._leases.find(key)
+        assert lease is not None, f"{key} is not lent"
+        blocks = tuple(digest.block for digest in standing.fresh)
+        self._pool.retain(blocks, Holder.LEASE)
+        self._leases.grow(key, blocks)
+        message = self._leases.announce(
+            key, len(lease.blocks), standing.fresh, standing.num_computed, last, standing.num_cached
+        )
+        return [Announce(lease.taker, message)] if message is not None and lease.taker is not None else []
 
     def promise(self, job: Prefill, now: float) -> tuple[JobKey | None, list[Effect]]:
         """Open the lease of an accepted job; the job of an older attempt that this one ends comes back. Raises
@@ -71,11 +100,11 @@ class Giver:
         ended = self._leases.release(key, now, kind)
         return [] if ended is None else self._give_back(ended, kind, reason)
 
-    def lapse(self, now: float) -> tuple[list[JobKey], list[Effect]]:
+    def lapse(self, now: float) -> tuple[list[Ended], list[Effect]]:
         """End all leases that nobody renewed in time."""
         lapsed = self._leases.lapse(now)
         effects = [x for ended in lapsed for x in self._give_back(ended, ErrorKind.KV_LOST, "the lease ran out")]
-        return [ended.job for ended in lapsed], effects
+        return lapsed, effects
 
     def next_lapse(self) -> float:
         """When `lapse` will have something to do, if nothing comes before; infinity without a lease."""

@@ -27,8 +27,11 @@ class BlockDigest:
 @dataclass(frozen=True, slots=True)
 class Announcement:
     """Blocks of the giver that may be read from now on: positions `[first_index, first_index + len(blocks))` of the
-    prompt's table. The last one of a hand-off carries the tokens that the giver drew, one for each choice of its
-    job. `num_cached` tokens of the prompt were in the giver's prefix cache."""
+    table. `num_cached` tokens of the prompt were in the giver's prefix cache.
+
+    The last one of a hand-off has `first_tokens`, with which the taker goes on. Of a prefill they are one for each
+    choice of its job. `is_moving`: the giver draws on until the taker asks for the rest; then they are the one choice's
+    tokens that the taker lacks. Where there is one choice, the last of them follows the `num_computed` tokens."""
 
     key: HandoffKey
     first_index: int
@@ -36,6 +39,7 @@ class Announcement:
     num_computed: int
     first_tokens: tuple[SampledToken, ...] = ()
     num_cached: int = 0
+    is_moving: bool = False
 
 
 class LeaseState(Enum):

@@ -18,13 +18,15 @@ from tandem.kv.recent import Recent
 
 
 class Lease:
-    """One open hand-off. `num_announced` leading blocks of `blocks` may be read."""
+    """One open hand-off. `num_announced` leading blocks of `blocks` may be read. `is_moving`: of a sequence that goes
+    on, so that blocks are added."""
 
-    __slots__ = ("announcements", "blocks", "job", "key", "num_announced", "state", "taker", "until")
+    __slots__ = ("announcements", "blocks", "is_moving", "job", "key", "num_announced", "state", "taker", "until")
 
-    def __init__(self, key: HandoffKey, job: JobKey, until: float) -> None:
+    def __init__(self, key: HandoffKey, job: JobKey, until: float, is_moving: bool) -> None:
         self.key = key
         self.job = job
+        self.is_moving = is_moving
         self.state = LeaseState.PROMISED
         self.until = until
         self.blocks: tuple[BlockId, ...] = ()
@@ -63,7 +65,7 @@ class LeaseBook:
         self._over: Recent[HandoffId, _Over] = Recent(memory_s)
         self._awaited: Recent[HandoffKey, WorkerRef] = Recent(memory_s)
 
-    def open(self, key: HandoffKey, job: JobKey, now: float) -> Ended | None:
+    def open(self, key: HandoffKey, job: JobKey, now: float, *, is_moving: bool = False) -> Ended | None:
         """Promise a hand-off; returns the older attempt that this one ends. Raises TandemError when it is fenced."""
         self.forget(now)
         old = self._leases.get(key.handoff)
@@ -72,7 +74,7 @@ class LeaseBook:
         if self.why_over(key) is not None:
             raise TandemError(ErrorKind.CANCELLED, f"hand-off {key} has ended")
         ended = self.release(old.key, now, ErrorKind.CANCELLED) if old is not None else None
-        lease = self._leases[key.handoff] = Lease(key, job, now + self.lease_s)
+        lease = self._leases[key.handoff] = Lease(key, job, now + self.lease_s, is_moving)
         lease.taker = self._awaited.pop(key)
         return ended
 
@@ -81,6 +83,12 @@ class LeaseBook:
         lease = self._leases[key.handoff]
         lease.state = next_lease(lease.state, LeaseEvent.STARTED)
         lease.blocks = blocks
+
+    def grow(self, key: HandoffKey, blocks: tuple[BlockId, ...]) -> None:
+        """A sequence that moves has more blocks; they are held for the lease from now on."""
+        lease = self._leases[key.handoff]
+        assert lease.is_moving and lease.state is LeaseState.OFFERED, f"{lease!r} does not grow"
+        lease.blocks += blocks
 
     def announce(
         self,
@@ -91,18 +99,19 @@ class LeaseBook:
         first_tokens: tuple[SampledToken, ...],
         num_cached: int = 0,
     ) -> Announcement | None:
-        """Blocks `[num_announced, num_complete)` may be read; None when there is nothing new to say.
+        """Blocks `[num_announced, num_complete)` may be read; None when there is nothing new to say. What moves is
+        announced before it has a block to read, so that its taker makes room.
 
         `digests` are those of exactly these blocks in order, or none at all.
         """
         lease = self._leases[key.handoff]
         first = lease.num_announced
-        if num_complete == first and not first_tokens:
+        if num_complete == first and not first_tokens and (lease.announcements or not lease.is_moving):
             return None
         blocks = tuple(digests) or tuple(BlockDigest(b, ()) for b in lease.blocks[first:num_complete])
         assert tuple(d.block for d in blocks) == lease.blocks[first:num_complete], f"{lease!r}: digests of other blocks"
         lease.num_announced = num_complete
-        announcement = Announcement(key, first, blocks, num_computed, first_tokens, num_cached)
+        announcement = Announcement(key, first, blocks, num_computed, first_tokens, num_cached, lease.is_moving)
         lease.announcements.append(announcement)
         return announcement
 

@@ -1,6 +1,6 @@
 """The taker's side of every hand-off: what is being read from whom into which blocks; never reads a byte itself.
 
-Decisions come out as values (`StartRead`, `Arrived`, `Lost`, `ReadEnded`, `Teardown`) for the holder of the book to
+Decisions come out as values (`StartRead`, `AskRest`, `Arrived`, ...) for the holder of the book to
 carry out. A read cannot be aborted, so blocks under one are given back only by `ReadEnded`: when the transport says
 that it ended, or has proven that the peer as a whole is torn down. Times are seconds of the caller's clock.
 """
@@ -15,6 +15,7 @@ from tandem.core.errors import ErrorKind
 from tandem.core.events import SampledToken
 from tandem.core.ids import BlockId, HandoffKey, JobKey, WorkerRef
 from tandem.kv.handoff import Announcement, BlockDigest, PullEvent, PullState, next_pull
+from tandem.kv.pull import Pull
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +44,24 @@ class PullStats:
 
 
 @dataclass(frozen=True, slots=True)
+class AskRest:
+    """Nearly all KV of a sequence that moves is here: its source may draw its last token and hand over the rest."""
+
+    key: HandoffKey
+    job: JobKey
+    source: WorkerRef
+
+
+@dataclass(frozen=True, slots=True)
 class Arrived:
-    """All KV of a job is here and checked within the lease. `num_cached`: as `Announcement`."""
+    """All KV of a job is here and checked within the lease: that of `num_computed` tokens. `first_tokens`,
+    `num_cached`: as `Announcement`."""
 
     key: HandoffKey
     job: JobKey
     source: WorkerRef
     first_tokens: tuple[SampledToken, ...]
+    num_computed: int
     num_cached: int
     stats: PullStats
 
@@ -79,41 +91,7 @@ class Teardown:
     source: WorkerRef
 
 
-PullOutcome = StartRead | Arrived | Lost | ReadEnded | Teardown
-
-
-class Pull:
-    """One open hand-off as its taker sees it. `next_index` is the first offered block that no read was started for."""
-
-    def __init__(self, key: HandoffKey, job: JobKey, source: WorkerRef, now: float) -> None:
-        self.key = key
-        self.job = job
-        self.source = source
-        self.state = PullState.WAITING
-        self.offered: list[BlockDigest] = []
-        self.first_tokens: tuple[SampledToken, ...] = ()
-        self.num_cached = 0
-        self.blocks: tuple[BlockId, ...] = ()
-        self.num_known = 0
-        self.num_hits = 0
-        self.next_index = 0
-        self.open_reads: set[int] = set()
-        self.lease_until: float | None = None
-        self.read_at = now
-        self.moved_at = now
-        self.first_at = self.last_at = self.busy_since = now
-        self.busy_s = 0.0
-        self.num_exposed = 0
-
-    @property
-    def is_live(self) -> bool:
-        return self.state in (PullState.WAITING, PullState.READING)
-
-    def __repr__(self) -> str:
-        return (
-            f"<pull {self.key} from {self.source} {self.state.name} {self.next_index}/{self.num_known} blocks, "
-            f"{len(self.offered)} offered, {len(self.open_reads)} reads>"
-        )
+PullOutcome = StartRead | AskRest | Arrived | Lost | ReadEnded | Teardown
 
 
 @dataclass(slots=True)
@@ -125,9 +103,10 @@ class _Read:
 
 
 class PullBook:
-    """One pull per job. Reads outlive their pulls until the transport is done with them."""
+    """One pull per job. Reads outlive their pulls until the transport is done with them. `block_size` in tokens."""
 
-    def __init__(self, *, pull_timeout_s: float, drain_timeout_s: float) -> None:
+    def __init__(self, *, pull_timeout_s: float, drain_timeout_s: float, block_size: int = 1) -> None:
+        self._block_size = block_size
         self._pull_timeout_s = pull_timeout_s
         self._drain_timeout_s = drain_timeout_s
         self._pulls: dict[HandoffKey, Pull] = {}
@@ -153,13 +132,20 @@ class PullBook:
     def granted(
         self, job: JobKey, blocks: tuple[BlockId, ...], num_hits: int, num_known: int, now: float
     ) -> list[PullOutcome]:
-        """The job got its blocks: `[num_hits, num_known)` are to be read."""
+        """The job got its blocks: `[num_hits, num_known)` are to be read, as far as its source has not said better."""
         pull = self._by_job[job]
         pull.state = next_pull(pull.state, PullEvent.GRANTED)
-        pull.blocks, pull.num_hits, pull.num_known = blocks, num_hits, num_known
+        pull.blocks, pull.num_hits = blocks, num_hits
+        pull.num_known = max(num_hits, self._num_blocks(pull)) if pull.first_tokens else num_known
         pull.next_index = num_hits
         pull.moved_at = now
         return self._read_on(pull, now)
+
+    def grown(self, job: JobKey, blocks: tuple[BlockId, ...]) -> None:
+        """The job has these blocks now, of which it had the first already."""
+        pull = self._by_job[job]
+        assert blocks[: len(pull.blocks)] == pull.blocks, f"{pull!r} got other blocks"
+        pull.blocks = blocks
 
     def announced(self, message: Announcement, now: float) -> list[PullOutcome]:
         """Take in an announcement. What is known already is skipped; one that leaves a gap ends the pull."""
@@ -168,12 +154,20 @@ class PullBook:
             return []
         if message.first_index > len(pull.offered):
             return self.abandon(pull.job, ErrorKind.KV_LOST, "an announcement is missing", now)
-        if not pull.offered:
+        if not pull.was_announced:
+            pull.was_announced = True
             pull.first_at = pull.moved_at = now
+        elif message.first_index == 0:
+            # All is told anew, on a new stream: what was asked on the old one may be lost.
+            pull.has_asked = False
         pull.offered.extend(message.blocks[len(pull.offered) - message.first_index :])
+        pull.is_moving = message.is_moving
+        pull.num_computed = max(pull.num_computed, message.num_computed)
         if message.first_tokens and not pull.first_tokens:
             pull.first_tokens, pull.num_cached = message.first_tokens, message.num_cached
             pull.last_at = now
+            if pull.state is PullState.READING:
+                pull.num_known = max(pull.num_hits, self._num_blocks(pull))
             pull.num_exposed = self._num_unread(pull)
         return self._read_on(pull, now)
 
@@ -311,7 +305,7 @@ class PullBook:
         waited = f"for {self._pull_timeout_s:g} s"
         if pull.open_reads:
             return self.abandon(pull.job, ErrorKind.KV_LOST, f"no KV arrived {waited}", now)
-        if pull.state is PullState.WAITING and pull.offered:
+        if pull.state is PullState.WAITING and pull.was_announced:
             return self.abandon(pull.job, ErrorKind.OVERLOADED, f"no room for the KV {waited}", now)
         if pull.lease_until is None:
             return self.abandon(pull.job, ErrorKind.KV_LOST, f"the source did not answer {waited}", now)
@@ -321,7 +315,7 @@ class PullBook:
         """Read all that is offered and not being read; nothing before there is room."""
         if pull.state is not PullState.READING:
             return []
-        first, stop = pull.next_index, min(len(pull.offered), pull.num_known)
+        first, stop = pull.next_index, self._num_readable(pull)
         if stop <= first:
             return self._arrive(pull, now)
         offered, local = tuple(pull.offered[first:stop]), pull.blocks[first:stop]
@@ -332,20 +326,30 @@ class PullBook:
             pull.busy_since = pull.moved_at = now
         pull.open_reads.add(read_id)
         pull.next_index = stop
-        return [StartRead(read_id, pull.source, first, offered, local)]
+        return [StartRead(read_id, pull.source, first, offered, local), *self._ask(pull)]
 
     def _arrive(self, pull: Pull, now: float) -> list[PullOutcome]:
         """Conclude a pull that has all it needs, the source's word included that the lease outlived the last read."""
         if self._is_short(pull):
             return self.abandon(pull.job, ErrorKind.KV_LOST, "the source offered too few blocks", now)
         if not self._is_complete(pull):
-            return []
+            return self._ask(pull)
         pull.state = next_pull(pull.state, PullEvent.ARRIVED)
         self._forget(pull)
         num_read = pull.num_known - pull.num_hits
         times = (now - pull.first_at, now - pull.last_at, pull.busy_s)
         stats = PullStats(pull.num_hits, num_read, pull.num_exposed, *times)
-        return [Arrived(pull.key, pull.job, pull.source, pull.first_tokens, pull.num_cached, stats)]
+        return [Arrived(pull.key, pull.job, pull.source, pull.first_tokens, pull.num_computed, pull.num_cached, stats)]
+
+    def _ask(self, pull: Pull) -> list[PullOutcome]:
+        """Once at most one complete block of a sequence that moves is still to come, all that is left is little."""
+        if pull.state is not PullState.READING or not pull.is_open_ended or pull.has_asked:
+            return []
+        num_complete = pull.num_computed // self._block_size
+        if num_complete - pull.next_index + self._num_reading(pull) > 1:
+            return []
+        pull.has_asked = True
+        return [AskRest(pull.key, pull.job, pull.source)]
 
     def _is_short(self, pull: Pull) -> bool:
         """The source has said its last word, and offered less than there is to read."""
@@ -371,8 +375,19 @@ class PullBook:
         """Blocks that are not here yet; before there is room, all that the source offers."""
         if pull.state is PullState.WAITING:
             return len(pull.offered)
-        reading = sum(len(self._reads[r].blocks) for r in pull.open_reads)
-        return reading + max(0, min(len(pull.offered), pull.num_known) - pull.next_index)
+        return self._num_reading(pull) + max(0, self._num_readable(pull) - pull.next_index)
+
+    def _num_reading(self, pull: Pull) -> int:
+        return sum(len(self._reads[r].blocks) for r in pull.open_reads)
+
+    def _num_readable(self, pull: Pull) -> int:
+        """Leading blocks that are offered and have a place here."""
+        num_wanted = len(pull.blocks) if pull.is_open_ended else pull.num_known
+        return min(len(pull.offered), num_wanted)
+
+    def _num_blocks(self, pull: Pull) -> int:
+        """Those of all tokens whose KV is offered, once the source has said its last word."""
+        return -(-pull.num_computed // self._block_size)
 
     def _forget(self, pull: Pull) -> None:
         del self._pulls[pull.key], self._by_job[pull.job]

@@ -45,13 +45,19 @@ def num_seats(job: Job, limits: SchedulerLimits) -> int:
     return min(job.num_choices, max(1, limits.max_num_seqs // 2))
 
 
+GROWTH_BLOCKS = 2
+"""What a sequence that moves may fill while it does, without competing for room."""
+
+
 def pull_need(job: Job, limits: SchedulerLimits, num_blocks: int, block_size: int) -> int:
     """Blocks that a pull takes: the known tokens', and one more for each choice that is to have a seat, so that
-    decoding can begin; never more than there are."""
+    decoding can begin; never more than there are. KV of another attempt may be that of a sequence that goes on."""
     num_choices, known = num_seats(job, limits), job.num_known_tokens
     limit = blocks_for(len(job.request.prompt_tokens) + job.request.sampling.max_tokens, block_size)
     shared = known // block_size
-    return min(blocks_for(known, block_size) + num_choices, shared + num_choices * (limit - shared), num_blocks)
+    spare = GROWTH_BLOCKS if isinstance(job, Resume) and job.offer_attempt else 0
+    need = blocks_for(known, block_size) + num_choices + spare
+    return min(need, shared + num_choices * (limit - shared), num_blocks)
 
 
 def check_job(job: Job, held: Commitments, limits: SchedulerLimits, block_size: int) -> None:

@@ -1,7 +1,7 @@
 """A plan in the making: slices, and the room that they need; lives for one `Scheduler.plan` and never outlives it.
 
 Sequences are taken in order. One that needs a block when none is free makes the youngest give way, but never one that
-this plan has reached, that an open plan names, or whose blocks are offered to another worker.
+this plan has reached, that an open plan names, or whose blocks another worker may read.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from tandem.sched.outcome import Offer, PullGrant
 from tandem.sched.plan import Slice
 from tandem.sched.policy import SchedulerLimits, chunk_size
 from tandem.sched.queue import OrderedQueue
-from tandem.sched.sequence import Sequence, Status
+from tandem.sched.sequence import Parting, Sequence, Status
 from tandem.sched.share import Prompt, divide, fill_up
+
+MAX_DIGESTS = 64
+"""Blocks of sequences that move which one step digests: what was computed before comes in parts."""
 
 
 class Draft:
@@ -33,6 +36,7 @@ class Draft:
         self.copies: list[tuple[BlockId, BlockId]] = []
         self.num_preempted = 0
         self.has_prefill = False
+        self.num_digests_left = MAX_DIGESTS
         self._prompts: dict[SeqId, Prompt] = {}
         self._allowance = Allowance(self.budget)
         self._shares: dict[SeqId, int] | None = None
@@ -78,6 +82,7 @@ class Draft:
             return
         blocks = seq.table.ids(num_blocks)
         sampling = seq.sampling_at(stop)
+        digest_blocks = self._to_digest(seq, stop, blocks, draws=sampling is not None)
         self.slices[seq.id] = Slice(
             seq=seq.id,
             start=start,
@@ -86,7 +91,7 @@ class Draft:
             blocks=blocks,
             sampling=sampling,
             chained=start >= len(seq.tokens),
-            digest_blocks=self._to_digest(seq, stop, blocks),
+            digest_blocks=digest_blocks,
             scored=seq.scored_in(start, stop),
             num_top=seq.job.request.prompt_logprobs or 0,
         )
@@ -96,14 +101,30 @@ class Draft:
         seq.num_pending += sampling is not None
         seq.num_open_plans += 1
 
-    def _to_digest(self, seq: Sequence, stop: int, blocks: tuple[BlockId, ...]) -> tuple[BlockId, ...]:
-        """Blocks of a Prefill that are complete after this slice; the ragged last one counts when the prompt ends."""
-        if not isinstance(seq.job, Prefill) or not self.limits.digest_handoffs:
+    def _to_digest(self, seq: Sequence, stop: int, blocks: tuple[BlockId, ...], *, draws: bool) -> tuple[BlockId, ...]:
+        """Blocks that another worker may read after this slice; the ragged last one counts when a prompt ends, or with
+        the last draw of a sequence that leaves."""
+        is_prefill = isinstance(seq.job, Prefill)
+        if not is_prefill and seq.parting is Parting.NONE:
             return ()
-        num_complete = len(blocks) if stop == len(seq.tokens) else stop // self.pool.block_size
+        ends = stop == len(seq.tokens) if is_prefill else draws and self._freeze(seq, len(blocks))
+        if not self.limits.digest_handoffs:
+            return ()
+        num_complete = len(blocks) if ends else stop // self.pool.block_size
+        if not is_prefill:
+            num_complete = min(num_complete, seq.num_digested + self.num_digests_left)
+            self.num_digests_left -= max(0, num_complete - seq.num_digested)
         fresh = blocks[seq.num_digested : num_complete]
         seq.num_digested = max(seq.num_digested, num_complete)
         return fresh
+
+    def _freeze(self, seq: Sequence, num_blocks: int) -> bool:
+        """Whether this draw is the last of a sequence that leaves: it is once what is left can be digested with it."""
+        num_left = num_blocks - seq.num_digested if self.limits.digest_handoffs else 0
+        if seq.parting is not Parting.LEAVING or num_left > self.num_digests_left:
+            return False
+        seq.parting = Parting.FROZEN
+        return True
 
     def _make_room(self, seq: Sequence, num_blocks: int) -> bool:
         """Grow a table, and let none share the block that it ends in; preempt for it from the youngest on, never a
@@ -131,7 +152,7 @@ class Draft:
         for candidate in reversed(self._running):
             if candidate.order < seq.order:
                 return None
-            offered = isinstance(candidate.job, Prefill)
+            offered = isinstance(candidate.job, Prefill) or candidate.parting is not Parting.NONE
             if candidate.num_open_plans == 0 and candidate.id not in self.slices and not offered:
                 return candidate
         return None

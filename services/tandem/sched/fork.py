@@ -36,7 +36,7 @@ def first_draws(
     going_on: list[Sequence] = []
     for choice in seq.choices:
         tokens = tuple(drawn[choice - job.choice :][:1])
-        branch = seq.branch(choice, (token.id for token in tokens))
+        branch = seq.branch(choice, tokens)
         finish = branch.finish_reason() or (None if tokens else FinishReason.STOP)
         handed_over = finish is None and isinstance(job, Prefill)
         if finish is None and not handed_over:

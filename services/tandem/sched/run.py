@@ -19,6 +19,7 @@ from tandem.kv.pool import BlockPool
 from tandem.sched.fork import shares_tail
 from tandem.sched.plan import Sampling
 from tandem.sched.policy import SchedulerLimits
+from tandem.sched.sequence import Parting
 from tandem.sched.sequence import Sequence as Seq
 
 
@@ -93,6 +94,8 @@ def _num_alike(seqs: Iterable[Seq], pool: BlockPool, limits: SchedulerLimits) ->
     for seq in seqs:
         sampling = seq.job.request.sampling
         if isinstance(seq.job, Prefill) or seq.num_remaining != 1 or sampling.stop_token_ids:
+            return 0
+        if seq.parting is not Parting.NONE or sampling.logprobs is not None:
             return 0
         if seq.num_open_plans or limits.targets.lane(seq.lane).itl_s > 0 or seq.is_undivided or shares_tail(seq, pool):
             return 0

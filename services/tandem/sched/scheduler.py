@@ -28,6 +28,7 @@ from tandem.sched.acceptance import (
     pull_need,
 )
 from tandem.sched.backlog import backlog, check_backlog, horizon_tokens
+from tandem.sched.departure import Departures
 from tandem.sched.draft import Draft
 from tandem.sched.entrance import Entrance
 from tandem.sched.fork import divide, failure, first_draws
@@ -61,6 +62,7 @@ class Scheduler:
         self._closing: dict[SeqId, Sequence] = {}
         self._by_key: dict[JobKey, Sequence] = {}
         self._by_id: dict[SeqId, Sequence] = {}
+        self.departures = Departures(pool, limits, self._waiting, self._running, self._pulling, self._by_key)
         self._open: dict[int, StepPlan] = {}
         self._num_arrived = 0
         self._num_plans = 0
@@ -98,20 +100,32 @@ class Scheduler:
             self._end(seq)
         return True
 
+    def hand_over(self, key: JobKey) -> Progress:
+        """End a choice that goes on elsewhere."""
+        seq = self._by_key[key]
+        self._end(seq)
+        return Progress(seq.job, seq.num_computed, seq.num_cached, seq.num_output, handed_over=True)
+
     def may_pull(self, key: JobKey) -> None:
         """The source of a Resume, any of whose choices `key` names, has begun to offer blocks: from now on it competes
         for room."""
         self._by_key[key].may_start = True
 
-    def kv_arrived(self, key: JobKey, first_tokens: tuple[SampledToken, ...], num_cached: int) -> Progress:
-        """All known tokens of the job that `key` is the first of have complete, checked KV, and the source, which had
-        `num_cached` of them in its prefix cache, drew the next token of each of its choices."""
+    def kv_arrived(
+        self, key: JobKey, first_tokens: tuple[SampledToken, ...], num_cached: int, num_computed: int
+    ) -> Progress:
+        """The first `num_computed` tokens of the job that `key` is the first of have complete, checked KV. The source,
+        which had `num_cached` of them in its prefix cache, drew `first_tokens`: the next one of each choice, or of the
+        one choice the last ones, up to that which follows the `num_computed`."""
         seq = self._pulling.pop(key)
         seq.num_cached = num_cached
-        seq.num_computed = len(seq.tokens)
+        num_known, num_hits = len(seq.tokens), seq.table.num_published * self.pool.block_size
+        seq.num_computed = max(min(num_known, num_computed), num_hits)
         seq.status = Status.RUNNING
         self._running.add(seq)
-        return self._draw(seq, first_tokens)
+        num_new = num_computed + 1 - num_known
+        fresh = first_tokens if seq.is_undivided else first_tokens[len(first_tokens) - max(0, num_new) :]
+        return self._draw(seq, fresh)
 
     # ---- one step
 
@@ -244,7 +258,7 @@ class Scheduler:
         finish = seq.finish_reason() if is_last else None
         kept: list[SampledToken] = []
         for token in tokens:
-            seq.tokens.append(token.id)
+            seq.take(token)
             kept.append(token)
             finish = seq.finish_reason()
             if finish is not None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import Enum
 
-from tandem.core.events import FinishReason
+from tandem.core.events import FinishReason, SampledToken
 from tandem.core.ids import BlockHash, JobKey, SeqId
 from tandem.core.request import Generate, Job, Prefill, Resume
 from tandem.kv.hashing import chain_hashes, prompt_hashes
@@ -26,6 +26,16 @@ class Status(Enum):
     PULLING = "pulling"
     RUNNING = "running"
     CLOSING = "closing"
+
+
+class Parting(Enum):
+    """How far a sequence is on its way to another worker, which reads its blocks from FOLLOWED on. LEAVING: the next
+    draw is to be the last here. FROZEN: that draw is planned or made."""
+
+    NONE = "none"
+    FOLLOWED = "followed"
+    LEAVING = "leaving"
+    FROZEN = "frozen"
 
 
 class Sequence:
@@ -53,6 +63,9 @@ class Sequence:
         self.num_open_plans = 0
         self.num_cached = 0
         self.num_digested = 0
+        self.parting = Parting.NONE
+        # What was drawn here, where clients want to know its log probabilities: whoever takes it over tells them again.
+        self.drawn: list[SampledToken] = []
         # Prompt tokens from the second on whose scores are known.
         self.num_scored = 0
         # Leading blocks that were in the prefix cache when it was last looked at; only ever a guess.
@@ -99,7 +112,7 @@ class Sequence:
         wanted. While guesses are open nobody knows where the next begins, and while a draw is open nobody knows what
         a draw that looks back at it sees."""
         sampling = self.job.request.sampling
-        if self.num_drafted or (self.num_pending and sampling.needs_history):
+        if self.parting is Parting.FROZEN or self.num_drafted or (self.num_pending and sampling.needs_history):
             return False
         if sampling.max_tokens == 0:
             return self.num_remaining > 0
@@ -118,6 +131,18 @@ class Sequence:
             return Sampling(sampling, job.choice, stop - self.num_prompt, num_choices=job.num_choices)
         output = tuple(self.tokens[self.num_prompt :])
         return Sampling(sampling, job.choice, len(output), job.request.prompt_tokens, output, job.num_choices)
+
+    def take(self, token: SampledToken) -> None:
+        """One more token was drawn."""
+        self.tokens.append(token.id)
+        if self.job.request.sampling.logprobs is not None:
+            self.drawn.append(token)
+
+    def output_from(self, index: int) -> tuple[SampledToken, ...]:
+        """Output tokens from this index on."""
+        if self.drawn:
+            return tuple(self.drawn[index - self.num_output :])
+        return tuple(SampledToken(token) for token in self.tokens[self.num_prompt + index :])
 
     def finish_reason(self) -> FinishReason | None:
         """Whether the last drawn token ends the choice, or the prompt where none is wanted."""
@@ -142,15 +167,16 @@ class Sequence:
     def become(self, branch: Sequence) -> None:
         """Stand for this one of its branches alone from now on, with all that it holds."""
         self.job, self.key = branch.job, branch.key
-        self.choices, self.tokens = branch.choices, branch.tokens
+        self.choices, self.tokens, self.drawn = branch.choices, branch.tokens, branch.drawn
 
-    def branch(self, choice: int, drawn: Iterable[int]) -> Sequence:
+    def branch(self, choice: int, drawn: Iterable[SampledToken]) -> Sequence:
         """A sequence for one choice of an undivided one, of which these tokens were drawn. It waits, holds nothing, and
         comes right after the choices before it."""
         offset = choice - self.job.choice
         arrival = self.order[-1] + offset
         seq = Sequence(SeqId(self.id + offset), self.job.of(choice), self._root, arrival, self.arrived_at)
-        seq.tokens = [*self.tokens, *drawn]
+        for token in drawn:
+            seq.take(token)
         seq.num_cached, seq.num_scored = self.num_cached, self.num_scored
         seq.was_started = seq.may_start = True
         seq.num_hits_seen = self.table.num_published

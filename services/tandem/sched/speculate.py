@@ -16,7 +16,7 @@ from tandem.sched.acceptance import blocks_for
 from tandem.sched.draft import Draft
 from tandem.sched.drafter import Drafter
 from tandem.sched.propose import Proposer
-from tandem.sched.sequence import Sequence
+from tandem.sched.sequence import Parting, Sequence
 
 
 class Speculation:
@@ -75,11 +75,12 @@ def num_spare(pool: BlockPool, running: Collection[Sequence], waiting: Iterable[
 
 
 def _may_draft(seq: Sequence, draft: Draft) -> bool:
-    """A decode whose tokens are all known. A Prefill draws one token and no more; what draws several of one row
-    guesses none."""
+    """A decode whose tokens are all known. A Prefill draws one token and no more, and so does what leaves with it;
+    what draws several of one row guesses none."""
     piece = draft.slices.get(seq.id)
     is_decode = piece is not None and piece.num_tokens == 1 and piece.sampling is not None and not piece.chained
-    return is_decode and not isinstance(seq.job, Prefill) and not seq.is_undivided and _num_left(seq) > 0
+    draws_one = isinstance(seq.job, Prefill) or seq.parting is Parting.FROZEN or seq.is_undivided
+    return is_decode and not draws_one and _num_left(seq) > 0
 
 
 def _num_left(seq: Sequence) -> int:

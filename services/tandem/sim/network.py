@@ -14,7 +14,7 @@ from typing import Protocol
 from tandem.core.events import JobEvent
 from tandem.core.ids import HandoffKey, WorkerRef
 from tandem.core.load import Load
-from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Unfollow
+from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Take, Unfollow
 from tandem.engine.engine import Engine
 from tandem.kv.pull_book import StartRead, Teardown
 from tandem.sim.agenda import Action, Agenda, Party
@@ -133,8 +133,11 @@ class Network:
                 self._ask(worker, source, (key,), f"follow {key}", lambda e, now: e.follow(key, worker.ref, now))
             case Renew(source, keys):
                 self._ask(worker, source, keys, "renew", lambda e, now: e.renew(keys, worker.ref, now))
-            case Unfollow(source, key):
-                self.post(source, f"release {key}", lambda engine, now: engine.release(key, now), by)
+            case Take(source, key, num_known):
+                self.post(source, f"take {key}", lambda engine, now: _take(engine, key, num_known), by)
+            case Unfollow(source, key, is_taken):
+                label = f"{'taken' if is_taken else 'release'} {key}"
+                self.post(source, label, lambda engine, now: engine.release(key, now, is_taken=is_taken), by)
             case StartRead():
                 self._read(worker, effect)
             case Teardown(source):
@@ -182,3 +185,8 @@ class Network:
         self._fabric.cut(source, worker.ref)
         text = "torn down"
         self.post(worker.ref, text, lambda e, now: e.peer_lost(source, text, proven=True, now=now), worker.party)
+
+
+def _take(engine: Engine, key: HandoffKey, num_known: int) -> Sequence[Effect]:
+    engine.take(key, num_known)
+    return ()

@@ -46,6 +46,10 @@ def decode_handoff_key(message: pb.HandoffKey) -> HandoffKey:
     return HandoffKey(HandoffId(message.handoff), message.attempt)
 
 
+def encode_take(key: HandoffKey, num_output_tokens: int) -> pb.TakeRest:
+    return pb.TakeRest(key=encode_handoff_key(key), num_output_tokens=num_output_tokens)
+
+
 # ---- memory
 
 
@@ -146,6 +150,7 @@ def encode_announcement(announcement: Announcement) -> pb.Announcement:
         num_computed=announcement.num_computed,
         num_cached=announcement.num_cached,
         first_tokens=[encode_sampled(token) for token in announcement.first_tokens],
+        moving=announcement.is_moving,
     )
 
 
@@ -155,4 +160,6 @@ def decode_announcement(message: pb.Announcement) -> Announcement:
     require(len(has_digests) <= 1, "blocks of one announcement have different numbers of digests")
     first = tuple(decode_sampled(token) for token in message.first_tokens)
     key = decode_handoff_key(message.key)
-    return Announcement(key, message.first_index, blocks, message.num_computed, first, message.num_cached)
+    return Announcement(
+        key, message.first_index, blocks, message.num_computed, first, message.num_cached, message.moving
+    )

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from tandem.core.events import JobEvent
 from tandem.core.ids import HandoffKey, WorkerRef
-from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Unfollow
+from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Take, Unfollow
 from tandem.kv.pull_book import StartRead, Teardown
 from tandem.worker.driver import Snapshot
 from tandem.worker.gateways import Gateways
@@ -26,7 +26,8 @@ class Sources(Protocol):
     """Whoever holds the streams to the workers that this one takes KV from. Called on the event loop."""
 
     def follow(self, source: WorkerRef, key: HandoffKey) -> None: ...
-    def release(self, source: WorkerRef, key: HandoffKey) -> None: ...
+    def take(self, source: WorkerRef, key: HandoffKey, num_output_tokens: int) -> None: ...
+    def release(self, source: WorkerRef, key: HandoffKey, *, is_taken: bool) -> None: ...
     def renew(self, source: WorkerRef, keys: tuple[HandoffKey, ...]) -> None: ...
 
 
@@ -110,8 +111,10 @@ class Router:
                     self._takers.tell(effect)
                 case Follow(source, key):
                     self._sources.follow(source, key)
-                case Unfollow(source, key):
-                    self._sources.release(source, key)
+                case Take(source, key, num_output_tokens):
+                    self._sources.take(source, key, num_output_tokens)
+                case Unfollow(source, key, is_taken):
+                    self._sources.release(source, key, is_taken=is_taken)
                 case Renew(source, keys):
                     self._sources.renew(source, keys)
                 case _:

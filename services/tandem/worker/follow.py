@@ -122,15 +122,21 @@ def _command(message: kv_pb2.FollowRequest, taker: WorkerRef) -> Callable[[Engin
     """Raises TandemError when the message is malformed; then nothing of it is done."""
     follow = [decode_handoff_key(key) for key in message.follow]
     renew = [decode_handoff_key(key) for key in message.renew]
+    take = [(decode_handoff_key(asked.key), asked.num_output_tokens) for asked in message.take]
     release = [decode_handoff_key(key) for key in message.release]
+    taken = [decode_handoff_key(key) for key in message.taken]
 
     def apply(engine: Engine, now: float) -> tuple[None, list[Effect]]:
         effects: list[Effect] = []
         for key in follow:
             effects += engine.follow(key, taker, now)
         effects += engine.renew(renew, taker, now)
+        for key, num_output_tokens in take:
+            engine.take(key, num_output_tokens)
         for key in release:
             effects += engine.release(key, now)
+        for key in taken:
+            effects += engine.release(key, now, is_taken=True)
         return None, effects
 
     return apply

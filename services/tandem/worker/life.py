@@ -15,6 +15,7 @@ from tandem.core.clock import Clock
 from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import WorkerRef
+from tandem.core.load import Drained
 from tandem.engine.compose import compose_engine, engine_limits
 from tandem.engine.ports import StepObserver
 from tandem.engine.step_log import StepLogHead, shaping
@@ -125,8 +126,8 @@ class Worker:
         assert self._failure is not None
         return self._failure
 
-    async def drain(self, timeout_s: float) -> int:
-        """Take no new work from now on. Returns how many jobs and leases are left when none is or the time is over."""
+    async def drain(self, timeout_s: float) -> Drained:
+        """Take no new work, and let what runs go on elsewhere, until nothing is left or the time is over."""
         return await self._service.drain(timeout_s)
 
     async def stop(self) -> None:

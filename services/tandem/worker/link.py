@@ -28,6 +28,7 @@ from tandem.wire.convert_kv import (
     decode_handoff_key,
     decode_peer,
     encode_handoff_key,
+    encode_take,
     encode_worker,
 )
 from tandem.wire.gen import kv_pb2, worker_pb2
@@ -77,7 +78,9 @@ class Link:
         self._wanted: dict[HandoffKey, None] = {}
         self._to_follow: dict[HandoffKey, None] = {}
         self._to_renew: dict[HandoffKey, None] = {}
-        self._to_release: dict[HandoffKey, None] = {}
+        self._to_take: dict[HandoffKey, int] = {}
+        # True: because all that was offered is here.
+        self._to_release: dict[HandoffKey, bool] = {}
         self._wake = asyncio.Event()
         self._is_lost = False
         self._was_connected = False
@@ -96,10 +99,15 @@ class Link:
         self._to_renew.update(dict.fromkeys(key for key in keys if key in self._wanted))
         self._wake.set()
 
-    def release(self, key: HandoffKey) -> None:
+    def take(self, key: HandoffKey, num_output_tokens: int) -> None:
+        self._to_take[key] = num_output_tokens
+        self._wake.set()
+
+    def release(self, key: HandoffKey, *, is_taken: bool) -> None:
         for pending in (self._wanted, self._to_follow, self._to_renew):
             pending.pop(key, None)
-        self._to_release[key] = None
+        self._to_take.pop(key, None)
+        self._to_release[key] = is_taken
         self._wake.set()
 
     def reconnect(self) -> None:
@@ -189,6 +197,8 @@ class Link:
     async def _speak(self, call: _Call) -> None:
         self._to_follow = dict(self._wanted)
         self._to_renew.clear()
+        # It is asked again once the source has repeated what it announced.
+        self._to_take.clear()
         message = self._next_message()
         message.taker.CopyFrom(encode_worker(self._context.me))
         message.fingerprint = self._context.fingerprint
@@ -197,7 +207,7 @@ class Link:
             self._wake.clear()
             if self._is_lost:
                 raise _Broken("the transport lost the source")
-            if self._to_follow or self._to_renew or self._to_release:
+            if self._to_follow or self._to_renew or self._to_take or self._to_release:
                 await call.write(self._next_message())
                 continue
             try:
@@ -213,11 +223,14 @@ class Link:
         message = kv_pb2.FollowRequest(
             follow=map(encode_handoff_key, self._to_follow),
             renew=map(encode_handoff_key, self._to_renew),
-            release=map(encode_handoff_key, self._to_release),
+            take=[encode_take(key, num_known) for key, num_known in self._to_take.items()],
+            release=[encode_handoff_key(key) for key, is_taken in self._to_release.items() if not is_taken],
+            taken=[encode_handoff_key(key) for key, is_taken in self._to_release.items() if is_taken],
             sequence=self._sequence,
         )
         self._to_follow.clear()
         self._to_renew.clear()
+        self._to_take.clear()
         self._to_release.clear()
         return message
 

@@ -33,8 +33,11 @@ class Links:
     def follow(self, source: WorkerRef, key: HandoffKey) -> None:
         self._tell(source, lambda link: link.follow(key))
 
-    def release(self, source: WorkerRef, key: HandoffKey) -> None:
-        self._tell(source, lambda link: link.release(key))
+    def take(self, source: WorkerRef, key: HandoffKey, num_output_tokens: int) -> None:
+        self._tell(source, lambda link: link.take(key, num_output_tokens))
+
+    def release(self, source: WorkerRef, key: HandoffKey, *, is_taken: bool) -> None:
+        self._tell(source, lambda link: link.release(key, is_taken=is_taken))
 
     def renew(self, source: WorkerRef, keys: tuple[HandoffKey, ...]) -> None:
         if source in self._links:

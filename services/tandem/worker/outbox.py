@@ -54,7 +54,7 @@ class _Log:
             case Pulled():
                 self.pulled = event
             case Moving():
-                self.moving = event
+                self.moving, self.moving_sent = event, False
             case _:
                 self.end = event
 

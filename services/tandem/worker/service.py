@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, TypeVar
 
@@ -13,7 +14,7 @@ from tandem.core.clock import Clock
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.grammar import Grammar
 from tandem.core.ids import GatewayId, JobKey
-from tandem.core.load import Books, Load
+from tandem.core.load import Books, Drained, Load
 from tandem.core.request import Job
 from tandem.core.step_cost import StepCost
 from tandem.engine.effects import Effect
@@ -35,6 +36,7 @@ from tandem.worker.status import status_of
 BOOKS_S = 0.5
 """How long Describe waits for a running step before it answers without books."""
 
+_log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
@@ -154,14 +156,26 @@ class WorkerService(WorkerServicer):
         request: worker_pb2.DrainRequest,
         context: grpc.aio.ServicerContext[worker_pb2.DrainRequest, worker_pb2.DrainReply],
     ) -> worker_pb2.DrainReply:
-        return worker_pb2.DrainReply(num_left=await self.drain(request.timeout_ms / 1e3))
+        done = await self.drain(request.timeout_ms / 1e3)
+        return worker_pb2.DrainReply(
+            num_left=done.num_left, num_moved=done.num_moved, num_given_back=done.num_given_back
+        )
 
-    async def drain(self, timeout_s: float) -> int:
-        """Take no new work. Returns how many jobs and leases are left when none is or the time is over."""
+    async def drain(self, timeout_s: float) -> Drained:
+        """Take no new work, and let what runs go on elsewhere, until nothing is left or the time is over."""
         try:
-            num_left = await asyncio.wrap_future(self._driver.call(_close_doors))
+            await asyncio.wrap_future(self._driver.call(_close_doors))
+            # Those that have no job here hear of it at once too.
+            self._gateways.wake()
+            await self._until_empty(timeout_s)
+            done = await asyncio.wrap_future(self._driver.call(lambda engine, now: (engine.drained(), [])))
         except TandemError:
-            return 0
+            return Drained(0)
+        _log.info("drained: %d moved, %d given back, %d left", done.num_moved, done.num_given_back, done.num_left)
+        return done
+
+    async def _until_empty(self, timeout_s: float) -> None:
+        num_left = self._router.snapshot.num_live
         until = self._clock.now() + timeout_s
         while num_left and (left_s := until - self._clock.now()) > 0:
             self._router.changed.clear()
@@ -170,7 +184,6 @@ class WorkerService(WorkerServicer):
             except TimeoutError:
                 break
             num_left = self._router.snapshot.num_live
-        return num_left
 
     def cancel(self, keys: Iterable[JobKey]) -> None:
         """End jobs, without waiting for it."""
@@ -270,6 +283,5 @@ def _count(engine: Engine, now: float) -> tuple[Books, list[Effect]]:
     return engine.books(), []
 
 
-def _close_doors(engine: Engine, now: float) -> tuple[int, list[Effect]]:
-    engine.draining = True
-    return engine.num_live, []
+def _close_doors(engine: Engine, now: float) -> tuple[None, list[Effect]]:
+    return None, engine.evacuate(now)

@@ -54,7 +54,7 @@ def test_a_pull_that_only_waits_for_its_lease_is_due_once_that_is_known() -> Non
     e.renewed((KEY,), 0.5, 10.0)
     assert e.next_deadline() < 2.0
     effects = e.tick(2.0)
-    assert Unfollow(OTHER, KEY) in effects and any(isinstance(x, Pulled) for x in events(effects))
+    assert Unfollow(OTHER, KEY, is_taken=True) in effects and any(isinstance(x, Pulled) for x in events(effects))
 
 
 def test_a_pull_that_nobody_answers() -> None:

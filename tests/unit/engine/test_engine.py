@@ -80,7 +80,7 @@ def refusal(e: Engine, job: Generate | Prefill | Resume) -> ErrorKind | None:
 
 def offer(first: int, stop: int, token: int | None = None) -> Announcement:
     blocks = tuple(BlockDigest(BlockId(i), ()) for i in range(first, stop))
-    return Announcement(KEY, first, blocks, stop * 2, () if token is None else (SampledToken(token),), 3)
+    return Announcement(KEY, first, blocks, min(7, stop * 2), () if token is None else (SampledToken(token),), 3)
 
 
 # ---- jobs
@@ -255,7 +255,7 @@ def test_the_first_token_does_not_wait_for_the_kv() -> None:
     assert events(e.announced(offer(0, 4, 50), 2.0)) == [], "a replay"
     assert e.read_done(read.read, 3.0) == []
     unfollow, pulled = e.read_done(second.read, 3.0)
-    assert unfollow == Unfollow(OTHER, KEY) and isinstance(pulled, Emit)
+    assert unfollow == Unfollow(OTHER, KEY, is_taken=True) and isinstance(pulled, Emit)
     e.check()
     told = [x for _ in range(2) for x in events(step(e))]
     assert told[:2] == [Token(resume().key, i, SampledToken(50)) for i in (1, 2)] and e.is_idle

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tandem.core.errors import ErrorKind
@@ -127,7 +129,7 @@ def test_kv_is_not_taken_before_the_source_has_confirmed_a_lease() -> None:
 
 def test_a_source_that_offers_too_little_is_not_waited_for() -> None:
     book = opened()
-    book.announced(announcement(0, 2, TOKEN), 1.0)
+    book.announced(replace(announcement(0, 2, TOKEN), num_computed=3), 1.0)
     assert kinds(book.granted(JOB, LOCAL, 0, 3, 1.0)) == ["StartRead"]
     assert kinds(book.read_done(1, 2.0)) == ["ReadEnded", "Lost"]
 

@@ -164,7 +164,7 @@ def test_a_resume_guesses_once_its_kv_is_here() -> None:
     s.add(job)
     s.may_pull(job.key)
     assert s.plan().step is None
-    s.kv_arrived(job.key, (SampledToken(50),), 0)
+    s.kv_arrived(job.key, (SampledToken(50),), 0, job.num_known_tokens)
     assert only(plan(s)).tokens == (50, 7, 7, 7, 7)
 
 

@@ -75,20 +75,32 @@ class HandoffKey(_message.Message):
     def __init__(self, handoff: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class FollowRequest(_message.Message):
-    __slots__ = ("taker", "fingerprint", "follow", "renew", "release", "sequence")
+    __slots__ = ("taker", "fingerprint", "follow", "renew", "release", "sequence", "take", "taken")
     TAKER_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
     RENEW_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TAKE_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
     taker: WorkerRef
     fingerprint: str
     follow: _containers.RepeatedCompositeFieldContainer[HandoffKey]
     renew: _containers.RepeatedCompositeFieldContainer[HandoffKey]
     release: _containers.RepeatedCompositeFieldContainer[HandoffKey]
     sequence: int
-    def __init__(self, taker: _Optional[_Union[WorkerRef, _Mapping]] = ..., fingerprint: _Optional[str] = ..., follow: _Optional[_Iterable[_Union[HandoffKey, _Mapping]]] = ..., renew: _Optional[_Iterable[_Union[HandoffKey, _Mapping]]] = ..., release: _Optional[_Iterable[_Union[HandoffKey, _Mapping]]] = ..., sequence: _Optional[int] = ...) -> None: ...
+    take: _containers.RepeatedCompositeFieldContainer[TakeRest]
+    taken: _containers.RepeatedCompositeFieldContainer[HandoffKey]
+    def __init__(self, taker: _Optional[_Union[WorkerRef, _Mapping]] = ..., fingerprint: _Optional[str] = ..., follow: _Optional[_Iterable[_Union[HandoffKey, _Mapping]]] = ..., renew: _Optional[_Iterable[_Union[HandoffKey, _Mapping]]] = ..., release: _Optional[_Iterable[_Union[HandoffKey, _Mapping]]] = ..., sequence: _Optional[int] = ..., take: _Optional[_Iterable[_Union[TakeRest, _Mapping]]] = ..., taken: _Optional[_Iterable[_Union[HandoffKey, _Mapping]]] = ...) -> None: ...
+
+class TakeRest(_message.Message):
+    __slots__ = ("key", "num_output_tokens")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    NUM_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    key: HandoffKey
+    num_output_tokens: int
+    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., num_output_tokens: _Optional[int] = ...) -> None: ...
 
 class OfferedBlock(_message.Message):
     __slots__ = ("block", "digests")
@@ -99,20 +111,22 @@ class OfferedBlock(_message.Message):
     def __init__(self, block: _Optional[int] = ..., digests: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Announcement(_message.Message):
-    __slots__ = ("key", "first_index", "blocks", "num_computed", "first_tokens", "num_cached")
+    __slots__ = ("key", "first_index", "blocks", "num_computed", "first_tokens", "num_cached", "moving")
     KEY_FIELD_NUMBER: _ClassVar[int]
     FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_COMPUTED_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_FIELD_NUMBER: _ClassVar[int]
+    MOVING_FIELD_NUMBER: _ClassVar[int]
     key: HandoffKey
     first_index: int
     blocks: _containers.RepeatedCompositeFieldContainer[OfferedBlock]
     num_computed: int
     first_tokens: _containers.RepeatedCompositeFieldContainer[SampledToken]
     num_cached: int
-    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., first_index: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[OfferedBlock, _Mapping]]] = ..., num_computed: _Optional[int] = ..., first_tokens: _Optional[_Iterable[_Union[SampledToken, _Mapping]]] = ..., num_cached: _Optional[int] = ...) -> None: ...
+    moving: bool
+    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., first_index: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[OfferedBlock, _Mapping]]] = ..., num_computed: _Optional[int] = ..., first_tokens: _Optional[_Iterable[_Union[SampledToken, _Mapping]]] = ..., num_cached: _Optional[int] = ..., moving: _Optional[bool] = ...) -> None: ...
 
 class HandoffEnded(_message.Message):
     __slots__ = ("key", "kind", "message")

@@ -392,7 +392,11 @@ class DrainRequest(_message.Message):
     def __init__(self, timeout_ms: _Optional[int] = ...) -> None: ...
 
 class DrainReply(_message.Message):
-    __slots__ = ("num_left",)
+    __slots__ = ("num_left", "num_moved", "num_given_back")
     NUM_LEFT_FIELD_NUMBER: _ClassVar[int]
+    NUM_MOVED_FIELD_NUMBER: _ClassVar[int]
+    NUM_GIVEN_BACK_FIELD_NUMBER: _ClassVar[int]
     num_left: int
-    def __init__(self, num_left: _Optional[int] = ...) -> None: ...
+    num_moved: int
+    num_given_back: int
+    def __init__(self, num_left: _Optional[int] = ..., num_moved: _Optional[int] = ..., num_given_back: _Optional[int] = ...) -> None: ...

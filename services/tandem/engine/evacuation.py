@@ -1,0 +1,126 @@
+"""The running sequences of a worker that drains, on their way to others; never ends a job and never moves a byte.
+
+A sequence is offered under a key of its own and draws on. Once a taker follows, the sequence holds its seat and its
+blocks, which are announced as they become complete. When the taker has nearly all, it asks for the rest: the next draw
+is the sequence's last here, and is handed over with all that the taker does not know. An offer whose taker is lost is
+void, its sequence goes on, and is offered anew.
+"""
+
+from __future__ import annotations
+
+from tandem.core.errors import ErrorKind
+from tandem.core.events import Moving
+from tandem.core.ids import HandoffId, HandoffKey, JobKey
+from tandem.engine.effects import Effect, Emit
+from tandem.engine.giver import Giver
+from tandem.sched.departure import Departures
+from tandem.sched.outcome import Progress
+
+
+class Evacuation:
+    """`num_moved` sequences were taken by others and `num_given_back` had nothing to take, since the start. Nothing is
+    offered before `begin`."""
+
+    def __init__(self, departures: Departures, giver: Giver) -> None:
+        self.has_begun = False
+        self.num_moved = 0
+        self.num_given_back = 0
+        self._departures = departures
+        self._giver = giver
+        self._offers: dict[JobKey, HandoffKey] = {}
+        self._jobs: dict[HandoffKey, JobKey] = {}
+        # Output tokens that the takers know that have asked for the rest.
+        self._num_known: dict[HandoffKey, int] = {}
+        self._num_offers = 0
+
+    def begin(self) -> None:
+        """From now on whatever runs wants to go on elsewhere."""
+        self.has_begun = True
+
+    @property
+    def is_due(self) -> bool:
+        """Something is to be offered or given up."""
+        if not self.has_begun:
+            return False
+        return bool(self._departures.fruitless()) or any(k not in self._offers for k in self._departures.movable())
+
+    def has(self, key: HandoffKey) -> bool:
+        """It is the offer of a sequence that is here."""
+        return key in self._jobs
+
+    def offer(self) -> list[Effect]:
+        """Offer what runs and is not offered."""
+        effects: list[Effect] = []
+        for job in self._departures.movable():
+            if job not in self._offers:
+                self._num_offers += 1
+                key = HandoffKey(HandoffId(f"{job.request}/{job.choice}/{self._num_offers}"), job.attempt)
+                self._offers[job], self._jobs[key] = key, job
+                effects.append(Emit(Moving(job, key)))
+        return effects
+
+    def follow(self, key: HandoffKey, now: float) -> None:
+        """Somebody takes an offer up: the lease begins."""
+        job = self._jobs.get(key)
+        if job is not None and not self._giver.has(key):
+            self._giver.lend(key, job, self._departures.follow(job), now)
+
+    def ask_rest(self, key: HandoffKey, num_known: int) -> None:
+        """The taker has nearly all KV, and knows so many output tokens."""
+        job = self._jobs.get(key)
+        if job is not None and self._giver.has(key) and key not in self._num_known:
+            self._num_known[key] = num_known
+            self._departures.leave(job)
+
+    def computed(self, part: Progress) -> list[Effect]:
+        """A step is done with a sequence that goes on: announce what it completed, or with the last one the rest."""
+        key = self._offers.get(part.key)
+        if key is None or not self._giver.has(key):
+            return []
+        standing = self._departures.standing(part.key, self._giver.num_announced(key), part.digests)
+        known = self._num_known.get(key, 0)
+        last = self._departures.last_tokens(part.key, known) if standing.has_stopped else ()
+        return self._giver.lend_more(key, standing, last)
+
+    def released(self, key: HandoffKey, now: float, *, is_taken: bool) -> JobKey | None:
+        """Its taker needs an offer no more; returns the choice that goes on there, if it does."""
+        job = self._jobs.get(key)
+        if job is None:
+            return None
+        has_moved = is_taken and self._giver.has(key) and self._departures.has_stopped(job)
+        self._giver.release(key, now)
+        if not has_moved:
+            self.lapsed(key)
+            return None
+        self.num_moved += 1
+        self._forget(key)
+        return job
+
+    def lapsed(self, key: HandoffKey) -> bool:
+        """The lease of an offer has ended, and its sequence goes on. False: it is no offer of a running sequence."""
+        job = self._jobs.get(key)
+        if job is None:
+            return False
+        self._departures.stay(job)
+        self._forget(key)
+        return True
+
+    def ended(self, job: JobKey, kind: ErrorKind, reason: str, now: float) -> list[Effect]:
+        """A choice is no more. CANCELLED: its own end is all that there is to say."""
+        key = self._offers.get(job)
+        if key is None:
+            return []
+        self._forget(key)
+        return self._giver.withdraw(key, kind, reason, now)
+
+    def check(self) -> None:
+        """Raises AssertionError naming what is off."""
+        assert self._offers == {job: key for key, job in self._jobs.items()}, "offers and jobs differ"
+        assert self._num_known.keys() <= self._jobs.keys(), "a taker asks for what is not offered"
+
+    def __repr__(self) -> str:
+        return f"<evacuation {len(self._offers)} offered, {len(self._num_known)} leaving, {self.num_moved} moved>"
+
+    def _forget(self, key: HandoffKey) -> None:
+        del self._offers[self._jobs.pop(key)]
+        self._num_known.pop(key, None)

@@ -1,0 +1,63 @@
+"""What the engine's gateways hear of a job that went on or ended, as functions; never decides how one ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tandem.core.errors import ErrorKind
+from tandem.core.events import Failed, Finished, Token
+from tandem.core.ids import JobKey
+from tandem.core.request import Job, Resume
+from tandem.engine.effects import Effect, Emit
+from tandem.kv.handoff import Announcement
+from tandem.kv.pull_book import Lost
+from tandem.sched.outcome import Progress
+
+
+def tokens(part: Progress) -> list[Effect]:
+    first = part.first_index
+    told = part.num_cached if first == len(part.job.output_tokens) else None
+    return [Emit(Token(part.key, first + i, token, None if i else told)) for i, token in enumerate(part.tokens)]
+
+
+def ending(part: Progress) -> Finished | Failed:
+    if part.error is not None:
+        return Failed(part.key, part.error_kind, part.error)
+    return Finished(part.key, part.finish, part.num_output, part.num_cached)
+
+
+def loss(key: JobKey, job: Job, lost: Lost) -> Finished | Failed:
+    """The end of a job whose KV does not come. Where the source has nothing left to hand over, its own word to the
+    gateway ends the request; ours may come first, so it must not be an error."""
+    if lost.kind is ErrorKind.CANCELLED:
+        return Finished(key, None, len(job.output_tokens), 0)
+    return Failed(key, lost.kind, lost.message)
+
+
+def first_tokens(job: Resume, keys: Iterable[JobKey], message: Announcement) -> list[Effect]:
+    """Those that the source drew and the job did not know, of the choices that are live."""
+    if not message.first_tokens:
+        return []
+    if job.num_choices > 1:
+        drawn = dict(enumerate(message.first_tokens, job.choice))
+        return [Emit(Token(key, 0, drawn[key.choice], message.num_cached)) for key in keys]
+    known, first = len(job.output_tokens), first_index(job, message)
+    fresh = enumerate(message.first_tokens[known - first :], known)
+    return [Emit(Token(job.key, i, token, None if i > known else message.num_cached)) for i, token in fresh]
+
+
+def first_index(job: Resume, message: Announcement) -> int:
+    """The output index of the first token that the source of one choice hands over."""
+    return message.num_computed - len(job.request.prompt_tokens) + 1 - len(message.first_tokens)
+
+
+def misfit(job: Resume, message: Announcement) -> str | None:
+    """Why the job cannot go on with what its source hands over; None where it can, or where that is not known yet."""
+    num_drawn = len(message.first_tokens)
+    if not num_drawn:
+        return None
+    if job.num_choices > 1 and (num_drawn, message.num_computed) != (job.num_choices, job.num_known_tokens):
+        return f"the source drew {num_drawn} first tokens for {job.num_choices} choices"
+    if job.num_choices == 1 and not 0 <= first_index(job, message) <= len(job.output_tokens):
+        return f"the source hands over tokens from {first_index(job, message)} on, {len(job.output_tokens)} are known"
+    return None

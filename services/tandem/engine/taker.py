@@ -1,0 +1,165 @@
+"""The taker's side of hand-offs: pulls joined with the jobs and the blocks that they are for; never plans a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.ids import BlockId, HandoffKey, JobKey, WorkerRef
+from tandem.core.request import Resume
+from tandem.engine.accounts import pulled_event
+from tandem.engine.effects import Effect, Emit, Follow, Renew, Take, Unfollow
+from tandem.engine.exits import Exits
+from tandem.engine.job_table import JobTable
+from tandem.engine.reports import first_tokens, loss, misfit
+from tandem.kv.handoff import Announcement, PullState
+from tandem.kv.pool import BlockPool, Holder
+from tandem.kv.pull import Pull
+from tandem.kv.pull_book import Arrived, AskRest, Lost, PullBook, PullOutcome, ReadEnded, StartRead, Teardown
+from tandem.sched.outcome import PullGrant
+from tandem.sched.scheduler import Scheduler
+
+
+class Taker:
+    """Carries out what its `book` decides. `lease_s`: pulls renew three times as often."""
+
+    def __init__(
+        self,
+        book: PullBook,
+        pool: BlockPool,
+        scheduler: Scheduler,
+        jobs: JobTable,
+        exits: Exits,
+        lease_s: float,
+        block_bytes: int,
+    ) -> None:
+        self.book = book
+        self._pool = pool
+        self._scheduler = scheduler
+        self._jobs = jobs
+        self._exits = exits
+        self._renewal_s = lease_s / 3
+        self._block_bytes = block_bytes
+        self._next_renewal = 0.0
+
+    def check_free(self, job: Resume) -> None:
+        """Raises TandemError when another job pulls what this one wants."""
+        if self.book.find(job.offer) is not None:
+            raise TandemError(ErrorKind.INVALID_REQUEST, f"another job pulls {job.offer} already")
+
+    def open(self, job: Resume, now: float) -> list[Effect]:
+        """Follow the offer of an accepted job."""
+        if not len(self.book):
+            self._next_renewal = max(self._next_renewal, now + self._renewal_s)
+        self.book.open(job.offer, job.key, job.source, now)
+        return [Follow(job.source, job.offer)]
+
+    def granted(self, grant: PullGrant, now: float) -> list[Effect]:
+        """A job got its blocks. What moves may have grown beyond them."""
+        pull = self.book.of_job(grant.key)
+        assert pull is not None, f"{grant.key} got blocks without a pull"
+        blocks = self._fit(pull, grant.blocks, len(pull.offered) + pull.is_open_ended)
+        if blocks is None:
+            return self._find_no_room(pull, now)
+        outcomes = self.book.granted(grant.key, blocks, grant.num_hit_blocks, grant.num_known_blocks, now)
+        return self.carry_out(outcomes, now)
+
+    def announced(self, message: Announcement, now: float) -> list[Effect]:
+        """The source completed blocks. What it drew goes out at once; that never waits for the KV."""
+        pull = self.book.find(message.key)
+        if pull is None:
+            return []
+        job = self._jobs.named(pull.job)
+        assert isinstance(job, Resume)
+        reason = misfit(job, message)
+        if reason is not None:
+            return self.abandon(pull.job, ErrorKind.KV_LOST, reason, now)
+        if pull.state is PullState.READING:
+            num_offered = message.first_index + len(message.blocks)
+            blocks = self._fit(pull, pull.blocks, num_offered + (not message.first_tokens))
+            if blocks is None:
+                return self._find_no_room(pull, now)
+            self.book.grown(pull.job, blocks)
+        keys = self._jobs.live_keys(job.key)
+        self._scheduler.may_pull(keys[0])
+        effects = first_tokens(job, keys, message) if not pull.first_tokens else []
+        return effects + self.carry_out(self.book.announced(message, now), now)
+
+    def abandon(self, job: JobKey, kind: ErrorKind, reason: str, now: float) -> list[Effect]:
+        """Give a pull and its job up."""
+        return self.carry_out(self.book.abandon(job, kind, reason, now), now)
+
+    def let_go(self, job: Resume, kind: ErrorKind, reason: str, now: float) -> list[Effect]:
+        """Give the pull of a job up that ends for another reason."""
+        if self.book.of_job(job.key) is None:
+            return []
+        self.book.abandon(job.key, kind, reason, now)
+        return [Unfollow(job.source, job.offer)]
+
+    def tick(self, now: float) -> list[Effect]:
+        """Enforce deadlines, and renew leases in time."""
+        effects = self.carry_out(self.book.tick(now), now)
+        if now >= self._next_renewal:
+            self._next_renewal = now + self._renewal_s
+            effects += _renewals(self.book.live())
+        return effects
+
+    def next_deadline(self) -> float:
+        """Before it `tick` has nothing to do, if nothing comes."""
+        return min(self.book.next_deadline(), self._next_renewal) if len(self.book) else self.book.next_deadline()
+
+    def carry_out(self, outcomes: Sequence[PullOutcome], now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for outcome in outcomes:
+            match outcome:
+                case StartRead():
+                    self._pool.retain(outcome.local, Holder.READ)
+                    effects.append(outcome)
+                case ReadEnded():
+                    self._pool.drop(outcome.blocks, Holder.READ)
+                case AskRest():
+                    job = self._jobs.named(outcome.job)
+                    assert job is not None, f"{outcome.job} pulls without a job"
+                    effects.append(Take(outcome.source, outcome.key, len(job.output_tokens)))
+                case Arrived():
+                    effects += self._take_in(outcome, now)
+                case Lost():
+                    effects += self._lose(outcome, now)
+                case Teardown():
+                    effects.append(outcome)
+        return effects
+
+    # ---- inside
+
+    def _fit(self, pull: Pull, blocks: tuple[BlockId, ...], num_needed: int) -> tuple[BlockId, ...] | None:
+        """A pull's blocks, more of them where what moves has filled more, and the one that it fills; None without room.
+        Nobody else's offer grows."""
+        if not pull.is_moving or num_needed <= len(blocks):
+            return blocks
+        return self._scheduler.departures.make_room(pull.job, num_needed)
+
+    def _find_no_room(self, pull: Pull, now: float) -> list[Effect]:
+        """Another worker may have it."""
+        return self.abandon(pull.job, ErrorKind.OVERLOADED, "no room for what is drawn while it moves", now)
+
+    def _take_in(self, arrived: Arrived, now: float) -> list[Effect]:
+        facts = (arrived.first_tokens, arrived.num_cached, arrived.num_computed)
+        progress = self._scheduler.kv_arrived(arrived.job, *facts)
+        pulled = pulled_event(progress.parts[0].key, arrived, self._pool.block_size, self._block_bytes)
+        unfollow = Unfollow(arrived.source, arrived.key, is_taken=True)
+        return [unfollow, Emit(pulled), *self._exits.settle(progress, now)]
+
+    def _lose(self, lost: Lost, now: float) -> list[Effect]:
+        job = self._jobs.named(lost.job)
+        assert job is not None, f"{lost.job} pulled without a job"
+        keys = self._jobs.live_keys(job.key)
+        effects = self._exits.drop(keys, now, lost.kind, lost.message)
+        return [Unfollow(lost.source, lost.key), *effects, *(Emit(loss(key, job, lost)) for key in keys)]
+
+
+def _renewals(pulls: Iterable[Pull]) -> list[Effect]:
+    """One Renew per source, for all that is pulled from it."""
+    keys: dict[WorkerRef, list[HandoffKey]] = {}
+    for pull in pulls:
+        keys.setdefault(pull.source, []).append(pull.key)
+    return [Renew(source, tuple(mine)) for source, mine in keys.items()]

@@ -1,0 +1,175 @@
+"""A choice that moves to another worker in mid-flight goes on exactly, however it is drawn and whenever it moves.
+
+Tiny models in float64: token-identical, and with the same log probabilities, to what one worker draws alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from tandem.core.request import SamplingParams
+from tests.golden.cluster import Knobs, can_guess
+from tests.golden.conftest import TinyModels
+from tests.golden.models import TINY_VOCAB, Reference
+from tests.golden.movers import Movers, Story
+
+_OUTPUTS = 30
+_GREEDY = SamplingParams(max_tokens=_OUTPUTS, temperature=0.0)
+_SAMPLED = SamplingParams(max_tokens=_OUTPUTS, temperature=1.3, top_p=0.95, top_k=50, seed=11)
+_PENALISED = replace(_SAMPLED, repetition_penalty=1.3, presence_penalty=0.7, frequency_penalty=0.4)
+_SCORED = replace(_SAMPLED, logprobs=3)
+_PRODUCT = [
+    Knobs(chunk=chunk, block_size=block, plan_depth=depth, speculation=speculation)
+    for chunk, block, depth, speculation in itertools.product((16, None), (4, 16), (1, 2), ("off", "mixed"))
+    if speculation == "off" or can_guess(depth, False)
+]
+
+
+def _prompt(length: int) -> list[int]:
+    rng = random.Random(length)
+    return [rng.randrange(TINY_VOCAB) for _ in range(length)]
+
+
+_PROMPTS = tuple(map(_prompt, (3, 41, 96)))
+
+
+def _movers(reference: Reference, knobs: Knobs, num_nodes: int = 2, num_blocks: int = 160) -> Movers:
+    return Movers(
+        [reference.executor(block_size=knobs.block_size, num_blocks=num_blocks) for _ in range(num_nodes)], knobs
+    )
+
+
+def _alone(reference: Reference, sampling: SamplingParams, num_choices: int = 1) -> list[list[object]]:
+    """What one worker draws of each choice of each prompt."""
+    with _movers(reference, Knobs(), 1) as movers:
+        stories = [story for prompt in _PROMPTS for story in movers.begin(prompt, sampling, num_choices)]
+        movers.run()
+    return [list(story.tokens) for story in stories]
+
+
+def _moved(reference: Reference, knobs: Knobs, sampling: SamplingParams, at: int, num_choices: int = 1) -> list[Story]:
+    """All prompts, begun at the first of two nodes, which drains from step `at` on until all has gone."""
+    with _movers(reference, knobs) as movers:
+        stories = [story for prompt in _PROMPTS for story in movers.begin(prompt, sampling, num_choices)]
+        for _ in range(at):
+            movers.step()
+        movers.evacuate(movers.nodes[0])
+        movers.run()
+        books = [node.engine.books() for node in movers.nodes]
+    assert all(b.num_free_blocks == b.num_blocks and not b.num_leases and not b.num_pulls for b in books)
+    assert all(story.end is not None and not story.open for story in stories)
+    return stories
+
+
+def _drawn(stories: Sequence[Story]) -> list[list[object]]:
+    return [list(story.tokens) for story in stories]
+
+
+@pytest.mark.parametrize("sampling", [_GREEDY, _SAMPLED, _PENALISED], ids=["greedy", "sampled", "penalised"])
+@pytest.mark.parametrize("knobs", _PRODUCT, ids=str)
+def test_what_moves_goes_on_exactly(tiny: TinyModels, knobs: Knobs, sampling: SamplingParams) -> None:
+    reference = tiny("llama", "float64")
+    right = _alone(reference, sampling)
+    for at in (3, 14, 22):
+        assert _drawn(_moved(reference, knobs, sampling, at)) == right, at
+
+
+def test_every_choice_moves_by_itself(tiny: TinyModels) -> None:
+    """They share the prompt's blocks, and its last one until each has written on."""
+    reference = tiny("llama", "float64")
+    right = _alone(reference, _SAMPLED, 3)
+    for knobs, at in ((Knobs(block_size=16), 2), (Knobs(block_size=4, plan_depth=2), 3), (Knobs(), 12)):
+        stories = _moved(reference, knobs, _SAMPLED, at, 3)
+        assert _drawn(stories) == right
+        assert all(story.num_moved == 1 and not story.num_recomputed for story in stories), knobs
+
+
+def test_log_probabilities_move_along(tiny: TinyModels) -> None:
+    reference = tiny("llama", "float64")
+    right = _alone(reference, _SCORED)
+    stories = _moved(reference, Knobs(block_size=4), _SCORED, 12)
+    assert [story.ids for story in stories] == [[token.id for token in tokens] for tokens in right]
+    for story, tokens in zip(stories, right, strict=True):
+        for mine, theirs in zip(story.tokens, tokens, strict=True):
+            assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-9)
+            assert [token for token, _ in mine.top] == [token for token, _ in theirs.top]
+
+
+@pytest.mark.parametrize("right_guesses", [False, True])
+def test_what_guesses_moves_exactly(tiny: TinyModels, right_guesses: bool) -> None:
+    reference = tiny("llama", "float64")
+    knobs = Knobs(block_size=4, speculation="mixed" if right_guesses else "ngram")
+    right = _alone(reference, _GREEDY)
+    answers = [[*prompt, *(token.id for token in tokens)] for prompt, tokens in zip(_PROMPTS, right, strict=True)]
+    executors = [reference.executor(block_size=4, num_blocks=160) for _ in range(2)]
+    with Movers(executors, knobs, answers) as movers:
+        stories = [story for prompt in _PROMPTS for story in movers.begin(prompt, _GREEDY)]
+        for _ in range(5):
+            movers.step()
+        movers.evacuate(movers.nodes[0])
+        movers.run()
+    assert _drawn(stories) == right
+    assert all(story.num_moved == 1 and not story.num_recomputed for story in stories)
+
+
+def test_a_choice_moves_on_from_the_worker_that_it_moved_to(tiny: TinyModels) -> None:
+    reference = tiny("llama", "float64")
+    right = _alone(reference, _SAMPLED)
+    with _movers(reference, Knobs(block_size=4), 3) as movers:
+        stories = [story for prompt in _PROMPTS for story in movers.begin(prompt, _SAMPLED)]
+        for node in movers.nodes[:2]:
+            for _ in range(8):
+                movers.step()
+            movers.evacuate(node)
+        movers.run()
+    assert _drawn(stories) == right
+    assert all(story.num_moved == 2 and not story.num_recomputed for story in stories)
+
+
+def test_a_sequence_whose_taker_is_lost_thaws_and_is_offered_anew(tiny: TinyModels) -> None:
+    """Lost at every stage: while it reads, when all was handed over, and before it heard anything."""
+    reference = tiny("llama", "float64")
+    right = _alone(reference, _SAMPLED)
+    for seed in range(6):
+        rng = random.Random(seed)
+        with _movers(reference, Knobs(block_size=4, plan_depth=1 + seed % 2)) as movers:
+            stories = [story for prompt in _PROMPTS for story in movers.begin(prompt, _SAMPLED)]
+            for _ in range(5):
+                movers.step()
+            movers.evacuate(movers.nodes[0])
+            for _ in range(12):
+                movers.hold = rng.random() < 0.7
+                movers.step()
+                if rng.random() < 0.5:
+                    movers.abandon(rng.choice(stories))
+            movers.hold = False
+            movers.run()
+            assert movers.nodes[0].engine.is_idle
+        assert _drawn(stories) == right, seed
+        assert not any(story.num_recomputed for story in stories), seed
+
+
+def test_without_room_at_the_taker_the_giver_goes_on(tiny: TinyModels) -> None:
+    """Each taker in turn is too small for what is drawn while it moves; in the end the sequence ends where it began."""
+    reference = tiny("llama", "float64")
+    right = _alone(reference, _GREEDY)[2]
+    executors = [reference.executor(block_size=4, num_blocks=blocks) for blocks in (64, 32)]
+    with Movers(executors, Knobs(block_size=4)) as movers:
+        (story,) = movers.begin(_PROMPTS[2], _GREEDY)
+        rival = movers.nodes[1]
+        for _ in range(8):
+            movers.step()
+        movers.evacuate(movers.nodes[0])
+        movers.hold = True
+        movers.answer()
+        for _ in range(3):
+            movers.step()
+        movers.hold = False
+        movers.run()
+        assert rival.engine.is_idle
+    assert list(story.tokens) == right

@@ -1,0 +1,97 @@
+"""What runs on a worker that drains goes on at another, over real gRPC and the local transport."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tandem.core.config import HandoffConfig
+from tandem.core.errors import ErrorKind
+from tandem.core.events import Failed, Finished, FinishReason
+from tandem.core.ids import HandoffKey, JobKey
+from tandem.core.request import Request, Resume
+from tandem.wire.gen import worker_pb2 as pb
+from tests.e2e.client import new_request
+from tests.unit.worker.conftest import Node, Nodes, pace
+from tests.unit.worker.fake_model import MODEL, continuation
+
+PROMPT = list(range(1, 60))
+QUICK = HandoffConfig(lease_s=1.0, pull_timeout_s=5.0, drain_timeout_s=1.0)
+
+
+async def offered(node: Node, key: JobKey, nth: int = 0) -> HandoffKey:
+    await node.client.until(lambda: len(node.client.offers(key)) > nth)
+    return node.client.offers(key)[nth]
+
+
+def resume(request: Request, giver: Node, key: JobKey, offer: HandoffKey, attempt: int) -> Resume:
+    """With what the gateway has by now."""
+    return Resume(
+        request=request,
+        attempt=attempt,
+        output_tokens=tuple(giver.client.tokens(key)),
+        handoff=offer.handoff,
+        offer_attempt=offer.attempt,
+        source=giver.worker.me,
+    )
+
+
+async def test_all_that_runs_goes_on_elsewhere(nodes: Nodes) -> None:
+    giver, taker = await nodes.start(), await nodes.start()
+    pace(giver.executor)
+    requests = [new_request(MODEL, [i, *PROMPT], 200) for i in range(6)]
+    keys = [await giver.client.generate(request) for request in requests]
+    for key in keys:
+        await giver.client.num_tokens(key, 3)
+    draining = asyncio.ensure_future(giver.client.stub.Drain(pb.DrainRequest(timeout_ms=20_000)))
+    jobs = []
+    for key, request in zip(keys, requests, strict=True):
+        job = resume(request, giver, key, await offered(giver, key), 2)
+        await taker.client.submit(job)
+        jobs.append(job)
+    reply = await draining
+    assert (reply.num_left, reply.num_moved, reply.num_given_back) == (0, 6, 0)
+    for key, job in zip(keys, jobs, strict=True):
+        left = await giver.client.end_of(key)
+        assert isinstance(left, Finished) and left.reason is None
+        end = await taker.client.end_of(job.key)
+        assert isinstance(end, Finished) and (end.reason, end.num_output_tokens) == (FinishReason.LENGTH, 200)
+        right = continuation(job.request.prompt_tokens, 200)
+        assert giver.client.tokens(key) == right[: left.num_output_tokens]
+        assert [*job.output_tokens, *taker.client.tokens(job.key)] == right
+        pulled = taker.client.pulled(job.key)
+        assert pulled is not None and pulled.num_bytes > 0
+    await giver.client.settled()
+    await taker.client.settled()
+
+
+async def test_a_taker_that_dies_leaves_the_sequence_to_its_giver(nodes: Nodes) -> None:
+    giver, lost, heir = await nodes.start(handoff=QUICK), await nodes.start(), await nodes.start()
+    pace(giver.executor)
+    request = new_request(MODEL, PROMPT, 900)
+    key = await giver.client.generate(request)
+    await giver.client.num_tokens(key, 3)
+    draining = asyncio.ensure_future(giver.client.stub.Drain(pb.DrainRequest(timeout_ms=20_000)))
+    lost.transport.gate.clear()
+    await lost.client.submit(resume(request, giver, key, await offered(giver, key), 2))
+    while not (await giver.client.books()).num_leases:
+        await asyncio.sleep(0.01)
+    lost.transport.gate.set()
+    await lost.worker.stop()
+    job = resume(request, giver, key, await offered(giver, key, 1), 3)
+    await heir.client.submit(job)
+    assert isinstance(await heir.client.end_of(job.key), Finished)
+    assert [*job.output_tokens, *heir.client.tokens(job.key)] == continuation(PROMPT, 900)
+    assert (await draining).num_moved == 1
+
+
+async def test_what_waits_is_given_back_at_once(nodes: Nodes) -> None:
+    node = await nodes.start()
+    pace(node.executor)
+    keys = [await node.client.generate(new_request(MODEL, [i, *PROMPT], 900)) for i in range(9)]
+    await node.client.num_tokens(keys[0], 1)
+    reply = await node.client.stub.Drain(pb.DrainRequest(timeout_ms=50))
+    given_back = [key for key in keys if node.client.ends(key)]
+    assert reply.num_left == len(keys) - len(given_back) and reply.num_given_back == len(given_back) > 0
+    for key in given_back:
+        failed = await node.client.end_of(key)
+        assert isinstance(failed, Failed) and failed.kind is ErrorKind.DRAINING
