@@ -30,7 +30,7 @@ check: setup ## what should be green before every commit, in two minutes
 golden: setup ## the full grid of exactness against the reference
 	$(BIN)/python -m pytest -m golden --timeout=1800 $(ARGS)
 
-soak: setup ## tests that run for long to find what is rare
+soak: setup ## tests that run for long to find what is rare: machines of states, random inputs, faults
 	TANDEM_SOAK=1 $(BIN)/python -m pytest -m soak --timeout=7200 $(ARGS)
 
 proto: setup ## generate services/tandem/wire/gen from proto/

@@ -36,13 +36,14 @@ class Target:
 
 @dataclass(slots=True)
 class Outcome:
-    """One request as its client saw it. `problem`: None when the answer is the one of an undisturbed run; `stall_s`:
-    the longest time without an event of a stream."""
+    """One request as its client saw it. `problem`: None when the answer is the one of an undisturbed run; `wait_s`:
+    until the first event of a stream, `stall_s`: the longest time between two."""
 
     ask: str
     gateway: str
     began: float
     ended: float = 0.0
+    wait_s: float = 0.0
     stall_s: float = 0.0
     num_resent: int = 0
     problem: str | None = None
@@ -59,12 +60,17 @@ class Seen:
 
     choices: list[Answered]
     last: float
+    wait_s: float | None = None
     stall_s: float = 0.0
     path: str = ""
 
     def event(self) -> None:
         now = time.monotonic()
-        self.stall_s, self.last = max(self.stall_s, now - self.last), now
+        since_s, self.last = now - self.last, now
+        if self.wait_s is None:
+            self.wait_s = since_s
+        else:
+            self.stall_s = max(self.stall_s, since_s)
 
     def tell(self, about: dict[str, Any] | None) -> None:
         self.path = (about or {}).get("path", self.path)
@@ -220,7 +226,7 @@ class Load:
             return
 
     def _compare(self, outcome: Outcome, seen: Seen, expected: Seen) -> None:
-        outcome.stall_s, outcome.path = seen.stall_s, seen.path
+        outcome.wait_s, outcome.stall_s, outcome.path = seen.wait_s or 0.0, seen.stall_s, seen.path
         for index, (one, other) in enumerate(zip(seen.choices, expected.choices, strict=True)):
             if (difference := one.differs(other)) is not None:
                 outcome.problem = f"choice {index}: {difference}"

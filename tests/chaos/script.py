@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 Kind = Literal[
     "kill prefill", "kill decode", "kill gateway", "stop prefill", "stop decode", "kill redis", "cut gateways",
-    "cut peers", "blackhole gateways", "blackhole peers", "drain",
+    "cut peers", "blackhole gateways", "blackhole peers", "drain decode", "drain all",
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
 

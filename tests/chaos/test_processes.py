@@ -26,7 +26,9 @@ SEED = int(os.environ.get("TANDEM_CHAOS_SEED", "6"))
 NUM_ASKS = 120 if IS_SOAK else 48
 NUM_CLIENTS = 16
 SOAK_FAULTS = 2 * len(KINDS)
-FEW: tuple[Kind, ...] = ("kill prefill", "kill decode", "kill gateway", "stop decode", "kill redis", "cut gateways")
+FEW: tuple[Kind, ...] = (
+    "kill prefill", "kill decode", "kill gateway", "stop decode", "kill redis", "cut gateways", "drain decode",
+)  # fmt: skip
 """What `make test` has time for, in one of their orders."""
 
 pytestmark = pytest.mark.timeout(0 if IS_SOAK else 400)
@@ -87,7 +89,8 @@ def summary(outcomes: list[Outcome], say: Say) -> None:
         f"{len(outcomes)} requests, {sum(one.problem is not None for one in outcomes)} with a problem; by path: {paths}"
     )
     say(f"{num_resent} sent again by their clients, {num_moved} went on elsewhere")
-    say(f"longest stall in a stream: {max(one.stall_s for one in outcomes):.2f} s")
+    waits, stalls = (max(getattr(one, name) for one in outcomes) for name in ("wait_s", "stall_s"))
+    say(f"at longest {waits:.2f} s to the first event of a stream, {stalls:.2f} s between two")
 
 
 def test_faults_one_after_another(tmp_path: Path, redis: Redis, model: Path) -> None:

@@ -131,6 +131,8 @@ class World:
             case "cut" | "blackhole":
                 how: How = "reset" if kind == "cut" else "blackhole"
                 self._cut(self._worker(fault.pool, fault.victim), what, how, fault.lasts_s)
+            case "drain" if what == "decode":
+                self._drain(self._worker(what, fault.victim))
             case _:
                 for name in list(self.workers):
                     self._drain(name)

@@ -216,8 +216,7 @@ class Faults:
 
 
 def _close_doors(engine: Engine, now: float) -> list[Effect]:
-    engine.draining = True
-    return []
+    return engine.evacuate(now)
 
 
 def _peer_gone(worker: SimWorker, reason: str, engine: Engine, now: float) -> list[Effect]:

@@ -22,7 +22,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
 
 FRANCE = "What is the capital of France?"
 PATIENCE_S = 120.0
-TYPED = {"worker_lost", "kv_lost", "no_worker", "deadline_exceeded"}
 
 
 class Stream:
@@ -143,7 +142,7 @@ def test_a_killed_prefill_worker_comes_back(served: Served) -> None:
         until(lambda: running.done() or cpu_ticks(victim) > before + 0.3 * os.sysconf("SC_CLK_TCK"), PATIENCE_S)
         os.kill(victim, signal.SIGKILL)
         response = running.result(PATIENCE_S)
-    assert response.status_code == 200 or response.json()["error"]["code"] in TYPED, response.text
+    assert response.status_code == 200, response.text
     until(lambda: served.replica("prefill") not in (None, victim), PATIENCE_S, lambda: served.said)
     wait_remote_answer(served)
 
@@ -155,8 +154,7 @@ def test_a_decode_worker_killed_in_mid_decode_comes_back(served: Served) -> None
     stream.wait_events(5)
     os.kill(victim, signal.SIGKILL)
     stream.wait_end()
-    ends = [event["error"]["code"] for event in stream.events if "error" in event]
-    assert (ends and ends[0] in TYPED) or stream.finish_reasons, stream.events[-2:]
+    assert stream.is_done and stream.finish_reasons, stream.events[-2:]
     until(lambda: served.replica("decode") not in (None, victim), PATIENCE_S, lambda: served.said)
     wait_remote_answer(served)
 

@@ -1,0 +1,37 @@
+"""Settings, metrics and errors that docs/operations.md names are the code's; never judges how it is said."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tandem.core.config import Config, value_of
+from tandem.core.errors import ErrorKind
+from tandem.core.settings import settings
+from tests.architecture.test_docs import names, rows
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs/operations.md").read_text()
+
+
+def test_the_defaults_are_the_code_s() -> None:
+    told = {names(row[0])[0]: row[1] for row in rows(TEXT, "Settings that matter")}
+    assert told == {key: str(value_of(Config(), key)) or "empty" for key in told} and len(told) > 10
+
+
+def test_every_setting_that_is_named_is_one() -> None:
+    sections = {setting.section for setting in settings()}
+    named = set(re.findall(rf"`((?:{'|'.join(sections)})\.\w+)`", TEXT))
+    assert named <= {setting.key for setting in settings()}
+    assert named <= {names(row[0])[0] for row in rows(TEXT, "Settings that matter")}, "each that is named is explained"
+
+
+def test_every_metric_that_is_named_is_told() -> None:
+    code = "".join(path.read_text() for path in (ROOT / "services/tandem/gateway").glob("*.py"))
+    named = set(re.findall(r"`(tandem_\w+)`", TEXT))
+    assert named and all(name in code for name in named)
+
+
+def test_every_error_is_one() -> None:
+    kinds = {kind.value for kind in ErrorKind}
+    assert set(re.findall(r"50\d `(\w+)`", TEXT)) <= kinds
