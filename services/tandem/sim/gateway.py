@@ -25,7 +25,6 @@ from tandem.flow.commands import CancelJob, Command, Deliver, End, EndChoice, Pl
 from tandem.flow.lifecycle import Phase, RequestLife
 from tandem.flow.waiting import Waiting
 from tandem.kv.hashing import prompt_hashes, root_hash
-from tandem.routing.links import Links
 from tandem.routing.roster import Roster
 from tandem.routing.router import Routing
 from tandem.routing.view import WorkerView
@@ -91,9 +90,8 @@ class SimGateway:
         self._active: dict[RequestId, _Active] = {}
         self._quotas = SimQuotas(terms.tenants)
         self._index = SimIndex(agenda, network.index_delay_s)
-        self._kv_links = Links()
-        routing = Routing(config.routing_policy, self._kv_links)
-        self._waiting = Waiting(self._roster, config, terms.targets, self._index, routing)
+        self._routing = Routing(config.routing_policy)
+        self._waiting = Waiting(self._roster, config, terms.targets, self._index, self._routing)
         self._is_ticking = False
 
     @property
@@ -245,11 +243,10 @@ class SimGateway:
         while (turn := self._waiting.next(self._agenda.now)) is not None:
             active = self._active[turn.request]
             active.trace.path = turn.placement.path
-            link = self._links[turn.placement.prefill]
-            link.placed[turn.request] = self._waiting.line.charged(turn.request)
-            self._changed(link)
-            taker = self._links[turn.placement.decode]
+            giver, taker = self._links[turn.placement.prefill], self._links[turn.placement.decode]
+            giver.placed[turn.request] = self._waiting.line.charged(turn.request)
             taker.decoding.add(turn.request)
+            self._changed(giver)
             self._changed(taker)
             self._carry_out(active, active.life.placed(turn.placement))
 
@@ -298,11 +295,10 @@ class SimGateway:
         if placement is None:
             return
         giver, taker = self._links[placement.prefill], self._links[placement.decode]
-        if giver.placed.pop(request, 0):
-            self._changed(giver)
-        if request in taker.decoding:
-            taker.decoding.discard(request)
-            self._changed(taker)
+        giver.placed.pop(request, None)
+        taker.decoding.discard(request)
+        for link in (giver, taker):
+            self._changed(link)
 
     def _cancel(self, worker: WorkerRef, keys: Sequence[JobKey]) -> None:
         def run(engine: Engine, now: float) -> list[Effect]:
@@ -344,8 +340,8 @@ class SimGateway:
         """How fast a pull was."""
         placement = active.life.placement
         if isinstance(event, Pulled) and placement is not None:
-            giver, taker = self._links[placement.prefill], self._links[placement.decode]
-            self._kv_links.observe(self._view(giver), self._view(taker), event.num_bytes, event.busy_s)
+            giver, taker = (self._view(self._links[ref]) for ref in (placement.prefill, placement.decode))
+            self._routing.links.observe(giver, taker, event.num_bytes, event.busy_s)
 
     def _tick(self) -> None:
         self._index.collect(link.worker for link in self._links.values())
