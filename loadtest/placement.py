@@ -24,12 +24,13 @@ from tandem.routing.placement import Placement
 from tandem.routing.prefix_table import PrefixHit
 from tandem.routing.roster import Roster
 from tandem.routing.router import Disaggregation, place
-from tandem.routing.view import WorkerView
+from tandem.routing.view import Pool, WorkerView
 from tandem.routing.want import Want
 
 STEPS = StepCost(2e-3, 3e-5, 2e-5, 1e-8, 1e-9)
 NUM_PLACEMENTS = 2000
 NUM_PROMPT = 8000
+WAYS: tuple[tuple[Disaggregation, bool], ...] = (("prefer", False), ("prefer", True), ("auto", True))
 
 
 class Fleet:
@@ -59,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     rows = [
         (f"{number} workers, {mode}{', hits' if has_hits else ''}", *_timed(int(number), mode, has_hits=has_hits))
         for number in args.workers.split(",")
-        for mode, has_hits in (("prefer", False), ("prefer", True), ("auto", True))
+        for mode, has_hits in WAYS
     ]
     sys.stdout.write(table(("placement", "p50, us", "p99, us"), rows))
     return 0
@@ -83,5 +84,5 @@ def _worker(number: int) -> WorkerView:
         num_blocks=50_000,
         num_free_blocks=20_000 + number,
     )
-    pool = "decode" if number % 2 else "prefill"
+    pool: Pool = "decode" if number % 2 else "prefill"
     return WorkerView(ref, pool, "m", "f", load, step_cost=STEPS, block_size=16, block_bytes=2 << 20)

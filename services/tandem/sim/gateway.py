@@ -291,14 +291,10 @@ class SimGateway:
 
     def _unplace(self, active: _Active) -> None:
         """It does not go where it was to."""
-        placement, request = active.life.placement, active.life.request.id
-        if placement is None:
-            return
-        giver, taker = self._links[placement.prefill], self._links[placement.decode]
-        giver.placed.pop(request, None)
-        taker.decoding.discard(request)
-        for link in (giver, taker):
-            self._changed(link)
+        placement = active.life.placement
+        for ref in () if placement is None else (placement.prefill, placement.decode):
+            if self._links[ref].forget(active.life.request.id):
+                self._changed(self._links[ref])
 
     def _cancel(self, worker: WorkerRef, keys: Sequence[JobKey]) -> None:
         def run(engine: Engine, now: float) -> list[Effect]:
