@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from redis.asyncio import Redis
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.core.topology import Topology
 from tandem.stores.client import connect
 from tandem.stores.embedded import EmbeddedServer
 from tandem.stores.heartbeat import Heartbeat, Registration
@@ -38,6 +39,7 @@ def record(name: str = "w0", incarnation: int = BORN, port: int = 1) -> WorkerRe
         layout="3h x 30l x 2 x 16t x 64d float32",
         max_model_len=2048,
         bundle_digest="cd" * 16,
+        topology=Topology("host-1", "", "zone-a"),
     )
 
 
