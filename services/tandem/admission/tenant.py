@@ -9,7 +9,7 @@ from tandem.admission.quota import Limits
 from tandem.core.ids import OPEN_TENANT, TenantId
 from tandem.core.lane import Lane
 
-DisaggregationPolicy = Literal["off", "prefer", "strict"]
+DisaggregationPolicy = Literal["off", "auto", "prefer", "strict"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

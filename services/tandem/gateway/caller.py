@@ -34,6 +34,11 @@ class Caller:
     session: str = ""
     is_curious: bool = False
 
+    @property
+    def own_session(self) -> str:
+        """Not the same as anybody else's of that name; empty: there is none."""
+        return f"{self.tenant.id} {self.session}" if self.session else ""
+
 
 def label_of(given: bytes | None) -> str:
     """A client's `x-request-id` where that is 1 to 128 visible ASCII characters, else a new one."""

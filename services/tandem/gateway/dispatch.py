@@ -46,7 +46,6 @@ from tandem.gateway.ports import NO_PREFIXES, KnownPrefixes, Quotas, ServedModel
 from tandem.gateway.probe import has_moved, probe_request
 from tandem.routing.breaker import BreakerState
 from tandem.routing.placement import Placement
-from tandem.routing.router import Routing
 from tandem.routing.view import Pool, WorkerView
 from tandem.sched.targets import NO_TARGETS, LatencyTargets
 
@@ -70,8 +69,7 @@ class Dispatcher:
         self._quotas = quotas
         self._config = config
         self._clock = clock
-        routing = Routing(config.routing_policy, fleet.kv_links)
-        self._waiting = Waiting(fleet.candidates(), config, targets, prefixes, routing)
+        self._waiting = Waiting(fleet.candidates(), config, targets, prefixes, fleet.routing)
         self._prefixes = prefixes
         self._active: dict[RequestId, ActiveRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -190,8 +188,7 @@ class Dispatcher:
         """Place what waits, in its turn, until the first finds no place."""
         while (turn := self._waiting.next(self._clock.now())) is not None:
             active = self._active[turn.request]
-            self._fleet.expect(turn.placement.prefill, turn.request, self._waiting.line.charged(turn.request))
-            self._fleet.expect_decode(turn.placement.decode, turn.request)
+            self._fleet.expect(turn.placement, turn.request, self._waiting.line.charged(turn.request))
             active.predicted = self._prefixes.predict(active.life.request, turn.placement.prefill, turn.num_hit_blocks)
             self._carry_out(active, active.life.placed(turn.placement))
 
@@ -211,13 +208,9 @@ class Dispatcher:
         """A place in the line. Raises TandemError when there is none, or when it would come too late."""
         tenant = caller.tenant
         admitted = self._waiting.admit(
-            request,
-            weight=tenant.weight,
-            timeout_s=caller.timeout_s,
-            policy=tenant.disaggregation,
-            hashes=hashes,
-            session=f"{tenant.id} {caller.session}" if caller.session else "",
-        )
+            request, weight=tenant.weight, timeout_s=caller.timeout_s, policy=tenant.disaggregation, hashes=hashes,
+            session=caller.own_session,
+        )  # fmt: skip
         if admitted.leaves is not None and admitted.error is not None:
             self._make_room(admitted.leaves, admitted.error)
         active = self._admit(request, self._config.max_retries)
@@ -323,8 +316,7 @@ class Dispatcher:
     def _unplace(self, active: ActiveRequest) -> None:
         """It does not go where it was to."""
         if active.life.placement is not None:
-            self._fleet.expect(active.life.placement.prefill, active.life.request.id, 0)
-            self._fleet.expect_decode(active.life.placement.decode, active.life.request.id, is_coming=False)
+            self._fleet.expect(active.life.placement, active.life.request.id, 0)
 
     async def _submit(self, active: ActiveRequest, worker: WorkerRef, job: Job) -> None:
         try:

@@ -21,9 +21,9 @@ from tandem.gateway.background import surviving
 from tandem.gateway.ports import ServedModel
 from tandem.gateway.text_models import TextModels
 from tandem.gateway.worker_link import LinkCalls, WorkerLink
-from tandem.routing.links import Links
 from tandem.routing.placement import Placement
 from tandem.routing.roster import Roster
+from tandem.routing.router import Routing
 from tandem.routing.view import POOLS, ClusterView, Pair, Pool, WorkerView
 from tandem.wire.trust import Trust
 
@@ -75,7 +75,7 @@ class Fleet:
         self._failed: dict[Pair, float] = {}
         # Those of the failed that have moved blocks before: what falls back meanwhile is served.
         self._doubted: set[Pair] = set()
-        self.kv_links = Links()
+        self.routing = Routing(config.routing_policy)
         self._roster = Roster(self._linked, self._failed.keys())
         self._probing: dict[Pair, asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
@@ -153,24 +153,21 @@ class Fleet:
 
     # ---- what is sent
 
-    def expect(self, worker: WorkerRef, request: RequestId, num_tokens: int) -> None:
-        """As `WorkerLink.expect`; nothing when the worker is gone."""
-        link = self._find(worker)
-        if link is not None:
-            link.expect(request, num_tokens)
-
-    def expect_decode(self, worker: WorkerRef, request: RequestId, *, is_coming: bool = True) -> None:
-        """As `WorkerLink.expect_decode`; nothing when the worker is gone."""
-        link = self._find(worker)
-        if link is not None:
-            link.expect_decode(request, is_coming=is_coming)
+    def expect(self, placement: Placement, request: RequestId, num_tokens: int) -> None:
+        """A request was placed, with so many tokens to compute, or 0: it does not go there. As `WorkerLink.expect` and
+        `expect_decode`; nothing where a worker is gone."""
+        giver, taker = self._find(placement.prefill), self._find(placement.decode)
+        if giver is not None:
+            giver.expect(request, num_tokens)
+        if taker is not None:
+            taker.expect_decode(request, is_coming=num_tokens > 0)
 
     def measured(self, placement: Placement, pulled: Pulled) -> None:
         """How fast KV moved between two workers; nothing when one of them is gone."""
         giver, taker = self._find(placement.prefill), self._find(placement.decode)
         if giver is None or taker is None or (source := giver.view()) is None or (target := taker.view()) is None:
             return
-        self.kv_links.observe(source, target, pulled.num_bytes, pulled.busy_s)
+        self.routing.links.observe(source, target, pulled.num_bytes, pulled.busy_s)
 
     async def submit(self, worker: WorkerRef, job: Job) -> None:
         """Raises TandemError when the worker refuses or cannot be reached."""
@@ -266,7 +263,7 @@ class Fleet:
             self._linked.discard(pair)
             self._doubted.discard(pair)
             self._failed.pop(pair, None)
-        self.kv_links.forget(link.ref)
+        self.routing.links.forget(link.ref)
         assert self._listener is not None
         self._listener.lost(link.ref, reason)
         # Last, because what is lost is no longer expected there, which is another view of it.

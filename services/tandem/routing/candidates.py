@@ -16,7 +16,7 @@ from tandem.routing.want import Want
 
 NUM_BY_LOAD = 4
 """Least loaded workers that are compared for each part."""
-NUM_BY_HITS = 16
+NUM_BY_HITS = 8
 """Workers with the longest prefixes that are compared, for all parts together."""
 
 

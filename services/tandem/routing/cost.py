@@ -16,6 +16,9 @@ from tandem.routing.want import Want
 NOMINAL = StepCost(5e-3, 1e-4, 1e-4, 1e-8, 0.0)
 """Of every worker while one of them has not told its own: then costs compare counts of tokens, and mean no seconds."""
 DECODE_WEIGHT = 0.2
+COMPUTE_WEIGHT = 1.0
+"""Of the prompt's computation once more: those that come next wait for it, wherever it is placed. Without this a
+request leaves its prefix for a queue that is a little shorter, and all queues grow."""
 OVERLAPPED_WEIGHT = 0.1
 """Of reads while the prompt is still being computed: nobody waits for them, but they share the links with others."""
 NO_ROOM_S = 10.0
@@ -68,7 +71,8 @@ class PairCost:
     @property
     def total_s(self) -> float:
         prompts_s = 0.0 if self.is_local else self.decode.prompts_s
-        return self.first_s + self.prefill.stall_s + self.decode.decode_s + self.decode.room_s + prompts_s
+        others_s = COMPUTE_WEIGHT * self.prefill.compute_s
+        return self.first_s + others_s + self.prefill.stall_s + self.decode.decode_s + self.decode.room_s + prompts_s
 
 
 def prefill_cost(worker: WorkerView, want: Want, *, is_told: bool) -> PrefillCost:

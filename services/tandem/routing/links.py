@@ -8,11 +8,11 @@ from tandem.core.ids import WorkerRef
 from tandem.core.topology import Distance
 from tandem.routing.view import Pair, WorkerView
 
-PRIOR_BANDWIDTH = {Distance.HOST: 20e9, Distance.RACK: 10e9, Distance.ZONE: 5e9, Distance.FAR: 2.5e9}
+PRIOR_BANDWIDTH = {Distance.HOST: 40e9, Distance.RACK: 20e9, Distance.ZONE: 10e9, Distance.FAR: 5e9}
 """Bytes per second while nothing was measured. The order counts; the numbers are replaced by the first pulls."""
 MEMORY_BYTES = 1 << 30
 """Of about so many last bytes a measured bandwidth is the mean; so a probe of one block hardly counts."""
-PRIOR_BYTES = 16 << 20
+PRIOR_BYTES = 64 << 20
 """What a belief weighs against the first bytes that are measured."""
 
 

@@ -45,7 +45,8 @@ def pick(offers: Sequence[PairCost], want: Want) -> Pick:
         return Pick(max(near, key=lambda offer: draw(want.session, *_name(offer))), "session", len(near))
     drawn = draw(want.key)
     first, step = drawn % len(near), 1 + (drawn >> 32) % (len(near) - 1)
-    return Pick(near[min(first, (first + step) % len(near))], "two_choices", len(near))
+    two = near[first], near[(first + step) % len(near)]
+    return Pick(min(two, key=lambda offer: offer.total_s), "two_choices", len(near))
 
 
 def _name(offer: PairCost) -> tuple[str, str]:

@@ -255,6 +255,7 @@ class SimGateway:
         """Place what waits, in its turn, until the first finds no place."""
         while (turn := self._waiting.next(self._agenda.now)) is not None:
             active = self._active[turn.request]
+            active.trace.path = turn.placement.path
             self._fleet.expect(turn.placement, turn.request, self._waiting.line.charged(turn.request))
             self._carry_out(active, active.life.placed(turn.placement))
 

@@ -36,6 +36,13 @@ class GatewayLink:
         if not isinstance(job, Prefill):
             self.decoding.discard(job.request.id)
 
+    def forget(self, request: RequestId) -> bool:
+        """It does not come, whatever it was to do. Whether that is news."""
+        is_news = request in self.placed or request in self.decoding
+        self.placed.pop(request, None)
+        self.decoding.discard(request)
+        return is_news
+
     def view(self, num_free: int) -> WorkerView:
         worker, load = self.worker, self.load
         if num_free != load.num_free_blocks:

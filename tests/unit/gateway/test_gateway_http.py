@@ -197,6 +197,35 @@ def test_a_path_that_no_header_can_carry(front: Front, http: httpx.Client) -> No
     assert "evil" not in response.headers
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_reasons_are_told_to_who_asks(front: Front, http: httpx.Client, is_streamed: bool) -> None:
+    def told(headers: dict[str, str]) -> dict[str, object]:
+        front.answer("x", path="local;reason=short_prompt")
+        response = http.post(URL, json={**CHAT, "stream": is_streamed}, headers=headers)
+        assert response.headers["x-tandem-path"] == "local;reason=short_prompt"
+        last = response.text.removesuffix("data: [DONE]\n\n").strip().rpartition("data: ")[2]
+        found: dict[str, object] = json.loads(last)["tandem"]
+        return found
+
+    assert told({"x-tandem-explain": "1"})["reasons"] == [{"prefill": "p1", "decode": "d1"}]
+    assert told({}).keys() == told({"x-tandem-explain": "0"}).keys() == {"path"}
+    refused = http.post(URL, json=CHAT, headers={"x-tandem-explain": "yes"})
+    assert refused.status_code == 400 and error_of(refused)["param"] == "x-tandem-explain"
+
+
+def test_a_session_is_named_by_a_header_or_by_the_user(front: Front, http: httpx.Client) -> None:
+    for headers, body, session in (
+        ({"x-tandem-session": "s1"}, {"user": "alice"}, "s1"),
+        ({}, {"user": "alice"}, "alice"),
+        ({}, {}, ""),
+    ):
+        front.answer("x")
+        assert http.post(URL, json={**CHAT, **body}, headers=headers).status_code == 200
+        caller = front.dispatch.callers[-1]
+        assert caller.session == session
+        assert caller.own_session == (f"{caller.tenant.id} {session}" if session else "")
+
+
 # What a client that leaves sets free.
 
 

@@ -51,6 +51,18 @@ def test_metadata_both_ways(front: Front, stub: Any, method: str) -> None:
     assert front.dispatch.callers[-1].request_id == "mine-1"
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_reasons_are_told_to_who_asks(front: Front, stub: Any, method: str) -> None:
+    for metadata, expected in (
+        ((("x-tandem-explain", "1"),), '[{"prefill": "p1", "decode": "d1"}]'),
+        ((("x-tandem-session", "s1"),), None),
+    ):
+        front.answer("Hi")
+        told = dict(consume(stub, method, metadata=metadata).initial_metadata())
+        assert told.get("x-tandem-reasons") == expected
+    assert front.dispatch.callers[-1].session == "s1"
+
+
 @pytest.mark.parametrize("label", ["", "with blank", "x" * 129])
 def test_a_label_that_headers_cannot_carry_is_replaced(front: Front, stub: Any, label: str) -> None:
     front.answer("Hi")

@@ -91,7 +91,7 @@ def test_all_of_it_is_read() -> None:
         (tenants_of("", ", weight: 0"), "tenants.acme.weight: must be more than 0"),
         (tenants_of("", ", weight: .nan"), "tenants.acme.weight: must be"),
         (tenants_of("", ", cache_sharing: yes"), "tenants.acme.cache_sharing: must be text"),
-        (tenants_of("", ", disaggregation: auto"), "tenants.acme.disaggregation: must be one of"),
+        (tenants_of("", ", disaggregation: maybe"), "tenants.acme.disaggregation: must be one of"),
         (tenants_of("{}"), "tenants.acme.keys[0]: must be a mapping"),
         (tenants_of("{hash: 12}"), "tenants.acme.keys[0].hash: must be text"),
         (tenants_of(f"{{hash: '{HASH}', expires: soon}}"), "tenants.acme.keys[0].expires"),

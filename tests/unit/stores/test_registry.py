@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from redis.asyncio import Redis
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.core.topology import Topology
 from tandem.stores.client import connect
 from tandem.stores.embedded import EmbeddedServer
 from tandem.stores.heartbeat import Heartbeat, Registration
@@ -384,6 +385,14 @@ def test_records_round_trip_as_json(name: str, incarnation: int, model: str, lay
     assert WorkerRecord.from_json(original.to_json()) == original
     newer = {**json.loads(original.to_json()), "a field of tomorrow": [1]}
     assert WorkerRecord.from_json(json.dumps(newer).encode()) == original
+
+
+def test_labels_are_there_only_where_they_were_set() -> None:
+    labelled = replace(record(), topology=Topology("host-1", "", "zone-a"))
+    assert WorkerRecord.from_json(labelled.to_json()) == labelled
+    assert not {"host", "rack", "zone"} & json.loads(record().to_json()).keys()
+    with pytest.raises(RecordError):
+        WorkerRecord.from_json(json.dumps({**json.loads(labelled.to_json()), "rack": 7}))
 
 
 def test_every_field_is_checked() -> None:

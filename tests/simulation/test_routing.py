@@ -1,0 +1,149 @@
+"""Ways to choose workers over whole runs, and several gateways on one fleet; never a real worker."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from loadtest.routing import TRACE, Outcome, Setting, compare
+from tandem.core.config import GatewayConfig
+from tandem.core.ids import Incarnation, RequestId, WorkerId, WorkerRef
+from tandem.core.load import Load
+from tandem.core.request import Request, SamplingParams
+from tandem.core.step_cost import StepCost
+from tandem.routing.placement import Placement
+from tandem.routing.policies import RoutingPolicy
+from tandem.routing.router import place
+from tandem.routing.view import ClusterView, WorkerView
+from tandem.routing.want import Want
+from tandem.sim.cluster import ClusterSpec, SimCluster
+from tandem.workload.ask import MODEL, Ask
+from tests.simulation.clusters import gpu_spec, run
+
+
+def talks(num_talks: int, num_turns: int) -> list[Ask]:
+    """Conversations of which each turn repeats all before it; they come by turns, long ones among short ones."""
+    asks = []
+    for turn in range(num_turns):
+        for talk in range(num_talks):
+            length = (5000 if talk % 4 else 24_000) + 900 * turn
+            prompt = tuple((talk * 7919 + i) % 30_000 for i in range(length))
+            number = turn * num_talks + talk
+            asked = Request(
+                id=RequestId(f"r{number}"), model=MODEL, prompt_tokens=prompt, sampling=SamplingParams(max_tokens=40)
+            )
+            asks.append(Ask(asked, "talk", number * 0.03))
+    return asks
+
+
+def spent(policy: RoutingPolicy) -> tuple[float, float]:
+    """The share of prompts that was cached, and the 95th percentile of TTFT."""
+    spec = ClusterSpec(
+        workers=((gpu_spec("prefill", max_num_batched_tokens=8192), 4), (gpu_spec("decode"), 3)),
+        gateway=GatewayConfig(routing_policy=policy),
+    )
+    traces = run(SimCluster(spec), talks(32, 6))
+    num_cached = sum(trace.outcome.num_cached_tokens for trace in traces)  # type: ignore[union-attr]
+    return num_cached / sum(t.num_prompt for t in traces), sorted(t.ttft_s for t in traces)[int(0.95 * len(traces))]
+
+
+def test_on_conversations_the_cost_finds_the_prefixes_and_keeps_the_tail_short() -> None:
+    """What only follows prefixes does as well here, where each conversation stays with one of few workers."""
+    found = {policy: spent(policy) for policy in ("cost", "random", "round_robin", "least_loaded")}
+    share, tail_s = found.pop("cost")
+    assert share > 1.05 * max(share for share, _ in found.values())
+    assert tail_s < 0.95 * min(tail_s for _, tail_s in found.values())
+
+
+def traces() -> str:
+    path = Path(os.environ.get("TANDEM_TRACES", "/nowhere")) / TRACE
+    if not path.is_file():
+        pytest.skip(f"TANDEM_TRACES names no folder with {TRACE}")
+    return str(path)
+
+
+def test_on_a_recorded_trace_too() -> None:
+    setting = Setting(workload=traces(), pools="prefill=3,decode=2", speedup=3.0, count=120, seed=1)
+
+    def tail(outcome: Outcome) -> float:
+        ttft = outcome.report.groups[0].ttft
+        assert ttft is not None
+        return ttft.p99
+
+    cost, random = (compare(setting, policy) for policy in ("cost", "random"))
+    assert cost.report.errors == {}
+    assert cost.report.cached_share >= random.report.cached_share
+    # So few requests have their longest prompt for a tail, which no placement makes shorter.
+    assert tail(cost) < 1.05 * tail(random)
+
+
+def test_hits_that_are_seen_late_are_missed() -> None:
+    spec = ClusterSpec(
+        workers=((gpu_spec("prefill", max_num_batched_tokens=8192), 4), (gpu_spec("decode"), 2)),
+        gateway=GatewayConfig(),
+    )
+
+    def cached(delay_s: float) -> int:
+        done = run(SimCluster(replace(spec, index_delay_s=delay_s)), talks(16, 3))
+        return sum(trace.outcome.num_cached_tokens for trace in done)  # type: ignore[union-attr]
+
+    assert cached(0.05) > 1.4 * cached(1e9)
+
+
+GPU = StepCost(2e-3, 3e-5, 2e-5, 1e-8, 1e-9)
+
+
+class Gateways:
+    """Several, each of which knows what workers reported a while ago and what it placed itself since."""
+
+    def __init__(self, num_gateways: int, num_workers: int) -> None:
+        refs = [WorkerRef(WorkerId(f"w{i}"), Incarnation(1), "") for i in range(num_workers)]
+        self.queued = dict.fromkeys(refs, 0)
+        self.reported = dict(self.queued)
+        self.own: list[dict[WorkerRef, list[int]]] = [{ref: [] for ref in refs} for _ in range(num_gateways)]
+
+    def report(self) -> None:
+        self.reported = dict(self.queued)
+        for own in self.own:
+            for placed in own.values():
+                placed.clear()
+
+    def ask(self, number: int, num_tokens: int) -> None:
+        own = self.own[number % len(self.own)]
+        views = tuple(
+            WorkerView(ref, "mixed", "m", "f", Load(num_queued_tokens=num), tuple(own[ref]), GPU)
+            for ref, num in self.reported.items()
+        )
+        placed = place(
+            ClusterView(views), Want("m", num_tokens, num_prompt=num_tokens, hits={}, key=f"r{number}"), "off"
+        )
+        assert isinstance(placed, Placement)
+        own[placed.prefill].append(num_tokens)
+        self.queued[placed.prefill] += num_tokens
+
+
+@pytest.mark.parametrize("num_gateways", [1, 4])
+def test_gateways_on_one_fleet_do_not_herd(num_gateways: int) -> None:
+    """Between two reports each of four places 24 equal prompts on eight workers, and none knows of the others'."""
+    fleet = Gateways(num_gateways, 8)
+    for number in range(10 * 96):
+        if number % 96 == 0:
+            fleet.report()
+        fleet.ask(number, 500)
+    mean = sum(fleet.queued.values()) / 8
+    assert max(fleet.queued.values()) < 1.25 * mean and min(fleet.queued.values()) > 0.75 * mean
+
+
+def test_what_each_gateway_alone_would_overload_is_shared() -> None:
+    """One worker is a little cheaper than all others: a burst of four gateways does not go there as a whole."""
+    fleet = Gateways(4, 8)
+    for ref in list(fleet.queued)[1:]:
+        fleet.queued[ref] = 40
+    fleet.report()
+    for number in range(32):
+        fleet.ask(number, 500)
+    taken = {ref.id: num // 500 for ref, num in fleet.queued.items()}
+    assert max(taken.values()) <= 8 and sum(num > 0 for num in taken.values()) == 8, taken

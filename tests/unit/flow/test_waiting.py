@@ -1,0 +1,151 @@
+"""Requests in line with what workers hold of their prompts; never a running worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+
+from tandem.core.config import GatewayConfig
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.ids import BlockHash, Incarnation, RequestId, WorkerId, WorkerRef
+from tandem.core.load import Load
+from tandem.core.request import Request, SamplingParams
+from tandem.core.step_cost import StepCost
+from tandem.flow.waiting import Turn, Waiting
+from tandem.routing.placement import Placement
+from tandem.routing.prefix_table import PrefixHit
+from tandem.routing.roster import Roster
+from tandem.routing.view import Pool, WorkerView
+
+SLOW = StepCost(1e-3, 1e-3, 1e-4, 0.0, 0.0)
+HASHES = [BlockHash(bytes([i]) * 16) for i in range(20)]
+
+
+class Held:
+    """Prefixes that a test sets."""
+
+    def __init__(self) -> None:
+        self.hits: dict[WorkerRef, PrefixHit] = {}
+        self.num_looks = 0
+
+    def match(self, hashes: Sequence[BlockHash]) -> Mapping[WorkerRef, PrefixHit]:
+        self.num_looks += 1
+        return {ref: hit for ref, hit in self.hits.items() if hit.num_blocks <= len(hashes)} if hashes else {}
+
+
+def worker(name: str, pool: Pool) -> WorkerView:
+    ref = WorkerRef(WorkerId(name), Incarnation(1), f"{name}:1")
+    load = Load(num_blocks=1000, num_free_blocks=1000)
+    return WorkerView(ref, pool, "m", "f", load, step_cost=SLOW, block_size=16, block_bytes=1 << 16)
+
+
+P1, P2, D1 = worker("p1", "prefill"), worker("p2", "prefill"), worker("d1", "decode")
+
+
+class Rig:
+    def __init__(self, *views: WorkerView) -> None:
+        self.views = {view.ref: view for view in views}
+        givers, taker = [v for v in views if v.pool == "prefill"], views[-1]
+        self.roster = Roster(frozenset((giver.ref, taker.ref) for giver in givers), frozenset())
+        for view in views:
+            self.put(view)
+        self.held = Held()
+        self.waiting = Waiting(self.roster, GatewayConfig(), prefixes=self.held)
+
+    def put(self, view: WorkerView) -> None:
+        self.views[view.ref] = view
+        self.roster.put(lambda ref=view.ref: self.views[ref])  # type: ignore[misc]
+
+    def next(self) -> Turn:
+        turn = self.waiting.next(0.0)
+        assert turn is not None
+        return turn
+
+
+def request(name: str = "r", **rest: object) -> Request:
+    asked = {"prompt_tokens": tuple(range(320)), "sampling": SamplingParams(max_tokens=8), **rest}
+    return Request(id=RequestId(name), model="m", **asked)  # type: ignore[arg-type]
+
+
+def test_hits_are_looked_up_when_a_request_is_placed_and_its_charge_is_what_is_left() -> None:
+    rig = Rig(P1, P2, D1)
+    rig.waiting.admit(request(), hashes=HASHES)
+    assert rig.held.num_looks == 0 and rig.waiting.line.charged(RequestId("r")) == 320
+    rig.held.hits = {P2.ref: PrefixHit(19, 19)}
+    turn = rig.next()
+    assert (turn.placement.prefill, turn.num_hit_blocks) == (P2.ref, 19)
+    assert rig.waiting.line.charged(RequestId("r")) == 320 - 19 * 16
+    rig.waiting.line.check()
+
+
+def test_what_comes_back_is_charged_in_full_again_and_looked_up_anew() -> None:
+    rig = Rig(P1, P2, D1)
+    rig.held.hits = {P2.ref: PrefixHit(19, 19)}
+    rig.waiting.admit(request(), hashes=HASHES)
+    rig.next()
+    served = dict(rig.waiting.line.served())
+    rig.waiting.refused([P2.ref], 0.0)
+    rig.waiting.line.put_back(RequestId("r"))
+    assert rig.waiting.line.charged(RequestId("r")) == 320
+    turn = rig.next()
+    assert (turn.placement.prefill, turn.num_hit_blocks) == (P1.ref, 0)
+    (before,), (after,) = served.values(), dict(rig.waiting.line.served()).values()
+    assert (before, after) == (16, 320), "the first charge was taken back"
+    rig.waiting.leave(RequestId("r"), 0)
+    rig.waiting.line.check()
+
+
+def test_a_prompt_whose_tokens_are_scored_takes_no_hits() -> None:
+    rig = Rig(P1, D1)
+    rig.held.hits = {P1.ref: PrefixHit(19, 19)}
+    rig.waiting.admit(request(prompt_logprobs=1), hashes=HASHES)
+    assert rig.next().num_hit_blocks == 0 and rig.waiting.line.charged(RequestId("r")) == 320
+
+
+def test_without_hashes_the_tenant_s_own_past_says_what_is_to_compute() -> None:
+    rig = Rig(P1, D1)
+    for i in range(30):
+        rig.waiting.admit(request(f"r{i}"))
+        rig.next()
+        rig.waiting.leave(RequestId(f"r{i}"), 304)
+    rig.waiting.admit(request("last"))
+    assert rig.held.num_looks == 0 and rig.waiting.line.charged(RequestId("last")) < 100
+
+
+def test_a_deadline_that_only_a_prefix_makes_possible_is_accepted() -> None:
+    rig = Rig(P1, D1)
+    with pytest.raises(TandemError) as missed:
+        rig.waiting.admit(request(), timeout_s=0.1, hashes=HASHES)
+    assert missed.value.kind is ErrorKind.SLO_MISS
+    rig.held.hits = {P1.ref: PrefixHit(19, 19)}
+    assert rig.waiting.admit(request(), timeout_s=0.1, hashes=HASHES).leaves is None
+
+
+def test_a_worker_that_would_refuse_the_whole_prompt_takes_what_it_lacks() -> None:
+    load = replace(P1.load, lane_tokens=(500,) * 3, lane_longest=(400,) * 3, num_horizon_tokens=150)
+    rig = Rig(replace(P1, load=load), D1)
+    rig.waiting.admit(request(), hashes=HASHES)
+    assert rig.waiting.next(0.0) is None
+    assert not rig.waiting.may_go_on(rig.views[P1.ref])
+    rig.held.hits = {P1.ref: PrefixHit(18, 18)}
+    assert rig.next().num_hit_blocks == 18
+
+
+def test_only_the_first_is_tried() -> None:
+    full = replace(P1.load, lane_tokens=(500,) * 3, lane_longest=(0,) * 3, num_horizon_tokens=150)
+    rig = Rig(replace(P1, load=full), D1)
+    for i in range(50):
+        rig.waiting.admit(request(f"r{i}"), hashes=HASHES)
+    assert rig.waiting.next(0.0) is None and rig.held.num_looks == 1
+
+
+def test_a_taker_needs_no_turn_and_leaves_the_charge_as_it_is() -> None:
+    second = worker("d2", "decode")
+    rig = Rig(P1, second, D1)
+    rig.waiting.admit(request(), hashes=HASHES)
+    rig.next()
+    found = rig.waiting.taker(RequestId("r"), P1, frozenset({D1.ref}))
+    assert isinstance(found, Placement) and (found.prefill, found.decode) == (P1.ref, second.ref)
+    rig.waiting.line.check()

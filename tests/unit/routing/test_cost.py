@@ -1,0 +1,262 @@
+"""What placements cost and which one is picked, over small views; never a running worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.core.load import Load
+from tandem.core.step_cost import StepCost
+from tandem.core.topology import Distance, Topology
+from tandem.routing.cost import NO_ROOM_S, decode_cost, prefill_cost, transfer_s
+from tandem.routing.links import PRIOR_BANDWIDTH, Links
+from tandem.routing.placement import NoPlacement, Placement
+from tandem.routing.policies import RoutingPolicy
+from tandem.routing.prefix_table import PrefixHit
+from tandem.routing.router import WORTH_WAITING, Routing, place, place_taker
+from tandem.routing.view import ClusterView, Pool, WorkerView
+from tandem.routing.want import Want
+
+GPU = StepCost(2e-3, 3e-5, 2e-5, 1e-8, 1e-9)
+BLOCK = 16
+
+
+def worker(name: str, pool: Pool, *, unreported: tuple[int, ...] = (), **load: object) -> WorkerView:
+    ref = WorkerRef(WorkerId(name), Incarnation(1), f"{name}:1")
+    full = {"num_blocks": 10_000, "num_free_blocks": 10_000, **load}
+    return WorkerView(ref, pool, "m", "f", Load(**full), unreported, GPU, block_size=BLOCK, block_bytes=2 << 20)  # type: ignore[arg-type]
+
+
+def among(*workers: WorkerView) -> ClusterView:
+    """All are linked."""
+    every = {(p.ref, d.ref) for p in workers for d in workers if p.prefills and d.decodes and p.ref != d.ref}
+    return ClusterView(workers, frozenset(every))
+
+
+def want(num_prompt: int, hits: Mapping[str, int] | None = None, **rest: object) -> Want:
+    """`hits` in tokens, by worker."""
+    held = {
+        WorkerRef(WorkerId(name), Incarnation(1), f"{name}:1"): PrefixHit(tokens // BLOCK, tokens // BLOCK)
+        for name, tokens in (hits or {}).items()
+    }
+    return Want("m", num_prompt, num_prompt=num_prompt, hits=held, **rest)  # type: ignore[arg-type]
+
+
+def chosen(outcome: Placement | NoPlacement) -> str:
+    assert isinstance(outcome, Placement), outcome
+    return f"{outcome.prefill.id} {outcome.decode.id}"
+
+
+P1, P2 = worker("p1", "prefill"), worker("p2", "prefill")
+D1, D2 = worker("d1", "decode"), worker("d2", "decode")
+
+
+def test_what_is_cached_is_not_computed_and_a_queue_is_waited_for() -> None:
+    cold = prefill_cost(P1, want(4000), is_told=True)
+    warm = prefill_cost(P1, want(4000, {"p1": 3200}), is_told=True)
+    behind = prefill_cost(worker("p1", "prefill", num_queued_tokens=4000), want(4000), is_told=True)
+    told_of_none = prefill_cost(worker("p1", "prefill", unreported=(1000, 3000)), want(4000), is_told=True)
+    assert (cold.num_uncached, warm.num_uncached) == (4000, 800)
+    assert warm.compute_s < 0.25 * cold.compute_s and cold.wait_s == 0
+    assert behind.wait_s == told_of_none.wait_s > 4000 * GPU.prefill_token_s
+
+
+def test_a_prompt_that_is_held_as_a_whole_still_has_a_token_to_compute() -> None:
+    assert prefill_cost(P1, want(160, {"p1": 160}), is_told=True).num_uncached == BLOCK
+    assert want(161, {"p1": 160}).num_uncached(P1) == 1
+
+
+def test_blocks_in_host_memory_cost_more_than_those_in_the_device_and_less_than_none() -> None:
+    def seconds(hit: PrefixHit) -> float:
+        return prefill_cost(P1, replace(want(4000), hits={P1.ref: hit}), is_told=True).compute_s
+
+    assert seconds(PrefixHit(200, 200)) < seconds(PrefixHit(200, 50)) < seconds(PrefixHit(50, 50))
+
+
+def test_of_a_transfer_only_what_the_prompt_s_computation_cannot_hide_counts_fully() -> None:
+    fast, slow = Links(), Links()
+    slow.observe(P1, D1, 1 << 32, 10.0)
+    prefill = prefill_cost(P1, want(8192), is_told=True)
+    all_s = 8192 / BLOCK * P1.block_bytes / slow.bandwidth(P1, D1)
+    assert all_s > prefill.compute_s, "the link is slower than the computation"
+    assert transfer_s(prefill, D1, want(8192), slow) > all_s - prefill.compute_s
+    assert transfer_s(prefill, D1, want(8192), fast) < 0.2 * all_s
+    assert transfer_s(prefill, D1, want(8192, {"d1": 8000}), slow) < 0.2 * all_s
+
+
+def test_who_decodes_has_few_others_and_room() -> None:
+    free, busy = (decode_cost(worker("d1", "decode", num_running=n), want(1000), is_told=True) for n in (1, 60))
+    full = decode_cost(worker("d1", "decode", num_free_blocks=10), want(1000), is_told=True)
+    assert busy.decode_s > free.decode_s and busy.itl_s > free.itl_s
+    assert (free.room_s, full.room_s) == (0.0, NO_ROOM_S)
+    assert chosen(place(among(P1, worker("d1", "decode", num_free_blocks=10), D2), want(1000), "prefer")) == "p1 d2"
+
+
+@pytest.mark.parametrize(
+    ("queued_at_p1", "expected"), [(0, "p1"), (3000, "p1"), (40_000, "p2")]
+)  # fmt: skip
+def test_a_prefix_is_worth_a_queue_as_long_as_the_queue_is_shorter(queued_at_p1: int, expected: str) -> None:
+    cluster, links = among(worker("p1", "prefill", num_queued_tokens=queued_at_p1), P2, D1), Links()
+    links.observe(P1, D1, 1 << 34, 0.1)
+    links.observe(P2, D1, 1 << 34, 0.1)
+    placed = place(cluster, want(16_000, {"p1": 12_000}), "prefer", routing=Routing(links=links))
+    assert chosen(placed).startswith(expected)
+
+
+def test_a_holder_is_found_however_loaded_it_is() -> None:
+    idle = [worker(f"p{i}", "prefill") for i in range(2, 60)]
+    cluster = among(worker("p1", "prefill", num_queued_tokens=500), *idle, D1)
+    assert chosen(place(cluster, want(16_000, {"p1": 15_000}), "prefer")) == "p1 d1"
+
+
+def test_what_the_taker_holds_already_draws_the_request_to_it() -> None:
+    links = Links()
+    links.observe(P1, D1, 1 << 30, 4.0)
+    cluster = among(P1, D1, D2)
+    for key in map(str, range(8)):
+        assert (
+            chosen(place(cluster, want(8000, {"d2": 7000}, key=key), "prefer", routing=Routing(links=links))) == "p1 d2"
+        )
+
+
+def test_the_nearer_of_two_takers_is_chosen_before_anything_was_measured() -> None:
+    here, there = Topology("h1", "r1", "z1"), Topology("h2", "r2", "z2")
+    cluster = among(replace(P1, topology=here), replace(D1, topology=there), replace(D2, topology=here))
+    assert {chosen(place(cluster, want(16_000, key=str(i)), "prefer")) for i in range(8)} == {"p1 d2"}
+
+
+def test_equal_views_give_equal_placements_and_equals_share_the_requests() -> None:
+    cluster = among(P1, P2, D1, D2)
+    seen = [chosen(place(cluster, want(500, key=f"r{i}"), "prefer")) for i in range(200)]
+    assert seen == [chosen(place(cluster, want(500, key=f"r{i}"), "prefer")) for i in range(200)]
+    assert {name: 20 < seen.count(name) < 120 for name in set(seen)} == dict.fromkeys(
+        ("p1 d1", "p1 d2", "p2 d1", "p2 d2"), True
+    )
+
+
+def test_a_session_stays_where_it_is_among_equals_and_only_there() -> None:
+    cluster = among(P1, P2, D1, D2)
+    homes = {chosen(place(cluster, want(500, key=f"r{i}", session="alice"), "prefer")) for i in range(50)}
+    assert len(homes) == 1
+    (home,) = homes
+    giver = P1 if home.startswith("p1") else P2
+    busy = replace(giver, load=replace(giver.load, num_queued_tokens=20_000))
+    moved = among(*(busy if view is giver else view for view in (P1, P2, D1, D2)))
+    assert not chosen(place(moved, want(500, session="alice"), "prefer")).startswith(giver.ref.id)
+
+
+@pytest.mark.parametrize(
+    ("workers", "asked", "path"),
+    [
+        ((P1, D1), want(50), "local;reason=short_prompt"),
+        ((P1, D1), want(8000, {"d1": 7900, "p1": 0}), "local;reason=cached_prompt"),
+        ((worker("p1", "prefill", num_queued_tokens=200_000), D1), want(8000), "local;reason=prefill_busy"),
+        ((P1, worker("d1", "decode", num_running=60)), want(30_000), "remote"),
+        ((worker("p1", "prefill", draining=True), D1), want(30_000), "fallback;reason=no_prefill_worker"),
+        ((worker("m1", "mixed"), worker("m2", "mixed")), want(50), "local"),
+    ],
+)  # fmt: skip
+def test_auto_splits_where_that_costs_less_and_says_why_not(
+    workers: tuple[WorkerView, ...], asked: Want, path: str
+) -> None:
+    placed = place(among(*workers), asked, "auto")
+    assert isinstance(placed, Placement) and placed.path == path
+    assert placed.picked is not None and placed.reasons["cost_ms"]
+    if ";reason=" not in path.removeprefix("fallback") and path == "remote":
+        assert placed.other is not None and placed.other.is_local
+        assert placed.other.total_s > placed.picked.cost.total_s
+
+
+def test_auto_goes_on_alone_while_no_pair_is_linked() -> None:
+    placed = place(ClusterView((P1, D1)), want(8000), "auto")
+    assert isinstance(placed, Placement) and placed.path == "fallback;reason=no_link_between_the_workers"
+
+
+def test_a_holder_that_has_enough_is_waited_for_where_that_saves_more() -> None:
+    def holding(num_queued: int) -> WorkerView:
+        lanes = (num_queued,) * 3
+        return worker(
+            "p1", "prefill", num_queued_tokens=num_queued, lane_tokens=lanes, lane_longest=(0, 0, 0),
+            num_horizon_tokens=1024,
+        )  # fmt: skip
+
+    asked = want(30_000, {"p1": 28_000})
+    assert place(among(holding(2000), P2, D1), asked, "prefer") is WORTH_WAITING
+    assert chosen(place(among(holding(60_000), P2, D1), asked, "prefer")) == "p2 d1"
+    assert chosen(place(among(holding(2000), P2, D1), want(30_000), "prefer")) == "p2 d1", "there is nothing to save"
+
+
+def test_a_taker_for_kv_that_is_there_already() -> None:
+    gone = worker("p9", "decode", draining=True)
+    cluster = among(P1, D1, worker("d2", "decode", num_running=200))
+    for giver in (P1, gone):
+        assert chosen(place_taker(cluster, want(1000), giver)) == f"{giver.ref.id} d1"
+        assert chosen(place_taker(cluster, want(1000), giver, frozenset({D1.ref}))) == f"{giver.ref.id} d2"
+    none = place_taker(cluster, want(1000), P1, frozenset({D1.ref, D2.ref}))
+    assert isinstance(none, NoPlacement) and none.may_pass
+    assert isinstance(place_taker(cluster, want(1000), replace(P1, fingerprint="g")), NoPlacement)
+    failed = replace(cluster, unlinked=frozenset({(gone.ref, D1.ref)}))
+    assert chosen(place_taker(failed, want(1000), gone)) == "p9 d2"
+
+
+@pytest.mark.parametrize("policy", ["random", "round_robin", "least_loaded", "prefix"])
+def test_policies_keep_to_the_filter_and_to_pairs(policy: RoutingPolicy) -> None:
+    linked = ClusterView((P1, P2, D1, D2), frozenset({(P2.ref, D1.ref)}))
+    assert chosen(place(linked, want(100, key="r"), "prefer", routing=Routing(policy))) == "p2 d1"
+    full = worker("p1", "prefill", lane_tokens=(9, 9, 9), lane_longest=(0, 0, 0), num_horizon_tokens=5)
+    assert chosen(place(among(full, P2, D1), want(100), "prefer", routing=Routing(policy))) == "p2 d1"
+    assert isinstance(place(among(full, D1), want(100), "prefer", routing=Routing(policy)), NoPlacement)
+    assert chosen(place(among(D1, D2), want(100), "off", frozenset({D1.ref}), Routing(policy))) == "d2 d2"
+
+
+def test_policies_do_what_they_are_called() -> None:
+    cluster = among(P1, P2, D1)
+    turns = [chosen(place(cluster, want(9, turn=i), "prefer", routing=Routing("round_robin"))) for i in range(4)]
+    assert turns == ["p1 d1", "p2 d1", "p1 d1", "p2 d1"]
+    drawn = {chosen(place(cluster, want(9, key=str(i)), "prefer", routing=Routing("random"))) for i in range(20)}
+    assert drawn == {"p1 d1", "p2 d1"}
+    busy = among(worker("p1", "prefill", num_queued_tokens=10**6), P2, D1)
+    assert chosen(place(busy, want(500, {"p1": 400}), "prefer", routing=Routing("prefix"))) == "p1 d1"
+    assert chosen(place(busy, want(500, {"p1": 400}), "prefer", routing=Routing("least_loaded"))) == "p2 d1"
+
+
+def test_workers_of_which_one_has_not_told_its_costs_are_compared_by_tokens() -> None:
+    slow = replace(worker("p1", "prefill"), step_cost=StepCost(1.0, 1.0, 1.0, 0.0, 0.0))
+    unknown = replace(worker("p2", "prefill", num_queued_tokens=5000), step_cost=None)
+    assert chosen(place(among(slow, unknown, D1), want(1000), "prefer")) == "p1 d1"
+    told = replace(unknown, step_cost=GPU)
+    assert chosen(place(among(slow, told, D1), want(1000), "prefer")) == "p2 d1"
+
+
+def test_links_are_believed_like_the_prior_then_like_their_kind_then_as_measured() -> None:
+    links, near = Links(), Topology("h", "r", "z")
+    a, b, c = (replace(view, topology=near) for view in (P1, D1, D2))
+    assert links.bandwidth(a, b) == PRIOR_BANDWIDTH[Distance.HOST] > links.bandwidth(P1, D1)
+    for _ in range(20):
+        links.observe(a, b, 1 << 30, 1.0)
+    assert links.bandwidth(a, b) == pytest.approx(1 << 30, rel=0.1)
+    assert links.bandwidth(a, c) == pytest.approx(1 << 30, rel=0.1), "as others on one host"
+    assert links.bandwidth(P2, D1) == PRIOR_BANDWIDTH[Distance.FAR], "of another kind"
+    for _ in range(20):
+        links.observe(a, c, 1 << 30, 0.1)
+    assert links.bandwidth(a, c) > 5 * links.bandwidth(a, b)
+    links.forget(c.ref)
+    assert links.bandwidth(a, c) == links.bandwidth(replace(P2, topology=near), c), "of this pair nothing is known now"
+
+
+def test_a_tiny_pull_hardly_counts() -> None:
+    links = Links()
+    before = links.bandwidth(P1, D1)
+    links.observe(P1, D1, 4096, 1e-3)
+    links.observe(P1, D1, 0, 0.0)
+    assert links.bandwidth(P1, D1) == pytest.approx(before, rel=0.25)
+
+
+def test_what_is_nowhere_labelled_is_near_nothing() -> None:
+    assert Topology().distance(Topology()) == Topology("a").distance(Topology("b")) == 3
+    assert [
+        int(Topology("h", "r", "z").distance(t)) for t in (Topology("h"), Topology("", "r"), Topology("", "", "z"))
+    ] == [0, 1, 2]
