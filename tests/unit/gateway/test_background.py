@@ -13,12 +13,15 @@ import pytest
 from tandem.admission.keys import hash_text, key_digest
 from tandem.admission.line import Line
 from tandem.core.clock import SystemClock
+from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, FinishReason
 from tandem.core.ids import GatewayId
-from tandem.gateway import background, fair_share
+from tandem.flow.waiting import Waiting
+from tandem.gateway import background, dispatch, fair_share
 from tandem.gateway.active import ActiveRequest
 from tandem.gateway.background import surviving
+from tandem.gateway.deadlines import overdue
 from tandem.gateway.doorkeeper import KeyDoor
 from tandem.gateway.fair_share import FairShare
 from tandem.gateway.quotas import TenantQuotas
@@ -95,14 +98,13 @@ async def test_one_request_that_cannot_be_seen_to_holds_up_no_other(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = await rig.open()
-    overdue = rig.dispatch._overdue
 
-    def look(active: ActiveRequest, now: float) -> TandemError | None:
+    def look(active: ActiveRequest, waiting: Waiting, config: GatewayConfig, now: float) -> TandemError | None:
         if active is first:
             raise Unthought
-        return overdue(active, now)
+        return overdue(active, waiting, config, now)
 
-    monkeypatch.setattr(rig.dispatch, "_overdue", look)
+    monkeypatch.setattr(dispatch, "overdue", look)
     late = await rig.open(timeout_s=0.01)
     with pytest.raises(TandemError) as error:
         await collect(late)

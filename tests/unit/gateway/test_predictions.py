@@ -54,7 +54,7 @@ async def test_the_worker_that_computes_is_compared_once(make_rig: Callable[...,
     decode.tell(token(key, 2), Finished(key, FinishReason.LENGTH, 3, 5))
     await collect(request)
     assert known.reports == [(Prediction(prefill.ref, 16, 8), 5)]
-    assert not rig.dispatch._waiting._hashes
+    assert not rig.dispatch._waiting._claims
 
 
 async def test_what_is_not_predicted_is_not_compared(make_rig: Callable[..., Rig]) -> None:
