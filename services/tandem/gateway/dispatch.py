@@ -80,10 +80,8 @@ class Dispatcher:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
-        left = list(self._active.values())
-        for active in left:
-            error = TandemError(ErrorKind.DRAINING, "this gateway is shutting down", retry_after_s=1.0)
-            self._carry_out(active, active.life.failed(error))
+        for active in (left := list(self._active.values())):
+            self._carry_out(active, active.life.failed(_closing()))
         return len(left)
 
     async def stop(self) -> None:
@@ -189,7 +187,7 @@ class Dispatcher:
 
     def _refuse_when_draining(self) -> None:
         if self._draining:
-            raise TandemError(ErrorKind.DRAINING, "this gateway is shutting down", retry_after_s=1.0)
+            raise _closing()
 
     def _enter(self, request: Request, caller: Caller) -> ActiveRequest:
         """A place in the line. Raises TandemError when there is none, or when it would come too late."""
@@ -355,3 +353,7 @@ class Dispatcher:
             self._obey(active, partial(active.life.stalled, reason))
         for seek in active.life.seeks():
             self._seek(active, seek)
+
+
+def _closing() -> TandemError:
+    return TandemError(ErrorKind.DRAINING, "this gateway is shutting down", retry_after_s=1.0)

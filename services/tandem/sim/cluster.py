@@ -112,11 +112,10 @@ class SimCluster:
         faults: Sequence[Fault] = (),
         delivered: Callable[[Token], None] = ignore,
     ) -> None:
-        """Send each request when it is due, and what follows on its answer; let clients go at the times in
-        `closed_at` and `faults` strike; run until nothing is left to happen. `ended` is called with the trace of each
-        request at its end, `delivered` with each token that goes to a client by itself, as all do where workers plan
-        each step by itself. `asks` are taken one by one as they come due and must be in that order: of a long workload
-        only what is open is held."""
+        """Send each request when it is due, and what follows on its answer; let clients go at the times in `closed_at`
+        and `faults` strike, until nothing is left to happen. `ended` is told each request's trace, `delivered` each
+        token that comes by itself, as all do where steps are planned one by one. `asks` are taken one by one as they
+        come due and must be in that order: of a long workload only what is open is held."""
         coming = iter(asks)
         for gateway in self._gateways:
             gateway.delivered = delivered
@@ -127,7 +126,7 @@ class SimCluster:
         def over(ask: Ask, trace: Trace) -> None:
             ended(trace)
             if ask.follow is not None and isinstance(trace.outcome, Finished):
-                await_due(ask.follow(trace.tokens or (), trace.ended_at), send)
+                self._ask_at(ask.follow(trace.tokens or (), trace.ended_at), send)
 
         def send_one(ask: Ask) -> None:
             send(ask)
@@ -136,20 +135,22 @@ class SimCluster:
         def await_one() -> None:
             ask = next(coming, None)
             if ask is not None:
-                await_due(ask, send_one)
-
-        def await_due(ask: Ask, action: Callable[[Ask], None]) -> None:
-            label = f"ask {ask.request.id}"
-            to = self._gateway_of(ask.request.id).party
-            self._agenda.at(ask.due_s, label, partial(action, ask), by=self._clients, to=to)
+                self._ask_at(ask, send_one)
 
         for time, request in closed_at:
-            gateway = self._gateway_of(request)
-            action = partial(gateway.close, request)
-            self._agenda.at(time, f"close {request}", action, by=self._clients, to=gateway.party)
+            self._close_at(time, request)
         self._faults.schedule(faults, self._clients)
         await_one()
         self._agenda.run()
+
+    def _ask_at(self, ask: Ask, action: Callable[[Ask], None]) -> None:
+        to = self._gateway_of(ask.request.id).party
+        self._agenda.at(ask.due_s, f"ask {ask.request.id}", partial(action, ask), by=self._clients, to=to)
+
+    def _close_at(self, time: float, request: RequestId) -> None:
+        gateway = self._gateway_of(request)
+        action = partial(gateway.close, request)
+        self._agenda.at(time, f"close {request}", action, by=self._clients, to=gateway.party)
 
     def check(self) -> None:
         """Nothing is open anywhere and all books balance. Raises AssertionError naming what is off."""

@@ -119,7 +119,7 @@ class Faults:
                 gone = partial(other.post, partial(_peer_gone, worker, reason))
                 self._agenda.after(PEER_NOTICE_S, "", gone, by=by, to=other.party)
         for gateway in self._gateways:
-            gateway.missed(worker.ref)
+            gateway.fleet.missed(worker.ref)
             lost = partial(gateway.lost, worker.ref, reason)
             self._agenda.after(RECONNECT_S, "", lost, by=by, to=gateway.party)
 

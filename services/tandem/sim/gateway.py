@@ -14,11 +14,9 @@ from tandem.admission.estimate import Spent
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, Finished, JobEvent, SampledToken, Token
-from tandem.core.ids import HandoffId, HandoffKey, JobKey, RequestId, WorkerRef
+from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerRef
 from tandem.core.load import Load
 from tandem.core.request import Job, Request, Resume
-from tandem.engine.effects import Effect
-from tandem.engine.engine import Engine
 from tandem.flow.commands import (
     Blame,
     CancelJob,
@@ -86,10 +84,10 @@ class SimGateway:
         self._delivery = delivery
         self._config = config
         self.delivered: Callable[[Token], None] = ignore
-        self._fleet = SimFleet(agenda, network.latency_s, config)
+        self.fleet = SimFleet(agenda, network.latency_s, config)
         self._active: dict[RequestId, _Active] = {}
         self._quotas = SimQuotas(terms.tenants)
-        self._waiting = Waiting(self._fleet.roster, config, terms.targets)
+        self._waiting = Waiting(self.fleet.roster, config, terms.targets)
         self._is_ticking = False
         for worker in workers:
             self.met(worker)
@@ -105,7 +103,7 @@ class SimGateway:
         self._quotas.check()
         assert not len(self._waiting.line), "a request that has ended waits for a place"
         assert not self._active, f"{len(self._active)} requests have no end: {list(self._active.values())[:3]}"
-        for link in self._fleet.links():
+        for link in self.fleet.links():
             assert not link.placed, f"{link.placed} were placed at {link.worker!r} and never taken"
 
     def open(self, ask: Ask, ended: Ended) -> None:
@@ -140,19 +138,19 @@ class SimGateway:
             self._carry_out(active, active.life.cancelled())
 
     def streamed(self, worker: WorkerRef, stretch: Stretch) -> None:
-        link = self._fleet.find(worker)
+        link = self.fleet.find(worker)
         if link is not None:
             link.coming.append(stretch)
 
     def heard(self, worker: WorkerRef, events: Sequence[JobEvent], load: Load | None) -> None:
-        link = self._fleet.find(worker)
+        link = self.fleet.find(worker)
         if link is None or not link.is_live:
             return
         self._take_in(link)
         has_room = load is not None and load.may_take_more_than(link.load)
         if load is not None:
             link.load = load
-            self._fleet.changed(link)
+            self.fleet.changed(link)
         for event in events:
             active = self._active.get(event.key.request)
             if isinstance(event, Finished):
@@ -162,23 +160,19 @@ class SimGateway:
                     self._catch_up(active, but=worker)
                 active.moved_at = self._agenda.now
                 self._carry_out(active, active.life.reported(worker, event))
-        if has_room and self._waiting.may_go_on(self._fleet.view(link)):
+        if has_room and self._waiting.may_go_on(self.fleet.view(link)):
             self._place_queued()
 
     # ---- who comes and goes
 
     def met(self, worker: SimWorker) -> None:
         """A worker is there, another life of one, or one that could not be reached."""
-        self._fleet.met(worker)
+        self.fleet.met(worker)
         self._place_queued()
-
-    def missed(self, worker: WorkerRef) -> None:
-        """As `SimFleet.missed`."""
-        self._fleet.missed(worker)
 
     def lost(self, worker: WorkerRef, reason: str) -> None:
         """A worker is gone with all that runs there; what it has said by now has come."""
-        link = self._fleet.lost(worker)
+        link = self.fleet.lost(worker)
         if link is None:
             return
         self._take_in(link)
@@ -196,15 +190,14 @@ class SimGateway:
     # ---- what has come in the meantime
 
     def _catch_up(self, active: _Active, but: WorkerRef | None = None) -> None:
-        """What a request's workers have said of steps that they took ahead, as far as it has come; all of `but`'s has
-        been heard."""
-        links = [self._fleet.find(worker) for worker in active.life.workers() if worker != but]
+        """What a request's workers have said of steps taken ahead, as far as it has come; all of `but`'s was heard."""
+        links = [self.fleet.find(worker) for worker in active.life.workers() if worker != but]
         for link in [link for link in links if link is not None]:
             link.worker.settle()
             self._take_in(link)
 
     def _take_in(self, link: Link) -> None:
-        while link.coming and (num_come := self._fleet.num_come(link, link.coming[0])):
+        while link.coming and (num_come := self.fleet.num_come(link, link.coming[0])):
             stretch = link.coming.popleft()
             if num_come < len(stretch.ends):
                 stretch, rest = stretch.split(num_come)
@@ -246,10 +239,10 @@ class SimGateway:
         """Place what waits, in its turn, until the first finds no place."""
         while (turn := self._waiting.next(self._agenda.now)) is not None:
             active = self._active[turn.request]
-            link = self._fleet.find(turn.placement.prefill)
+            link = self.fleet.find(turn.placement.prefill)
             assert link is not None
             link.placed[turn.request] = self._waiting.line.charged(turn.request)
-            self._fleet.changed(link)
+            self.fleet.changed(link)
             self._carry_out(active, active.life.placed(turn.placement))
 
     def _carry_out(self, active: _Active, commands: Sequence[Command], at: float | None = None) -> None:
@@ -278,9 +271,9 @@ class SimGateway:
             case Submit(worker, job):
                 self._submit(active, worker, job)
             case CancelJob(worker, keys):
-                self._cancel(worker, keys)
+                self._network.cancel(worker, keys, self.party)
             case ReleaseLease(worker, lease):
-                self._release(worker, lease)
+                self._network.release(worker, lease, self.party)
 
     def _find(self, active: _Active, command: Place | Seek) -> None:
         request, now = active.life.request.id, self._agenda.now
@@ -296,11 +289,10 @@ class SimGateway:
 
     def _end(self, active: _Active, outcome: Finished | TandemError) -> None:
         now, trace = self._agenda.now, active.trace
-        trace.path = active.life.path
+        trace.path, num_output = active.life.path, len(trace.token_times)
         self._unplace(active)
         del self._active[trace.id]
         self._waiting.leave(trace.id, active.life.num_cached)
-        num_output = len(trace.token_times)
         spent = Spent(trace.num_prompt - (active.life.num_cached or 0), num_output) if num_output else None
         self._quotas.settle(trace.id, active.life.request.tenant, spent, now)
         trace.end(outcome, now)
@@ -312,22 +304,13 @@ class SimGateway:
     def _unplace(self, active: _Active) -> None:
         """It does not go where it was to."""
         placement = active.life.placement
-        link = None if placement is None else self._fleet.find(placement.prefill)
+        link = None if placement is None else self.fleet.find(placement.prefill)
         if link is not None and link.placed.pop(active.life.request.id, 0):
-            self._fleet.changed(link)
-
-    def _cancel(self, worker: WorkerRef, keys: Sequence[JobKey]) -> None:
-        def run(engine: Engine, now: float) -> list[Effect]:
-            return [effect for key in keys for effect in engine.cancel(key, now)]
-
-        self._network.post(worker, f"cancel {', '.join(map(str, keys))}", run, self.party)
-
-    def _release(self, worker: WorkerRef, key: HandoffKey) -> None:
-        self._network.post(worker, f"release {key}", lambda engine, now: engine.release(key, now), self.party)
+            self.fleet.changed(link)
 
     def _submit(self, active: _Active, ref: WorkerRef, job: Job) -> None:
         """A call whose answer brings the worker's load along."""
-        link = self._fleet.find(ref)
+        link = self.fleet.find(ref)
         if link is None or not link.is_live:
             gone = TandemError(ErrorKind.WORKER_LOST, f"worker {ref.id} is gone")
             self._carry_out(active, active.life.refused(ref, job.key, gone))
@@ -335,13 +318,13 @@ class SimGateway:
         worker = link.worker
 
         def answered(refusal: TandemError | None, load: Load) -> None:
-            if not link.is_live or self._fleet.find(ref) is not link:
+            if not link.is_live or self.fleet.find(ref) is not link:
                 return
             if not isinstance(job, Resume):
                 link.placed.pop(job.request.id, None)
             self._take_in(link)
             link.load = load
-            self._fleet.changed(link)
+            self.fleet.changed(link)
             if refusal is not None:
                 self._carry_out(active, active.life.refused(worker.ref, job.key, refusal))
                 self._place_queued()

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Protocol
 
 from tandem.core.events import JobEvent
-from tandem.core.ids import HandoffKey, WorkerRef
+from tandem.core.ids import HandoffKey, JobKey, WorkerRef
 from tandem.core.load import Load
 from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Take, Unfollow
 from tandem.engine.engine import Engine
@@ -95,6 +95,18 @@ class Network:
         """Run a command at a worker, between two of its steps."""
         taker = self._workers[worker]
         self.send(label, lambda: taker.post(command), by, taker.party)
+
+    def cancel(self, worker: WorkerRef, keys: Sequence[JobKey], by: Party) -> None:
+        """End these jobs."""
+
+        def run(engine: Engine, now: float) -> list[Effect]:
+            return [effect for key in keys for effect in engine.cancel(key, now)]
+
+        self.post(worker, f"cancel {', '.join(map(str, keys))}", run, by)
+
+    def release(self, worker: WorkerRef, key: HandoffKey, by: Party) -> None:
+        """End a lease."""
+        self.post(worker, f"release {key}", lambda engine, now: engine.release(key, now), by)
 
     def dispatch(self, worker: SimWorker, effects: Sequence[Effect], load: Load | None) -> None:
         """Events go to the gateway in one message, with the load if it has changed."""
