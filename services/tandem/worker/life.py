@@ -89,8 +89,7 @@ class Worker:
         self._reads = ReadDesk(self._post, self._peer_lost, self._tested, self._moved_last, digests=self._digests)
         self._mover = Mover(transport, model.digest, self._reads.on_event, clock)
         self._reads.attach(self._mover)
-        num_blocks = model.executor.num_blocks + model.executor.num_host_slots
-        self._publisher = compose_publisher(config.redis, me, num_blocks, clock, self._redis_health)
+        self._publisher = compose_publisher(config.redis, me, _num_cacheable(model), clock, self._redis_health)
         self._router = Router(
             self._loop, self._gateways, self._takers, self._reads, self._set_moving, self._engine_ended, self._told
         )
@@ -328,3 +327,8 @@ def _identity(config: Config, model: WorkerModel, me: WorkerRef, transport: Tran
         aliases=model.aliases,
         topology=Topology(config.worker.host_label, config.worker.rack, config.worker.zone),
     )
+
+
+def _num_cacheable(model: WorkerModel) -> int:
+    """Blocks that it can hold, in both memories."""
+    return model.executor.num_blocks + model.executor.num_host_slots
