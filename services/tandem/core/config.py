@@ -296,6 +296,7 @@ _RULES: tuple[_Rule, ...] = (
         lambda c: c.speculative.ngram_max >= c.speculative.ngram_min,
     ),
     _one("redis.url", f"must start with {', '.join(_REDIS_SCHEMES)}", lambda v: not v or v.startswith(_REDIS_SCHEMES)),
+    _one("worker.id", "must be at most 200 bytes long", lambda v: len(v.encode()) <= 200),
     _one("redis.index_stride", "must be between 1 and 64", lambda v: 1 <= v <= 64),
     _one("redis.namespace", "must be letters, digits, '.', '_' or '-'", _is_plain),
     *_each("must be between 0 and 65535", lambda v: 0 <= v <= 65535, "worker.port", "gateway.port"),

@@ -20,7 +20,6 @@ from tandem.routing.prefix_mirror import Entry
 VERSION = 1
 _ENTRY = struct.Struct("<BQQB")
 _SNAPSHOT = struct.Struct("<BQQQ")
-MAX_ID_BYTES = 255
 
 
 class IndexFormatError(Exception):
