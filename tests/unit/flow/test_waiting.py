@@ -13,6 +13,7 @@ from tandem.core.ids import BlockHash, Incarnation, RequestId, WorkerId, WorkerR
 from tandem.core.load import Load
 from tandem.core.request import Request, SamplingParams
 from tandem.core.step_cost import StepCost
+from tandem.flow.commands import Seek
 from tandem.flow.waiting import Turn, Waiting
 from tandem.routing.placement import Placement
 from tandem.routing.prefix_table import PrefixHit
@@ -146,6 +147,6 @@ def test_a_taker_needs_no_turn_and_leaves_the_charge_as_it_is() -> None:
     rig = Rig(P1, second, D1)
     rig.waiting.admit(request(), hashes=HASHES)
     rig.next()
-    found = rig.waiting.taker(RequestId("r"), P1, frozenset({D1.ref}))
-    assert isinstance(found, Placement) and (found.prefill, found.decode) == (P1.ref, second.ref)
+    seek = Seek(0, P1.ref, unfit=frozenset({D1.ref}))
+    assert rig.waiting.taker(MODEL, seek, 0.0) == second.ref
     rig.waiting.line.check()

@@ -16,7 +16,8 @@ from tandem.routing.links import PRIOR_BANDWIDTH, Links
 from tandem.routing.placement import NoPlacement, Placement
 from tandem.routing.policies import RoutingPolicy
 from tandem.routing.prefix_table import PrefixHit
-from tandem.routing.router import WORTH_WAITING, Routing, place, place_taker
+from tandem.routing.router import WORTH_WAITING, Routing, place
+from tandem.routing.takeover import find_taker
 from tandem.routing.view import ClusterView, Pool, WorkerView
 from tandem.routing.want import Want
 
@@ -190,16 +191,16 @@ def test_a_holder_that_has_enough_is_waited_for_where_that_saves_more() -> None:
 
 
 def test_a_taker_for_kv_that_is_there_already() -> None:
+    """Whoever offers it may drain and need not be among those that take new work."""
     gone = worker("p9", "decode", draining=True)
-    cluster = among(P1, D1, worker("d2", "decode", num_running=200))
+    second = worker("d2", "decode", num_running=200)
+    cluster = among(P1, D1, second)
     for giver in (P1, gone):
-        assert chosen(place_taker(cluster, want(1000), giver)) == f"{giver.ref.id} d1"
-        assert chosen(place_taker(cluster, want(1000), giver, frozenset({D1.ref}))) == f"{giver.ref.id} d2"
-    none = place_taker(cluster, want(1000), P1, frozenset({D1.ref, D2.ref}))
-    assert isinstance(none, NoPlacement) and none.may_pass
-    assert isinstance(place_taker(cluster, want(1000), replace(P1, fingerprint="g")), NoPlacement)
+        assert find_taker(cluster, "m", giver.ref, frozenset()) == D1.ref
+        assert find_taker(cluster, "m", giver.ref, frozenset({D1.ref})) == second.ref
+    assert find_taker(cluster, "m", P1.ref, frozenset({D1.ref, second.ref})) is None
     failed = replace(cluster, unlinked=frozenset({(gone.ref, D1.ref)}))
-    assert chosen(place_taker(failed, want(1000), gone)) == "p9 d2"
+    assert find_taker(failed, "m", gone.ref, frozenset()) == second.ref
 
 
 @pytest.mark.parametrize("policy", ["random", "round_robin", "least_loaded", "prefix"])
