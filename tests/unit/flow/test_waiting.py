@@ -15,7 +15,6 @@ from tandem.core.request import Request, SamplingParams
 from tandem.core.step_cost import StepCost
 from tandem.flow.commands import Seek
 from tandem.flow.waiting import Turn, Waiting
-from tandem.routing.placement import Placement
 from tandem.routing.prefix_table import PrefixHit
 from tandem.routing.roster import Roster
 from tandem.routing.view import Pool, WorkerView
@@ -148,5 +147,5 @@ def test_a_taker_needs_no_turn_and_leaves_the_charge_as_it_is() -> None:
     rig.waiting.admit(request(), hashes=HASHES)
     rig.next()
     seek = Seek(0, P1.ref, unfit=frozenset({D1.ref}))
-    assert rig.waiting.taker(MODEL, seek, 0.0) == second.ref
+    assert rig.waiting.taker("m", seek, 0.0) == second.ref
     rig.waiting.line.check()
