@@ -16,7 +16,12 @@ from tandem.cli.free_port import require_free_port
 from tandem.core.config import Config, GatewayConfig, value_of
 from tandem.core.settings import Setting, build, flags_of, settings
 
-_OTHER = {"redis.url": "redis://elsewhere:6379", "redis.namespace": "other", "engine.block_size": "32"}
+_OTHER = {
+    "redis.url": "redis://elsewhere:6379",
+    "redis.namespace": "other",
+    "engine.block_size": "32",
+    "worker.announce": "elsewhere:50051",
+}
 
 
 def other_value(setting: Setting) -> str:
