@@ -208,7 +208,7 @@ def test_reasons_are_told_to_who_asks(front: Front, http: httpx.Client, is_strea
         return found
 
     assert told({"x-tandem-explain": "1"})["reasons"] == [{"prefill": "p1", "decode": "d1"}]
-    assert told({}).keys() == told({"x-tandem-explain": "0"}).keys() == {"path"}
+    assert told({}).keys() == told({"x-tandem-explain": "0"}).keys() == {"path", "attempts"}
     refused = http.post(URL, json=CHAT, headers={"x-tandem-explain": "yes"})
     assert refused.status_code == 400 and error_of(refused)["param"] == "x-tandem-explain"
 
