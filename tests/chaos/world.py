@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import redis as redis_client
 
 from tandem.admission.keys import hash_text, key_digest
 from tests.chaos.load import Target
 from tests.chaos.proxy import How, Proxies, Proxy
 from tests.chaos.script import Fault
-from tests.e2e.gateway.processes import PATIENCE_S, Cluster, Gateway, Redis, Worker, cluster, until
+from tests.e2e.gateway.processes import Cluster, Gateway, Redis, Worker, cluster, until
 
 KEYS = {"acme": "tdm_acme", "globex": "tdm_globex"}
 NUM_EACH = 2
@@ -94,7 +93,7 @@ class World:
         for name, worker in self.workers.items():
             until(worker.is_idle, f"an idle {name}: {worker.books()}")
         for name, gateway in self.gateways.items():
-            until(lambda gateway=gateway: gauges(gateway)["tandem_open_requests"] == 0, f"an idle {name}")  # type: ignore[misc]
+            until(lambda gateway=gateway: gateway.metrics()["tandem_open_requests"] == 0, f"an idle {name}")  # type: ignore[misc]
         self._lapse()
         until(lambda: not self._reservations(), "settled reservations")
 
@@ -188,15 +187,9 @@ class World:
         self.wait_whole()
 
 
-def gauges(gateway: Gateway) -> dict[str, float]:
-    lines = httpx.get(f"{gateway.url}/metrics", timeout=PATIENCE_S, trust_env=False).text.splitlines()
-    told = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
-    return {name: float(value) for name, value in told}
-
-
 def live(gateway: Gateway) -> tuple[float, float]:
     """Prefill and decode workers that it sees."""
-    told = gauges(gateway)
+    told = gateway.metrics()
     return told['tandem_live_workers{pool="prefill"}'], told['tandem_live_workers{pool="decode"}']
 
 

@@ -27,6 +27,7 @@ from tandem.runtime.sampler import kept_tokens
 from tests.golden.cluster import Cluster, Knobs, Outcome, can_guess
 from tests.golden.conftest import TinyModels
 from tests.golden.models import NEAR_TIE, TINY_VOCAB, Reference
+from tests.golden.movers import Movers
 from tests.golden.test_choices import Choices
 from tests.golden.test_same_answer import _PROMPTS, _RIVALS
 
@@ -139,6 +140,30 @@ def test_the_same_tokens_however_computed(
     answers = [[*prompt, *output] for prompt, output in zip(prompts, right, strict=True)]
     with Cluster(executors, knobs, answers) as cluster:
         assert [outcome.ids for outcome in cluster.ask(prompts, params)] == right
+
+
+@pytest.mark.parametrize(
+    "knobs", [Knobs(), Knobs(block_size=4, plan_depth=2), Knobs(block_size=4, speculation="ngram")], ids=str
+)
+def test_choices_that_move_stay_within_their_grammar(tiny: TinyModels, bundle: TokenizerBundle, knobs: Knobs) -> None:
+    """Whoever takes a choice builds its state anew, from the tokens that it is told."""
+    reference, prompt = tiny("llama", "float64"), _PROMPTS[1]
+    params = SamplingParams(max_tokens=_OUTPUTS, temperature=1.1, seed=5, grammar=_ENDLESS)
+    masks = GrammarMasks(bundle, TINY_VOCAB)
+    right = [_masked(reference, masks, prompt, params, choice) for choice in range(3)]
+    for num_steps in (2, 9, 17):
+        executors = [
+            reference.executor(block_size=knobs.block_size, num_blocks=160, grammars=GrammarMasks(bundle, TINY_VOCAB))
+            for _ in range(2)
+        ]
+        with Movers(executors, knobs) as movers:
+            stories = movers.begin(prompt, params, len(right))
+            for _ in range(num_steps):
+                movers.step()
+            movers.evacuate(movers.nodes[0])
+            movers.run()
+        assert [story.ids for story in stories] == right
+        assert all(story.num_moved == 1 and not story.num_recomputed for story in stories), num_steps
 
 
 @pytest.mark.parametrize("num_known", [1, 7, 29])

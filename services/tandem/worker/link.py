@@ -205,13 +205,13 @@ class Link:
         message = self._next_message()
         message.taker.CopyFrom(encode_worker(self._context.me))
         message.fingerprint = self._context.fingerprint
-        await call.write(message)
+        await _write(call, message)
         while True:
             self._wake.clear()
             if self._is_lost:
                 raise _Broken("the transport lost the source")
             if self._to_follow or self._to_renew or self._to_take or self._to_release:
-                await call.write(self._next_message())
+                await _write(call, self._next_message())
                 continue
             try:
                 await asyncio.wait_for(self._wake.wait(), IDLE_S)
@@ -268,6 +268,14 @@ class Link:
         _log.warning("%s is lost: %s", self.source, reason)
         source = self.source
         self._context.post(lambda engine, now: engine.source_lost(source, reason, now))
+
+
+async def _write(call: _Call, message: kv_pb2.FollowRequest) -> None:
+    """Raises _Broken for a call that ended a moment ago, which gRPC takes for a mistake of ours."""
+    try:
+        await call.write(message)
+    except asyncio.InvalidStateError as ended:
+        raise _Broken("the stream has ended") from ended
 
 
 def _is_cancelled() -> bool:

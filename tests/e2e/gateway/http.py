@@ -110,6 +110,12 @@ class Answer:
         error: dict[str, Any] | None = told.get("error")
         return error
 
+    def about(self) -> dict[str, Any]:
+        """What we add of our own, at the end of it."""
+        bodies = [self.json()] if "json" in self.headers["content-type"] else self.events()
+        told: dict[str, Any] = next(body["tandem"] for body in reversed(bodies) if body and "tandem" in body)
+        return told
+
     def text(self) -> str:
         """All of it, streamed or not."""
         if "json" in self.headers["content-type"]:

@@ -89,6 +89,11 @@ class Gateway(Program):
         answer = httpx.get(f"{self.url}/ready", timeout=PATIENCE_S, trust_env=False)
         return None if answer.status_code == 200 else str(answer.json()["reason"])
 
+    def metrics(self) -> dict[str, float]:
+        lines = httpx.get(f"{self.url}/metrics", timeout=PATIENCE_S, trust_env=False).text.splitlines()
+        told = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
+        return {name: float(value) for name, value in told}
+
     def wait_serving(self) -> None:
         until(lambda: self.missing() is None, f"a {self.name} that serves")
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
+import grpc.aio
 import pytest
 
 from tandem.core.config import EngineConfig, HandoffConfig
@@ -12,6 +14,7 @@ from tandem.core.errors import ErrorKind
 from tandem.core.events import Cancelled, Failed, Finished, FinishReason
 from tandem.core.ids import HandoffId, HandoffKey, Incarnation
 from tandem.core.request import Prefill, Resume
+from tandem.wire.trust import Trust
 from tests.e2e.client import hand_over, new_request
 from tests.unit.worker.conftest import Gate, Nodes, pace
 from tests.unit.worker.fake_model import MODEL, continuation
@@ -320,3 +323,33 @@ async def test_a_taker_with_a_small_pool_waits_for_room(nodes: Nodes) -> None:
     assert taker.client.tokens(local) == continuation([5, *PROMPT[:40]], 30)
     await taker.client.settled()
     await giver.client.settled()
+
+
+async def test_a_follow_stream_that_has_just_ended_is_opened_anew(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is said next on it is said on another: to gRPC it is a call in a wrong state, to us a stream that broke."""
+    num_streams, stub_of = 0, Trust.stub
+
+    def stub(trust: Trust, channel: grpc.aio.Channel, incarnation: Incarnation) -> Any:
+        made: Any = stub_of(trust, channel, incarnation)
+        follow = made.Follow
+
+        def ends_the_first_time() -> Any:
+            nonlocal num_streams
+            num_streams += 1
+            call = follow()
+            if num_streams == 1:
+                call.cancel()
+            return call
+
+        made.Follow = ends_the_first_time
+        return made
+
+    monkeypatch.setattr(Trust, "stub", stub)
+    giver, taker = await nodes.start(), await nodes.start()
+    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 12))
+    assert await taker.client.end_of(key) == Finished(key, FinishReason.LENGTH, 12, 0)
+    assert num_streams == 2
+    await giver.client.settled()
+    await taker.client.settled()
