@@ -115,6 +115,21 @@ def test_every_request_ends_once_and_nothing_is_left(
     assert run(max_run=max_run)[0] == single == digest
 
 
+@pytest.mark.parametrize("max_run", [2, 64])
+def test_how_far_workers_look_ahead_does_not_show_in_what_routers_know_of_their_steps(max_run: int) -> None:
+    config = Config(engine=EngineConfig(max_num_batched_tokens=64, max_num_seqs=2))
+    spec = slow_spec(config=config, num_blocks=60, residuals=always(0.5, 1.0, 3.0))
+
+    def run(max_run: int) -> str:
+        workers = ((replace(spec, max_run=max_run), 4),)
+        one = SimCluster(ClusterSpec(workers=workers, gateway=GatewayConfig(disaggregation="off"), latency_s=0.0))
+        traces_of(one, poisson(GROUPS, 0, NUM_REQUESTS, rate=20.0))
+        one.check()
+        return one.digest
+
+    assert run(max_run) == run(1)
+
+
 @pytest.mark.slow
 @effort(60)
 @given(

@@ -47,10 +47,9 @@ class GatewayLink:
         worker, load = self.worker, self.load
         if num_free != load.num_free_blocks:
             load = replace(load, num_free_blocks=num_free)
-        cost = worker.engine.pacer.model.published
         layout = worker.spec.layout
         return WorkerView(
-            worker.ref, worker.spec.pool, MODEL, FINGERPRINT, load, tuple(self.placed.values()), cost,
+            worker.ref, worker.spec.pool, MODEL, FINGERPRINT, load, tuple(self.placed.values()), worker.step_cost,
             num_coming=len(self.decoding), block_size=layout.block_size, block_bytes=layout.block_bytes,
         )  # fmt: skip
 

@@ -92,7 +92,8 @@ class Outlet(Protocol):
 
 
 class SimWorker:
-    """`busy_s` and the counters are of steps that have ended.
+    """`busy_s` and the counters are of steps that have ended. `step_cost`: what it says of them, told anew at the end of
+    each that computes prompts; between those it may have looked ahead, or not.
 
     Where the engine says that its next steps are all alike (`Engine.run`), they are looked at ahead and taken in when
     the last of them ends, when the step ends during which something comes, or when somebody looks (`settle`).
@@ -124,6 +125,7 @@ class SimWorker:
         self.engine = compose_engine(spec.config, self._executor, FINGERPRINT, max_model_len, records_facts=True)
         if spec.calibration is not None:
             self.engine.pacer.calibrated(spec.calibration)
+        self.step_cost = self.engine.pacer.model.published
         self._agenda = agenda
         self._outlet = outlet
         self._inbox: deque[Command] = deque()
@@ -225,6 +227,8 @@ class SimWorker:
         self.party.log.step(now, plan.number, plan.num_tokens, self._load.num_free_blocks)
         if self._is_paced:
             self.engine.pacer.measured(result, seconds)
+        if step.num_prefill_tokens:
+            self.step_cost = self.engine.pacer.model.published
         self._count(step, seconds)
         self._turn()
 
@@ -312,8 +316,9 @@ class SimWorker:
 
     @property
     def _is_paced(self) -> bool:
-        """Without latency targets the pacer need not learn: how long a step took changes no later one."""
-        return self.spec.max_run == 1 or self.spec.config.slo != SloConfig()
+        """Without latency targets how long a step took changes no later one: the pacer need not learn, and routers
+        reckon with the calibration."""
+        return self.spec.config.slo != SloConfig()
 
     def _dispatch(self, effects: Sequence[Effect]) -> None:
         load = self.engine.load()
