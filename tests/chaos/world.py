@@ -176,6 +176,7 @@ class World:
         proxy = self._before[name]
         count = self._proxies.do(proxy.cut(pids, how)).result()
         self._say(f"    {count} connections")
+        assert count or whom == "peers", "every gateway watches every worker, so this cut nothing"
         time.sleep(lasts_s)
         self._proxies.do(proxy.heal()).result()
 

@@ -58,9 +58,10 @@ def _bind(server: grpc.aio.Server, trust: Trust, config: WorkerConfig) -> str:
     """Take a port; returns the address that others are told."""
     host = f"[{config.host}]" if ":" in config.host else config.host
     try:
-        return f"{host}:{trust.listen(server, f'{host}:{config.port}')}"
+        port = trust.listen(server, f"{host}:{config.port}")
     except RuntimeError as error:
         where = f"{host}:{config.port}"
         raise TandemError(
             ErrorKind.INVALID_REQUEST, f"cannot listen on {where}: {error}", param="worker.port"
         ) from None
+    return config.announce or f"{host}:{port}"

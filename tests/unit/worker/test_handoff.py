@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from dataclasses import replace
 from typing import Any
 
 import grpc.aio
 import pytest
 
-from tandem.core.config import EngineConfig, HandoffConfig
+from tandem.core.config import EngineConfig, HandoffConfig, WorkerConfig
 from tandem.core.errors import ErrorKind
 from tandem.core.events import Cancelled, Failed, Finished, FinishReason
 from tandem.core.ids import HandoffId, HandoffKey, Incarnation
@@ -353,3 +354,33 @@ async def test_a_follow_stream_that_has_just_ended_is_opened_anew(
     assert num_streams == 2
     await giver.client.settled()
     await taker.client.settled()
+
+
+async def test_kv_is_taken_from_where_a_worker_says_that_it_is_reached(nodes: Nodes) -> None:
+    """Behind a proxy, which here carries bytes and nothing else."""
+    target = ""
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, _, port = target.rpartition(":")
+        there, onward = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(_pump(reader, onward), _pump(there, writer))
+
+    proxy = await asyncio.start_server(carry, "127.0.0.1", 0)
+    outside = f"127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    target = f"127.0.0.1:{port}"
+    giver = await nodes.start(worker=WorkerConfig(port=port, announce=outside))
+    taker = await nodes.start()
+    assert giver.worker.me.address == outside
+    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 12))
+    assert await taker.client.end_of(key) == Finished(key, FinishReason.LENGTH, 12, 0)
+    proxy.close()
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while chunk := await reader.read(1 << 16):
+        writer.write(chunk)
+        await writer.drain()
+    writer.close()
