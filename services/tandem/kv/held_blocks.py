@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 
 from tandem.core.ids import BlockHash
-from tandem.kv.prefix_word import TIER_BITS, TIER_MASK, WORD_BYTES, name_of
+from tandem.kv.prefix_word import GONE, TIER_BITS, TIER_MASK, WORD_BYTES, name_of
 
 _FULL = 0.6
 """Of all slots; beyond it a look at a name that is not here takes more than four probes."""
@@ -26,15 +26,15 @@ class Chain:
     def __init__(self, hashes: Sequence[BlockHash], stride: int) -> None:
         self._hashes = hashes
         self._stride = stride
-        self.names: dict[int, int] = {}
-        """Those that were asked for."""
+        self.names = [0] * (len(hashes) // stride + 1)
+        """By position; 0 where nobody has asked."""
 
     def name(self, position: int) -> int:
         name = self.names[position] = name_of(self._hashes[position * self._stride - 1])
         return name
 
     def __len__(self) -> int:
-        return len(self._hashes) // self._stride
+        return len(self.names) - 1
 
 
 class HeldBlocks:
@@ -56,27 +56,32 @@ class HeldBlocks:
             i = i + 1 & mask
         return 0
 
-    def leading(self, chain: Chain, least: int, guess: int, most: int) -> int:
-        """How many leading blocks of `chain`, at most `most`, lie in tier `least` or better, by bisection. The first
-        look is at `guess`, from 1 to `most`, and where it is right the second is the last. Device memory may have
-        holes, which a bisection may miss.
+    def leading(self, chain: Chain, least: int, most: int, ends: Sequence[int]) -> tuple[int, int]:
+        """How many leading blocks of `chain`, at most `most`, lie in tier `least` or better, and in which the last of
+        them does, by bisection: first among `ends`, at least one position and ascending, where chains have ended
+        elsewhere, then right behind the end that was found, then in between. Device memory may have holes, which a
+        bisection may miss.
 
         `tier` is written out here: calls would be most of what a look costs.
         """
         slots, mask, names = self._slots, self._mask, chain.names
-        low, high, probe = 0, most + 1, guess  # it has the block at `low`, if any, and not the one at `high`
-        while True:
-            name = names.get(probe) or chain.name(probe)
+        low, high, found = 0, most + 1, GONE  # it has the block at `low`, if any, and not the one at `high`
+        first, middle, last = 0, 0, len(ends)
+        while high - low > 1:
+            if first < last:
+                middle = first + last >> 1
+                probe = ends[middle]
+            else:
+                probe = low + 1 if first and low == ends[first - 1] else low + high >> 1
+            name = names[probe] or chain.name(probe)
             i = name >> TIER_BITS & mask
             while (word := slots[i]) and word ^ name > TIER_MASK:
                 i = i + 1 & mask
-            if word & TIER_MASK >= least:
-                low = probe
+            if (tier := word & TIER_MASK) >= least:
+                low, found, first = probe, tier, middle + 1
             else:
-                high = probe
-            if high - low == 1:
-                return low
-            probe = low + 1 if low == guess else (low + high) // 2
+                high, last = probe, middle
+        return low, found
 
     def write(self, words: Iterable[int]) -> None:
         """Put each block where its word says, in order."""

@@ -9,6 +9,8 @@ find: an index gives hints, and a wrong one costs time, never an answer.
 
 from __future__ import annotations
 
+import struct
+
 from tandem.core.events import BlockDemoted, BlockEvicted, BlockStored, KVFact
 from tandem.core.ids import BlockHash
 
@@ -18,11 +20,12 @@ TIER_BITS = 2
 TIER_MASK = (1 << TIER_BITS) - 1
 WORD_BYTES = 8
 _NAME_MASK = (1 << 64) - 1 - TIER_MASK
+_first_word = struct.Struct("<Q").unpack_from
 
 
 def name_of(block: BlockHash) -> int:
     """The word of a block that is GONE: its name alone."""
-    return int.from_bytes(block[:WORD_BYTES], "little") & _NAME_MASK
+    return _first_word(block)[0] & _NAME_MASK  # type: ignore[no-any-return]
 
 
 def word_of(fact: KVFact) -> int:

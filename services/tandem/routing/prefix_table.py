@@ -6,6 +6,7 @@ prompt is found by bisection, in O(log n) looks.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -35,16 +36,20 @@ class PrefixTable:
     def match(self, hashes: Sequence[BlockHash]) -> Mapping[WorkerRef, PrefixHit]:
         """What each worker holds of the chain `hashes`; those that hold nothing are left out."""
         hits: dict[WorkerRef, PrefixHit] = {}
-        chain, guess = Chain(hashes, self.stride), 0
-        if not len(chain):
+        chain = Chain(hashes, self.stride)
+        if not (most := len(chain)):
             return hits
-        first = chain.name(1)
+        first, ends = chain.name(1), [most]
         for worker, held in self._held.items():
-            if held.tier(first):
-                # The longest, or as long as with the worker before: often they hold the same.
-                guess = held.leading(chain, HOST, guess or len(chain), len(chain))
-                num_device = held.leading(chain, DEVICE, guess, guess)
-                hits[worker] = PrefixHit(guess * self.stride, num_device * self.stride)
+            if not held.tier(first):
+                continue
+            num, tier = held.leading(chain, HOST, most, ends)
+            num_device = num if tier == DEVICE else held.leading(chain, DEVICE, num, [num])[0]
+            hits[worker] = PrefixHit(num * self.stride, num_device * self.stride)
+            # Often workers hold the same; where they do not, each end halves what is left to look at.
+            place = bisect_left(ends, num)
+            if ends[place] != num:
+                ends.insert(place, num)
         return hits
 
     def apply(self, worker: WorkerRef, facts: Iterable[KVFact]) -> None:

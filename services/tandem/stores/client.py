@@ -41,9 +41,15 @@ class _Watched:
         """Around whatever is asked under this name, which ends within `answer_s`. The errors among the answers that are
         put into the list count like one that is raised; that a script is not known counts as an answer."""
         answers: list[Any] = []
+        task = asyncio.current_task()
+        num_cancels = task.cancelling() if task is not None else 0
         try:
             async with asyncio.timeout(self.answer_s):
                 yield answers
+            if task is not None and task.cancelling() > num_cancels:
+                # The library writes in `asyncio.wait_for`, which before Python 3.12 forgets a cancel that comes with
+                # the result: the loop that asks would go on for ever.
+                raise asyncio.CancelledError
         except NoScriptError:
             self.health.answered(self.store, command)
             raise

@@ -1,0 +1,53 @@
+"""What a client adds around whatever is asked: a cancel that comes with the answer is not lost."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tandem.stores.client import connect
+
+
+@pytest.mark.parametrize("url", ["redis://nowhere:1", "redis+cluster://nowhere:1"])
+async def test_a_cancel_that_comes_with_the_answer_ends_the_task(url: str) -> None:
+    """`asyncio.wait_for` of Python 3.11, in which the library writes, gives the result and forgets the cancel."""
+    client = connect(url)
+    answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def ask_for_ever() -> None:
+        while True:
+            async with client.asking("XREAD"):
+                await asyncio.wait_for(answer, 10.0)
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(ask_for_ever())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    answer.set_result(None)
+    task.cancel()
+    done, _ = await asyncio.wait([task], timeout=5.0)
+    task.cancel()
+    await client.aclose()
+    assert done == {task} and task.cancelled()
+
+
+async def test_a_task_that_was_cancelled_before_may_still_ask() -> None:
+    """As in a `finally`, where a publisher withdraws its snapshot."""
+    client = connect("redis://nowhere:1")
+    asked: list[str] = []
+
+    async def ask_at_the_end() -> None:
+        try:
+            await asyncio.sleep(10.0)
+        finally:
+            async with client.asking("DEL"):
+                await asyncio.sleep(0)
+            asked.append("DEL")
+
+    task = asyncio.create_task(ask_at_the_end())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await client.aclose()
+    assert asked == ["DEL"] and task.cancelled()
