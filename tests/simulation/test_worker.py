@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import pytest
 
-from tandem.core.config import Bytes, Config, EngineConfig
+from tandem.core.config import Bytes, Config, EngineConfig, SloConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, SampledToken, Token
 from tandem.core.ids import RequestId
 from tandem.core.load import Load
 from tandem.core.request import Generate, Request, SamplingParams
+from tandem.core.step_cost import StepCost
 from tandem.engine.effects import Effect, Emit
 from tandem.sim.agenda import Agenda, Party
 from tandem.sim.log import Log
+from tandem.sim.residuals import always
 from tandem.sim.shapes import SMOLLM_135M
 from tandem.sim.stretch import Stretch
 from tandem.sim.worker import SimWorker
@@ -126,3 +129,22 @@ def test_prompts_that_take_turns_find_their_beginnings_in_host_memory(num_host_s
     hit = 992 if num_host_slots else 0
     assert [end.num_cached_tokens for end in ends] == [0, 0, 0, hit, hit, hit]
     assert worker.num_prefill_tokens == 6 * 1000 - 3 * hit
+
+
+def test_what_steps_are_said_to_cost_does_not_depend_on_how_far_the_worker_looks_ahead() -> None:
+    def told(max_run: int) -> list[StepCost | None]:
+        agenda = Agenda()
+        config = Config(slo=SloConfig(ttft_ms=500.0))
+        spec = slow_spec(config=config, residuals=always(0.5, 1.0, 3.0), max_run=max_run)
+        worker = SimWorker(agenda, spec, "w", Notes(agenda), seed=0, party=PARTY)
+        seen: list[StepCost | None] = []
+        for i, name in enumerate("abcdef"):
+            one = job(name, 100, max_tokens=40)
+            agenda.at(0.5 * i, name, partial(worker.submit, one, lambda *_: None), by=PARTY)
+        for i in range(400):
+            agenda.at(0.01 * i, "", lambda: seen.append(worker.step_cost), by=PARTY)
+        agenda.run()
+        return seen
+
+    assert len(set(told(1))) > 2, "it has learned"
+    assert told(64) == told(1)

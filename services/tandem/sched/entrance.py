@@ -1,14 +1,15 @@
-"""Which of the sequences that wait may begin: gives them seats and their first blocks; never ends or preempts one."""
+"""Which of the sequences that wait may begin: gives them seats and their first blocks, and adds up what was committed
+before; never ends or preempts one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 
 from tandem.core.ids import BlockHash, JobKey, SeqId
 from tandem.core.request import Prefill
 from tandem.kv.pool import BlockPool, Holder
-from tandem.sched.acceptance import blocks_for
+from tandem.sched.acceptance import Commitments, blocks_for, num_seats
 from tandem.sched.draft import Draft
 from tandem.sched.outcome import Offer, PullGrant
 from tandem.sched.policy import SchedulerLimits, may_offer
@@ -41,6 +42,18 @@ class Entrance:
     def num_seats(self) -> int:
         """Those that nobody has."""
         return self._limits.max_num_seqs - len(self._running) - len(self._pulling)
+
+    def commitments(self) -> Commitments:
+        """What a job that comes now must find room beside."""
+        pulls = (seq for seq in self._waiting if seq.is_pull)
+        seated = chain(self._running, self._pulling.values(), pulls)
+        return Commitments(
+            num_blocks=self._pool.num_blocks,
+            num_leased=self._pool.num_leased,
+            num_seqs=sum(num_seats(seq.job, self._limits) for seq in seated),
+            promises=tuple(self._promised.values()),
+            prefills=tuple(self._num_blocks(seq) for seq in self._waiting if isinstance(seq.job, Prefill)),
+        )
 
     def admit(self, draft: Draft) -> None:
         """Start waiting sequences in order, those with a share. The first that finds no room ends it, so that none is

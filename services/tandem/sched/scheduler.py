@@ -20,13 +20,7 @@ from tandem.core.request import Job, Prefill
 from tandem.kv.handoff import BlockDigest
 from tandem.kv.hashing import root_hash
 from tandem.kv.pool import BlockPool, BlockTable, Holder
-from tandem.sched.acceptance import (
-    Commitments,
-    blocks_for,
-    check_job,
-    num_seats,
-    pull_need,
-)
+from tandem.sched.acceptance import check_job, pull_need
 from tandem.sched.backlog import backlog, check_backlog, horizon_tokens
 from tandem.sched.departure import Departures
 from tandem.sched.draft import Draft
@@ -75,7 +69,7 @@ class Scheduler:
         """Accept a job. Raises TandemError, and keeps nothing of it, when it can never run or has no room."""
         if any(key in self._by_key for key in job.keys):
             raise TandemError(ErrorKind.INVALID_REQUEST, f"job {job.key} is here already")
-        check_job(job, self._commitments(), self.limits, self.pool.block_size)
+        check_job(job, self._entrance.commitments(), self.limits, self.pool.block_size)
         root = root_hash(self._fingerprint, self.pool.block_size, job.request.cache_salt)
         seq = Sequence(SeqId(self._num_arrived), job, root, self._num_arrived, now)
         # Now, rather than between two steps or between an announcement and our first read of what it names.
@@ -336,24 +330,8 @@ class Scheduler:
         self.pool.release(seq.table)
         del self._by_id[seq.id]
 
-    # ---- sizes
-
-    def _commitments(self) -> Commitments:
-        pulls = (seq for seq in self._waiting if seq.is_pull)
-        seated = chain(self._running, self._pulling.values(), pulls)
-        return Commitments(
-            num_blocks=self.pool.num_blocks,
-            num_leased=self.pool.num_leased,
-            num_seqs=sum(num_seats(seq.job, self.limits) for seq in seated),
-            promises=tuple(self._promised_blocks.values()),
-            prefills=tuple(self._num_blocks(len(s.tokens)) for s in self._waiting if isinstance(s.job, Prefill)),
-        )
-
     def _pull_need(self, job: Job) -> int:
         return pull_need(job, self.limits, self.pool.num_blocks, self.pool.block_size)
-
-    def _num_blocks(self, num_tokens: int) -> int:
-        return blocks_for(num_tokens, self.pool.block_size)
 
 
 def _check_queues(queued: Many[Sequence], by_id: Collection[SeqId], by_key: Collection[JobKey]) -> None:

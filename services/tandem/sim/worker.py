@@ -92,8 +92,8 @@ class Outlet(Protocol):
 
 
 class SimWorker:
-    """`busy_s` and the counters are of steps that have ended. `step_cost`: what it says of them, told anew at the end of
-    each that computes prompts; between those it may have looked ahead, or not.
+    """`busy_s` and the counters are of steps that have ended. `step_cost`: what it says of them, told anew at the end
+    of each that computes prompts; between those it may have looked ahead, or not.
 
     Where the engine says that its next steps are all alike (`Engine.run`), they are looked at ahead and taken in when
     the last of them ends, when the step ends during which something comes, or when somebody looks (`settle`).
