@@ -1,0 +1,134 @@
+"""A gateway's mirror beside publishers and a real Redis, one fault at a time: what is lost is found again, what is dead
+stays dead, and where nothing is lost nothing has to be."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from tandem.core.events import BlockEvicted, BlockStored, KVFact
+from tandem.core.ids import BlockHash, Incarnation, WorkerId, WorkerRef
+from tandem.gateway.prefixes import PrefixIndex
+from tandem.kv.prefix_log import PrefixLog
+from tandem.kv.prefix_word import DEVICE, name_of
+from tandem.stores.client import connect
+from tandem.stores.prefix_index import IndexReader, IndexWriter, shard_of
+from tandem.worker.publisher import BEACON_S, Publisher
+
+pytestmark = pytest.mark.redis
+BLOCKS = [BlockHash(bytes([number]) * 16) for number in range(40)]
+SOON_S = 0.5
+"""Later than any second look at a snapshot or a wish, and sooner than a beacon."""
+
+
+class Cluster:
+    """One worker in lives that follow on each other, and one gateway."""
+
+    def __init__(self, url: str, namespace: str) -> None:
+        self.url, self.namespace, self.time = url, namespace, 1000.0
+        self.redis = connect(url)
+        self.writers: list[IndexWriter] = []
+        self.gateway = PrefixIndex(IndexReader(url, namespace), self, 1, self)
+        self.begin_life()
+
+    def now(self) -> float:
+        return self.time
+
+    def workers(self) -> list[WorkerRef]:
+        return [self.ref]
+
+    def cache_root(self, model: str) -> tuple[str, int] | None:
+        return "model", 1
+
+    def begin_life(self) -> None:
+        self.ref = WorkerRef(WorkerId("w"), Incarnation(len(self.writers) + 1), "host:1")
+        self.writers.append(IndexWriter(self.url, self.namespace, self.ref))
+        self.publisher = Publisher(self.writers[-1], self.ref, PrefixLog(1, 100, 100), 100, self)
+
+    async def tell(self, stored: Sequence[BlockHash] = (), evicted: Sequence[BlockHash] = ()) -> None:
+        facts: list[KVFact] = [*(BlockStored(h, None) for h in stored), *(BlockEvicted(h) for h in evicted)]
+        self.publisher.told(facts)
+        await self.publisher.turn()
+
+    async def pass_by(self, seconds: float) -> None:
+        self.time += seconds
+        await self.publisher.turn()
+        await self.gateway.follow()
+
+    def held(self) -> set[int]:
+        return set(self.gateway.table.held(self.ref) or ())
+
+    def num_wanted(self) -> float:
+        return self.gateway.gauges()["tandem_prefix_index_workers_wanted"]
+
+    async def close(self) -> None:
+        await self.gateway.stop()
+        for writer in self.writers:
+            await writer.close()
+        await self.redis.aclose()
+
+
+@pytest.fixture
+async def cluster(redis_url: str, request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
+    cluster = Cluster(redis_url, f"prefixes-{request.node.name}")
+    yield cluster
+    await cluster.close()
+
+
+def words(blocks: Sequence[BlockHash]) -> set[int]:
+    return {name_of(block) | DEVICE for block in blocks}
+
+
+async def test_what_is_told_is_known_at_the_next_look_without_a_snapshot(cluster: Cluster) -> None:
+    """Otherwise one that mends what was lost hides that it was."""
+    await cluster.pass_by(SOON_S)
+    held: list[BlockHash] = []
+    for start in range(0, 40, 5):
+        gone, held = held[:2], held[2:] + BLOCKS[start : start + 5]
+        await cluster.tell(BLOCKS[start : start + 3], evicted=gone)
+        await cluster.tell(BLOCKS[start + 3 : start + 5])
+        await cluster.gateway.follow()
+        assert cluster.held() == words(held) and not cluster.num_wanted(), start
+
+
+@pytest.mark.parametrize("is_all_lost", [False, True])
+async def test_the_last_entry_is_missed_though_nothing_follows_on_it(cluster: Cluster, is_all_lost: bool) -> None:
+    await cluster.tell(BLOCKS[:3])
+    await cluster.pass_by(SOON_S)
+    await cluster.tell(BLOCKS[3:5], evicted=BLOCKS[:1])
+    stream = f"{{{cluster.namespace}:index:{shard_of(cluster.ref.id)}}}"
+    last, _ = (await cluster.redis.xrevrange(stream, count=1))[0]
+    await (cluster.redis.delete(stream) if is_all_lost else cluster.redis.xdel(stream, last))
+    await cluster.pass_by(SOON_S)
+    assert cluster.held() == words(BLOCKS[:3]), "nobody can know yet"
+    for _ in range(4):
+        await cluster.pass_by(BEACON_S)
+    assert cluster.held() == words(BLOCKS[1:5]) and not cluster.num_wanted()
+
+
+async def test_facts_that_a_worker_drops_while_redis_is_away_are_in_a_snapshot(cluster: Cluster) -> None:
+    await cluster.tell(BLOCKS[:1])
+    await cluster.pass_by(SOON_S)
+    for _ in range(60):
+        cluster.publisher.told([BlockStored(BLOCKS[2], None), BlockEvicted(BLOCKS[2])])
+    await cluster.tell(BLOCKS[5:6])
+    for _ in range(3):
+        await cluster.pass_by(BEACON_S)
+    assert cluster.held() == words([BLOCKS[0], BLOCKS[5]]) and not cluster.num_wanted()
+
+
+async def test_a_snapshot_of_the_life_before_is_not_this_ones(cluster: Cluster) -> None:
+    await cluster.tell(BLOCKS[:9])
+    await cluster.pass_by(SOON_S)
+    assert cluster.held() == words(BLOCKS[:9])
+    dead = cluster.ref
+    cluster.begin_life()
+    cluster.time += SOON_S
+    await cluster.gateway.follow()
+    assert cluster.held() == set() and cluster.gateway.table.held(dead) is None
+    await cluster.tell(BLOCKS[9:11])
+    for _ in range(3):
+        await cluster.pass_by(SOON_S)
+    assert cluster.held() == words(BLOCKS[9:11]) and not cluster.num_wanted()
+    assert cluster.gateway.table.num_workers == 1
