@@ -36,6 +36,7 @@ soak: setup ## tests that run for long to find what is rare: machines of states,
 proto: setup ## generate services/tandem/wire/gen from proto/
 	$(BIN)/python .ci/generate_proto.py
 
-bench: setup ## what the gateway's door costs; then compare workloads with the bare engine and installed peers
+bench: setup ## what the door and the prefix index cost; then compare workloads with the bare engine and installed peers
 	@$(BIN)/python -m loadtest door --quick
+	@$(BIN)/python -m loadtest index
 	@$(BIN)/python -m loadtest bench $(ARGS)
