@@ -110,8 +110,6 @@ class Course:
             prefill = Prefill(**_facts(job), handoff=job.handoff)
             strand.source = Source(job.source, prefill.offer, prefill)
             return self._submit(strand, job.source, prefill)
-        if isinstance(job, Resume) and strand.is_source_open:
-            self.count_move(strand)
         strand.move(Step.STARTED)
         return []
 
@@ -135,10 +133,11 @@ class Course:
     def offered(self, strand: Strand, choice: int, work: Work, offer: HandoffKey) -> list[Command]:
         """A worker that drains draws on while one choice is sought another, by itself."""
         source = Source(work.worker, offer)
-        if strand.asked is work and isinstance(work.job, Generate):
-            self.accepted(strand)
-        if work.has_given or strand.source == source or strand.phase is Phase.STARTING:
+        if work.has_given or strand.source == source:
             return []
+        if strand.asked is not None and (strand.asked is work or strand.phase is Phase.STARTING):
+            # Who offers has begun: it has taken its job, and so has who computed for it, whatever they answer later.
+            self.accepted(strand)
         if len(strand.choices) > 1:
             part = strand.split(choice)
             self._replace(strand, (strand, part))
@@ -154,7 +153,9 @@ class Course:
         for strand in self.strands:
             work = strand.find(worker, attempt)
             if work is not None and isinstance(work.job, Resume):
-                strand.take(work.job.offer, work)
+                # The word of it may come before the answer that the job was taken.
+                if strand.take(work.job.offer, work):
+                    self.count_move(strand)
                 has_pulled = True
         return has_pulled
 

@@ -175,15 +175,17 @@ class Strand:
             return [self]
         return [Strand(group, self.num_fruitless, self.num_moves) for group in groups]
 
-    def take(self, offer: HandoffKey, by: Work) -> None:
-        """A job has all that was offered: whoever else works on it is not missed. Nothing where something else is
-        offered now."""
+    def take(self, offer: HandoffKey, by: Work) -> bool:
+        """A job has all that was offered: whoever else works on it is not missed. True: from one that drains. Nothing
+        where something else is offered now."""
         if self.source is None or self.source.offer != offer:
-            return
+            return False
+        has_moved = self.source.prefill is None
         for other in self.works:
             other.has_given = other is not by
         self.source = None
         self.unfit.clear()
+        return has_moved
 
     def clear(self) -> None:
         """Nobody works on it."""

@@ -18,7 +18,7 @@ from tests.e2e.gateway.processes import Redis, cluster, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
-ANSWER = 400
+ANSWER = 1200
 
 
 @pytest.fixture(scope="module")

@@ -618,6 +618,28 @@ def test_what_a_stream_that_was_opened_again_repeats_of_a_move_changes_nothing()
     assert life.seeks() == [Seek(0, OTHER)], "an old word is not about the new offer"
 
 
+def test_a_move_that_is_done_before_its_answer_comes_counts_and_may_go_on() -> None:
+    """The taker's word and its answer come on two ways, and a busy one answers late."""
+    life = moving()
+    life.reported(OTHER, replace(PULLED, key=of(0, 2)))
+    assert life.path == "local;moves=1"
+    newer = HandoffKey(HandoffId("m2"), 9)
+    assert life.reported(OTHER, Moving(of(0, 2), newer)) == [Seek(0, OTHER)]
+    assert life.accepted(OTHER, of(0, 2)) == [] and life.seeks() == [Seek(0, OTHER)]
+    assert life.path == "local;moves=1"
+
+
+def test_what_is_offered_before_the_prefill_worker_has_answered_is_sought_a_taker() -> None:
+    life = RequestLife(REQUEST, HandoffId("h"))
+    life.placed(Placement(P, D))
+    life.accepted(D, key())
+    life.reported(P, token(0))
+    life.reported(D, PULLED)
+    assert life.phase is Phase.STARTING
+    assert life.reported(D, Moving(key(), OFFER)) == [Seek(0, D)]
+    assert life.accepted(P, key()) == [] and life.seeks() == [Seek(0, D)]
+
+
 def test_after_a_loss_choices_with_tokens_go_alone_and_the_others_together() -> None:
     life = several(5, is_remote=False)
     life.reported(D, drawn(1, 0))
