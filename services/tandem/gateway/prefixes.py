@@ -1,8 +1,8 @@
 """A gateway's mirror of the prefix index: follows it in Redis and answers from memory; never decides what is mirrored.
 
 It polls: a poll takes in what all shards have come to, where a blocking read of each shard wakes it for nearly every
-entry, which costs half as much again (`python -m loadtest index`). Redis down: it goes on with what it has, says so, and begins again with the
-oldest entries once Redis answers.
+entry, which costs half as much again (`python -m loadtest index`). Redis down: it goes on with what it has, says so,
+and begins again with the oldest entries once Redis answers.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from tandem.core.request import Request
 from tandem.kv.hashing import chain_hashes, prompt_hashes, root_hash
 
 SLICE_TOKENS = 4096
-"""Hashed in one turn of the event loop, a multiple of every block size: 0.4 ms. Slices of 1024 hold it up for 0.2 and take a tenth
-longer."""
+"""Hashed in one turn of the event loop, a multiple of every block size: 0.4 ms. Slices of 1024 hold it up for
+0.2 and take a tenth longer."""
 
 
 async def name_prompt(request: Request, model_fingerprint: str, block_size: int) -> tuple[BlockHash, ...]:
