@@ -111,7 +111,8 @@ class Fleet:
 
     def cache_root(self, model: str) -> tuple[str, int] | None:
         """What the names of a model's cached blocks depend on: fingerprint and block size. Where workers have
-        different ones, those of the one that was met first count; None while nobody serves it."""
+        different ones, as while a new build is rolled out, those of the one that was met first count, and what
+        workers of another hold is not found until it has left; None while nobody serves it."""
         for link in self._links.values():
             view = link.view()
             if view is not None and view.model == model and link.block_size:

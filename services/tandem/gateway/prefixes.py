@@ -1,8 +1,8 @@
 """A gateway's mirror of the prefix index: follows it in Redis and answers from memory; never decides what is mirrored.
 
-It polls: one pipeline for all shards costs 0.4 ms of this process however many workers tell, while a blocking read of
-each shard would wake it for every entry. Redis down: it goes on with what it has, says so, and begins again with the
-oldest entries once Redis answers.
+It polls: a poll takes in what all shards have come to, where a blocking read of each shard wakes it for nearly every
+entry, which costs half as much again (`python -m loadtest index`). Redis down: it goes on with what it has, says so,
+and begins again with the oldest entries once Redis answers.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class PrefixIndex:
         return self._mirror.table.match(hashes)
 
     async def name(self, request: Request) -> Sequence[BlockHash]:
-        """What the prompt's full blocks are called; nothing where no worker serves the model."""
+        """What the prompt's full blocks are called; nothing where no worker serves the model. Where workers serve it
+        in two builds the names are those of `cache_root`: the other build's workers count as holding nothing."""
         root = self._fleet.cache_root(request.model)
         return () if root is None else await name_prompt(request, *root)
 

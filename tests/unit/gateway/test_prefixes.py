@@ -13,11 +13,11 @@ from tandem.gateway.prefixes import PrefixIndex
 from tandem.kv.prefix_log import PrefixLog
 from tandem.kv.prefix_word import DEVICE, name_of
 from tandem.stores.client import connect
-from tandem.stores.prefix_index import IndexReader, IndexWriter, shard_of
+from tandem.stores.prefix_index import MAX_FACTS, IndexReader, IndexWriter, shard_of
 from tandem.worker.publisher import BEACON_S, Publisher
 
 pytestmark = pytest.mark.redis
-BLOCKS = [BlockHash(bytes([number]) * 16) for number in range(40)]
+BLOCKS = [BlockHash(number.to_bytes(2, "big") * 8) for number in range(300)]
 SOON_S = 0.5
 """Later than any second look at a snapshot or a wish, and sooner than a beacon."""
 
@@ -44,7 +44,7 @@ class Cluster:
     def begin_life(self) -> None:
         self.ref = WorkerRef(WorkerId("w"), Incarnation(len(self.writers) + 1), "host:1")
         self.writers.append(IndexWriter(self.url, self.namespace, self.ref))
-        self.publisher = Publisher(self.writers[-1], self.ref, PrefixLog(1, 100, 100), 100, self)
+        self.publisher = Publisher(self.writers[-1], self.ref, PrefixLog(1, 300, 600), 300, self)
 
     async def tell(self, stored: Sequence[BlockHash] = (), evicted: Sequence[BlockHash] = ()) -> None:
         facts: list[KVFact] = [*(BlockStored(h, None) for h in stored), *(BlockEvicted(h) for h in evicted)]
@@ -92,6 +92,14 @@ async def test_what_is_told_is_known_at_the_next_look_without_a_snapshot(cluster
         assert cluster.held() == words(held) and not cluster.num_wanted(), start
 
 
+async def test_facts_of_several_entries_come_whole(cluster: Cluster) -> None:
+    await cluster.pass_by(SOON_S)
+    assert len(BLOCKS) > 2 * MAX_FACTS
+    await cluster.tell(BLOCKS)
+    await cluster.gateway.follow()
+    assert cluster.held() == words(BLOCKS) and not cluster.num_wanted()
+
+
 @pytest.mark.parametrize("is_all_lost", [False, True])
 async def test_the_last_entry_is_missed_though_nothing_follows_on_it(cluster: Cluster, is_all_lost: bool) -> None:
     await cluster.tell(BLOCKS[:3])
@@ -110,7 +118,7 @@ async def test_the_last_entry_is_missed_though_nothing_follows_on_it(cluster: Cl
 async def test_facts_that_a_worker_drops_while_redis_is_away_are_in_a_snapshot(cluster: Cluster) -> None:
     await cluster.tell(BLOCKS[:1])
     await cluster.pass_by(SOON_S)
-    for _ in range(60):
+    for _ in range(301):
         cluster.publisher.told([BlockStored(BLOCKS[2], None), BlockEvicted(BLOCKS[2])])
     await cluster.tell(BLOCKS[5:6])
     for _ in range(3):
