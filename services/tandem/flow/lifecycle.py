@@ -137,6 +137,13 @@ class RequestLife:
         work = None if strand is None else strand.find(worker, event.key.attempt)
         if strand is None or work is None or choice not in work.choices:
             return []
+        # Who is done with a job had taken it, whenever the answer to Submit comes.
+        was_taken = strand.asked is work and isinstance(event, Finished | Cancelled)
+        told = self._course.accepted(strand) if was_taken else []
+        return [*told, *self._take(strand, work, event)]
+
+    def _take(self, strand: Strand, work: Work, event: Token | Moving | Finished | Failed | Cancelled) -> list[Command]:
+        choice = event.key.choice
         match event:
             case Token():
                 self._choices[choice].take(event)

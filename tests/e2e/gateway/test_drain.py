@@ -55,7 +55,8 @@ def drawn(answer: Answer) -> dict[int, tuple[list[int], list[float], str]]:
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory, redis_url: str, model: Path) -> Iterator[Cluster]:
     directory = tmp_path_factory.mktemp("drain")
-    with cluster(directory, redis_url, model, *SETTINGS, "--namespace", NAMESPACE, "--worker-drain-s", "60") as running:
+    own = ("--namespace", NAMESPACE, "--worker-drain-s", "60", "--worker-silence-s", "30", "--gateway-grace-s", "30")
+    with cluster(directory, redis_url, model, *SETTINGS, *own) as running:
         yield running
 
 
@@ -92,9 +93,12 @@ def test_all_streams_of_a_decode_worker_that_ends_go_on_at_another(running: Clus
         for post in posts:
             post.wait_events(20)
         assert leaving.books().num_sequences == NUM_SEQUENCES
+        # It stands still meanwhile, or a fast one would be done before there is another.
+        leaving.signal(signal.SIGSTOP)
         take_for(redis_url, taking, "decode")
         until(lambda: num_decoding(gateway) == 2, "a second decode worker")
         leaving.signal(signal.SIGTERM)
+        leaving.signal(signal.SIGCONT)
         answers = [post.finish() for post in posts]
     assert leaving.wait() == 0
     assert [drawn(answer) for answer in answers] == expected

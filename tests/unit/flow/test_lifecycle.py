@@ -629,6 +629,19 @@ def test_a_move_that_is_done_before_its_answer_comes_counts_and_may_go_on() -> N
     assert life.path == "local;moves=1"
 
 
+@pytest.mark.parametrize("ending", [Finished(key(), None, 1, 1), Cancelled(key())])
+def test_a_prefill_that_ends_before_its_answer_comes_has_begun(ending: Finished | Cancelled) -> None:
+    """And so has the decode worker, which may offer what it runs from then on."""
+    life = RequestLife(REQUEST, HandoffId("h"))
+    life.placed(Placement(P, D))
+    life.accepted(D, key())
+    life.reported(P, token(0))
+    life.reported(D, PULLED)
+    assert life.reported(P, ending) == [] and life.accepted(P, key()) == []
+    assert life.phase is Phase.RUNNING
+    assert life.reported(D, Moving(key(), OFFER)) == [Seek(0, D)]
+
+
 def test_what_is_offered_before_the_prefill_worker_has_answered_is_sought_a_taker() -> None:
     life = RequestLife(REQUEST, HandoffId("h"))
     life.placed(Placement(P, D))
