@@ -113,6 +113,12 @@ class Course:
         strand.move(Step.STARTED)
         return []
 
+    def done(self, strand: Strand, work: Work, choice: int) -> list[Command]:
+        """A job has nothing more to say on a choice: it had been taken, whenever the answer to its Submit comes."""
+        out = self.accepted(strand) if strand.asked is work else []
+        strand.leave(work, choice)
+        return out
+
     def undo(self, strand: Strand) -> list[Command]:
         """End what is still open at workers; a lease outlives its prefill job, so it is released by name."""
         out: list[Command] = [CancelJob(work.worker, work.keys) for work in strand.works]

@@ -137,13 +137,6 @@ class RequestLife:
         work = None if strand is None else strand.find(worker, event.key.attempt)
         if strand is None or work is None or choice not in work.choices:
             return []
-        # Who is done with a job had taken it, whenever the answer to Submit comes.
-        was_taken = strand.asked is work and isinstance(event, Finished | Cancelled)
-        told = self._course.accepted(strand) if was_taken else []
-        return [*told, *self._take(strand, work, event)]
-
-    def _take(self, strand: Strand, work: Work, event: Token | Moving | Finished | Failed | Cancelled) -> list[Command]:
-        choice = event.key.choice
         match event:
             case Token():
                 self._choices[choice].take(event)
@@ -218,11 +211,11 @@ class RequestLife:
 
     def _take_finish(self, strand: Strand, work: Work, event: Finished) -> list[Command]:
         index = event.key.choice
-        strand.leave(work, index)
+        out = self._course.done(strand, work, index)
         if event.reason is None:
-            return self._if_forgotten(strand, index)
+            return [*out, *self._if_forgotten(strand, index)]
         self._choices[index].finish(event)
-        return [*self._deliver(index), *self._if_forgotten(strand, index)]
+        return [*out, *self._deliver(index), *self._if_forgotten(strand, index)]
 
     def _take_failure(self, strand: Strand, work: Work, event: Failed) -> list[Command]:
         strand.leave(work, event.key.choice)
@@ -234,13 +227,13 @@ class RequestLife:
 
     def _take_cancel(self, strand: Strand, work: Work, index: int) -> list[Command]:
         """Nobody on this side asked for it. Who gives may have been released by who takes, whose word is to come."""
-        strand.leave(work, index)
+        out = self._course.done(strand, work, index)
         if not self._is_missed(work):
-            return []
+            return out
         if strand.source is not None and strand.source.worker == work.worker:
-            return self._if_forgotten(strand, index)
+            return [*out, *self._if_forgotten(strand, index)]
         error = TandemError(ErrorKind.WORKER_LOST, f"worker {work.worker.id} gave the job up")
-        return self._replace_taker(strand, work.worker, error)
+        return [*out, *self._replace_taker(strand, work.worker, error)]
 
     def _if_forgotten(self, strand: Strand, index: int) -> list[Command]:
         """Whoever worked on a choice has done its part, and the choice has no end."""
