@@ -50,8 +50,10 @@ def apart(tmp_path_factory: pytest.TempPathFactory, redis: Redis, model: Path) -
         stack.enter_context(pytest.MonkeyPatch.context()).setenv("UCX_TLS", "tcp")
         settings = (*SETTINGS, "--kv-transport", "nixl", "--namespace", "apart")
         running = stack.enter_context(cluster(tmp_path_factory.mktemp("apart"), redis.url, model, *settings))
-        prefill = running.worker("p", "prefill", "--worker-host", one.address, within=one.within)
-        decode = running.worker("d", "decode", "--worker-host", other.address, within=other.within)
+        prefill = running.worker("p", "prefill", "--worker-host", one.address, "--cluster-insecure", within=one.within)
+        decode = running.worker(
+            "d", "decode", "--worker-host", other.address, "--cluster-insecure", within=other.within
+        )
         gateway = running.gateway("gateway")
         for program in running.programs:
             program.wait_ready()
