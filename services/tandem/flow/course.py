@@ -114,8 +114,9 @@ class Course:
         return []
 
     def done(self, strand: Strand, work: Work, choice: int) -> list[Command]:
-        """A job has nothing more to say on a choice: it had been taken, whenever the answer to its Submit comes."""
-        out = self.accepted(strand) if strand.asked is work else []
+        """A job has nothing more to say on a choice: the last that was asked for had been taken, whenever the answer to
+        its Submit comes."""
+        out = self.accepted(strand) if strand.asked is work and strand.phase is Phase.STARTING else []
         strand.leave(work, choice)
         return out
 
