@@ -161,15 +161,32 @@ class _Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RemotePrefix:
+    """`num_blocks` leading blocks of a job's known tokens that `source` probably has in its prefix cache, to be lent
+    under `handoff`: reading them costs less than computing them. Where that fails they are computed."""
+
+    handoff: HandoffId
+    source: WorkerRef
+    num_blocks: int
+
+    def __post_init__(self) -> None:
+        _require(0 < self.num_blocks <= MAX_COUNT, "prefix.num_blocks", "must be positive", self.num_blocks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Generate(_Job):
-    """All of it here: prefill, then decode to the end."""
+    """All of it here: prefill, then decode to the end. `prefix`: what need not be computed."""
+
+    prefix: RemotePrefix | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefill(_Job):
-    """Compute the known tokens, draw one, offer the KV under `offer` for as long as its lease lives."""
+    """Compute the known tokens, draw one, offer the KV under `offer` for as long as its lease lives. `prefix`: what
+    need not be computed."""
 
     handoff: HandoffId
+    prefix: RemotePrefix | None = None
 
     @property
     def offer(self) -> HandoffKey:

@@ -12,7 +12,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.grammar import Grammar, GrammarKind
 from tandem.core.ids import OPEN_TENANT, GatewayId, HandoffId, Incarnation, JobKey, RequestId, TenantId
 from tandem.core.lane import Lane
-from tandem.core.request import Generate, Job, Prefill, Request, Resume, SamplingParams
+from tandem.core.request import Generate, Job, Prefill, RemotePrefix, Request, Resume, SamplingParams
 from tandem.wire.convert_kv import decode_worker, encode_worker, malformed, require
 from tandem.wire.gen import worker_pb2 as pb
 
@@ -117,8 +117,12 @@ def encode_submission(submission: Submission) -> pb.SubmitRequest:
     match job:
         case Generate():
             message.generate.SetInParent()
+            if job.prefix is not None:
+                message.generate.prefix.CopyFrom(_encode_prefix(job.prefix))
         case Prefill():
             message.prefill.handoff = job.handoff
+            if job.prefix is not None:
+                message.prefill.prefix.CopyFrom(_encode_prefix(job.prefix))
         case Resume():
             message.resume.handoff = job.handoff
             message.resume.source.CopyFrom(encode_worker(job.source))
@@ -156,9 +160,11 @@ def _decode_job(message: pb.SubmitRequest) -> Job:
     )
     match message.WhichOneof("job"):
         case "generate":
-            return Generate(**facts)
+            prefix = _decode_prefix(message.generate.prefix) if message.generate.HasField("prefix") else None
+            return Generate(**facts, prefix=prefix)
         case "prefill":
-            return Prefill(**facts, handoff=_decode_handoff(message.prefill.handoff))
+            prefix = _decode_prefix(message.prefill.prefix) if message.prefill.HasField("prefix") else None
+            return Prefill(**facts, handoff=_decode_handoff(message.prefill.handoff), prefix=prefix)
         case "resume":
             return Resume(
                 **facts,
@@ -168,6 +174,17 @@ def _decode_job(message: pb.SubmitRequest) -> Job:
             )
         case _:
             raise malformed("a submission has no job")
+
+
+def _encode_prefix(prefix: RemotePrefix) -> pb.RemotePrefix:
+    source = encode_worker(prefix.source)
+    return pb.RemotePrefix(handoff=prefix.handoff, source=source, num_blocks=prefix.num_blocks)
+
+
+def _decode_prefix(message: pb.RemotePrefix) -> RemotePrefix:
+    """Its range is checked by RemotePrefix itself."""
+    source = decode_worker(message.source)
+    return RemotePrefix(handoff=_decode_handoff(message.handoff), source=source, num_blocks=message.num_blocks)
 
 
 def _decode_lane(value: int) -> Lane:

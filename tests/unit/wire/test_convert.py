@@ -26,7 +26,7 @@ from tandem.core.ids import (
 )
 from tandem.core.lane import Lane
 from tandem.core.load import PROMPT_SIZES, Books, Load
-from tandem.core.request import MAX_COUNT, Generate, Prefill, Request, Resume, SamplingParams
+from tandem.core.request import MAX_COUNT, Generate, Prefill, RemotePrefix, Request, Resume, SamplingParams
 from tandem.core.step_cost import StepCost
 from tandem.engine.ports import TransportPeer
 from tandem.kv.handoff import Announcement, BlockDigest
@@ -63,14 +63,17 @@ requests = st.builds(
     priority=st.integers(-MAX_COUNT, MAX_COUNT),
     cache_salt=st.text(max_size=4),
 )
+prefixes = st.none() | st.builds(
+    RemotePrefix, handoff=NAMES.map(HandoffId), source=workers, num_blocks=st.integers(1, MAX_COUNT)
+)
 one: dict[str, Any] = {"request": requests, "attempt": U32, "choice": st.integers(0, 127), "output_tokens": TOKENS}
 several = one | {"choice": st.integers(0, 64), "num_choices": st.integers(2, 64), "output_tokens": st.just(())}
 jobs = st.one_of(
     job
     for common in (one, several)
     for job in (
-        st.builds(Generate, **common),
-        st.builds(Prefill, **common, handoff=NAMES.map(HandoffId)),
+        st.builds(Generate, **common, prefix=prefixes),
+        st.builds(Prefill, **common, handoff=NAMES.map(HandoffId), prefix=prefixes),
         st.builds(Resume, **common, handoff=NAMES.map(HandoffId), source=workers, offer_attempt=U32),
     )
 )

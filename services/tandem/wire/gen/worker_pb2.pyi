@@ -65,15 +65,29 @@ class Grammar(_message.Message):
     source: str
     def __init__(self, kind: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
 
+class RemotePrefix(_message.Message):
+    __slots__ = ("handoff", "source", "num_blocks")
+    HANDOFF_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    handoff: str
+    source: _kv_pb2.WorkerRef
+    num_blocks: int
+    def __init__(self, handoff: _Optional[str] = ..., source: _Optional[_Union[_kv_pb2.WorkerRef, _Mapping]] = ..., num_blocks: _Optional[int] = ...) -> None: ...
+
 class GenerateJob(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("prefix",)
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    prefix: RemotePrefix
+    def __init__(self, prefix: _Optional[_Union[RemotePrefix, _Mapping]] = ...) -> None: ...
 
 class PrefillJob(_message.Message):
-    __slots__ = ("handoff",)
+    __slots__ = ("handoff", "prefix")
     HANDOFF_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
     handoff: str
-    def __init__(self, handoff: _Optional[str] = ...) -> None: ...
+    prefix: RemotePrefix
+    def __init__(self, handoff: _Optional[str] = ..., prefix: _Optional[_Union[RemotePrefix, _Mapping]] = ...) -> None: ...
 
 class ResumeJob(_message.Message):
     __slots__ = ("handoff", "source", "offer_attempt")
