@@ -14,12 +14,11 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 
 from tandem.admission.line import Line
-from tandem.admission.terms import on_terms
 from tandem.core.clock import Clock
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, JobEvent, Pulled, Token
-from tandem.core.ids import BlockHash, HandoffId, JobKey, RequestId, WorkerId, WorkerRef
+from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Job, Request
 from tandem.flow.commands import (
     Blame,
@@ -42,6 +41,7 @@ from tandem.gateway.background import surviving
 from tandem.gateway.caller import Caller
 from tandem.gateway.deadlines import overdue
 from tandem.gateway.fleet import Fleet
+from tandem.gateway.intake import Intake
 from tandem.gateway.ports import NO_PREFIXES, KnownPrefixes, Quotas, ServedModel
 from tandem.gateway.probe import has_moved, probe_request
 from tandem.routing.breaker import BreakerState
@@ -66,7 +66,6 @@ class Dispatcher:
         prefixes: KnownPrefixes = NO_PREFIXES,
     ) -> None:
         self._fleet = fleet
-        self._quotas = quotas
         self._config = config
         self._clock = clock
         self._waiting = Waiting(fleet.candidates(), config, targets, prefixes, fleet.routing)
@@ -74,7 +73,7 @@ class Dispatcher:
         self._active: dict[RequestId, ActiveRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.Task[None] | None = None
-        self._draining = False
+        self._intake = Intake(self._waiting, config, quotas, prefixes, self._begin, self._fail)
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -83,7 +82,7 @@ class Dispatcher:
 
     async def drain(self, timeout_s: float) -> int:
         """Take no new request and wait for those that run; returns how many were cut off."""
-        self._draining = True
+        self._intake.is_closed = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
@@ -109,7 +108,7 @@ class Dispatcher:
         return self._fleet.models()
 
     def ready(self) -> str | None:
-        return "draining" if self._draining else self._fleet.ready()
+        return "draining" if self._intake.is_closed else self._fleet.ready()
 
     def num_queued(self) -> int:
         return sum(1 for active in self._active.values() if active.life.phase is Phase.QUEUED)
@@ -122,19 +121,7 @@ class Dispatcher:
 
     async def open(self, request: Request, caller: Caller) -> ActiveRequest:
         """Admit a request; it waits in line when no worker has room."""
-        request = on_terms(request, caller.tenant)
-        self._refuse_when_draining()
-        most = request.sampling.max_tokens * request.num_choices
-        quota = await self._quotas.enter(caller.tenant, len(request.prompt_tokens), most)
-        try:
-            hashes = await self._prefixes.name(request)
-            self._refuse_when_draining()  # it may be by now
-            active = self._enter(request, caller, hashes)
-        except BaseException:
-            quota.close()
-            raise
-        quota.watch(active.spent)
-        active.quota = quota
+        active = await self._intake.admit(request, caller)
         self.place_queued()
         return active
 
@@ -149,8 +136,8 @@ class Dispatcher:
             active.moved_at = now
             if type(event) is Token and event.num_cached_tokens is not None:
                 self._prefixes.reported(active.take_predicted(), event.num_cached_tokens)
-            if type(event) is Pulled and active.life.placement is not None:
-                self._fleet.measured(active.life.placement, event)
+            if type(event) is Pulled:
+                self._measured(active, worker, event)
             # A job's first token says more than what was drawn.
             if (
                 type(event) is Token
@@ -174,7 +161,7 @@ class Dispatcher:
 
     async def probe(self, placement: Placement, model: str) -> bool:
         """Send one tiny request through a pair of workers; True when its KV block has moved."""
-        active = self._admit(probe_request(model), max_retries=0)
+        active = self._begin(probe_request(model), max_retries=0)
         active.pinned = placement
         self._carry_out(active, active.life.placed(placement))
         return await has_moved(active)
@@ -188,44 +175,23 @@ class Dispatcher:
         """Place what waits, in its turn, until the first finds no place."""
         while (turn := self._waiting.next(self._clock.now())) is not None:
             active = self._active[turn.request]
-            self._fleet.expect(turn.placement, turn.request, self._waiting.line.charged(turn.request))
+            self._fleet.expect(turn.placement.prefill, turn.request, self._waiting.line.charged(turn.request))
             active.predicted = self._prefixes.predict(active.life.request, turn.placement.prefill, turn.num_hit_blocks)
             self._carry_out(active, active.life.placed(turn.placement))
 
     # ---- inside
 
-    def _admit(self, request: Request, max_retries: int) -> ActiveRequest:
+    def _begin(self, request: Request, max_retries: int) -> ActiveRequest:
         life = RequestLife(request, HandoffId(secrets.token_hex(12)), max_retries)
         self._idle.clear()
         active = self._active[request.id] = ActiveRequest(life, self._clock.now(), self._closed, self._closed)
         return active
 
-    def _refuse_when_draining(self) -> None:
-        if self._draining:
-            raise TandemError(ErrorKind.DRAINING, "this gateway is shutting down", retry_after_s=1.0)
-
-    def _enter(self, request: Request, caller: Caller, hashes: Sequence[BlockHash]) -> ActiveRequest:
-        """A place in the line. Raises TandemError when there is none, or when it would come too late."""
-        tenant = caller.tenant
-        admitted = self._waiting.admit(
-            request, weight=tenant.weight, timeout_s=caller.timeout_s, policy=tenant.disaggregation, hashes=hashes,
-            session=caller.own_session,
-        )  # fmt: skip
-        if admitted.leaves is not None and admitted.error is not None:
-            self._make_room(admitted.leaves, admitted.error)
-        active = self._admit(request, self._config.max_retries)
-        active.prefill_s = admitted.prefill_s
-        if caller.timeout_s is not None:
-            active.deadline = active.came_at + caller.timeout_s
-        return active
-
-    def _make_room(self, leaves: RequestId, error: TandemError) -> None:
-        """More wait than may. Raises the error when it is the newcomer, which nobody knows yet, that leaves."""
-        out = self._active.get(leaves)
-        if out is None:
-            self._waiting.leave(leaves)
-            raise error
-        self._carry_out(out, out.life.failed(error))
+    def _fail(self, request: RequestId, error: TandemError) -> bool:
+        active = self._active.get(request)
+        if active is not None:
+            self._carry_out(active, active.life.failed(error))
+        return active is not None
 
     def _closed(self, active: ActiveRequest, choice: int | None = None) -> None:
         """The client has enough of one choice, or of all."""
@@ -269,6 +235,7 @@ class Dispatcher:
                 self._waiting.breaker.failed(workers, self._clock.now())
                 self._fleet.doubt(workers)
             case Submit(worker, job):
+                self._fleet.coming(worker, job)
                 self._spawn(self._submit(active, worker, job))
             case CancelJob(worker, keys):
                 self._fleet.cancel(worker, keys)
@@ -286,6 +253,12 @@ class Dispatcher:
         active.told_at = active.moved_at
         self._waiting.line.drew(active.life.request.id, 1)
         active.push(token)
+
+    def _measured(self, active: ActiveRequest, worker: WorkerRef, event: Pulled) -> None:
+        """Of what came to another worker than was chosen, nobody remembers from where."""
+        placement = active.life.placement
+        if placement is not None and placement.decode == worker:
+            self._fleet.measured(placement, event)
 
     def _send_back(self, active: ActiveRequest, place: Place) -> None:
         """To its place in the line, or to the next tick where it has none."""
@@ -316,7 +289,7 @@ class Dispatcher:
     def _unplace(self, active: ActiveRequest) -> None:
         """It does not go where it was to."""
         if active.life.placement is not None:
-            self._fleet.expect(active.life.placement, active.life.request.id, 0)
+            self._fleet.expect(active.life.placement.prefill, active.life.request.id, 0)
 
     async def _submit(self, active: ActiveRequest, worker: WorkerRef, job: Job) -> None:
         try:

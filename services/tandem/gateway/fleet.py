@@ -16,7 +16,7 @@ from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import JobEvent, Pulled
 from tandem.core.ids import GatewayId, HandoffKey, JobKey, RequestId, WorkerId, WorkerRef
-from tandem.core.request import Job
+from tandem.core.request import Job, Prefill
 from tandem.gateway.background import surviving
 from tandem.gateway.ports import ServedModel
 from tandem.gateway.text_models import TextModels
@@ -154,14 +154,11 @@ class Fleet:
 
     # ---- what is sent
 
-    def expect(self, placement: Placement, request: RequestId, num_tokens: int) -> None:
-        """A request was placed, with so many tokens to compute, or 0: it does not go there. As `WorkerLink.expect` and
-        `expect_decode`; nothing where a worker is gone."""
-        giver, taker = self._find(placement.prefill), self._find(placement.decode)
-        if giver is not None:
-            giver.expect(request, num_tokens)
-        if taker is not None:
-            taker.expect_decode(request, is_coming=num_tokens > 0)
+    def expect(self, worker: WorkerRef, request: RequestId, num_tokens: int) -> None:
+        """As `WorkerLink.expect`; nothing where the worker is gone."""
+        link = self._find(worker)
+        if link is not None:
+            link.expect(request, num_tokens)
 
     def measured(self, placement: Placement, pulled: Pulled) -> None:
         """How fast KV moved between two workers; nothing when one of them is gone."""
@@ -169,6 +166,13 @@ class Fleet:
         if giver is None or taker is None or (source := giver.view()) is None or (target := taker.view()) is None:
             return
         self.routing.links.observe(source, target, pulled.num_bytes, pulled.busy_s)
+
+    def coming(self, worker: WorkerRef, job: Job) -> None:
+        """A job is about to be sent: until its worker has answered what it is to decode counts there, so that those
+        that are placed with it do not all go to one worker."""
+        link = self._find(worker)
+        if link is not None and not isinstance(job, Prefill):
+            link.expect_decode(job.request.id)
 
     async def submit(self, worker: WorkerRef, job: Job) -> None:
         """Raises TandemError when the worker refuses or cannot be reached."""

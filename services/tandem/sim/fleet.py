@@ -9,7 +9,7 @@ from functools import partial
 from tandem.core.config import GatewayConfig
 from tandem.core.events import Pulled
 from tandem.core.ids import BlockHash, RequestId, WorkerRef
-from tandem.core.request import Request
+from tandem.core.request import Job, Prefill, Request
 from tandem.kv.hashing import prompt_hashes, root_hash
 from tandem.routing.links import Links
 from tandem.routing.placement import Placement
@@ -101,20 +101,20 @@ class SimFleet:
 
     # ---- what is on its way
 
-    def expect(self, placement: Placement, request: RequestId, num_tokens: int) -> None:
+    def expect(self, worker: WorkerRef, request: RequestId, num_tokens: int) -> None:
         """A request goes there, with so many tokens of its prompt to compute."""
-        giver, taker = self._links[placement.prefill], self._links[placement.decode]
-        giver.placed[request] = num_tokens
-        self.changed(giver)
-        taker.decoding.add(request)
-        self.changed(taker)
+        link = self._links[worker]
+        link.placed[request] = num_tokens
+        self.changed(link)
 
     def unexpect(self, placement: Placement | None, request: RequestId) -> None:
         """It does not go where it was to."""
         giver = None if placement is None else self.find(placement.prefill)
-        taker = None if placement is None else self.find(placement.decode)
         if giver is not None and giver.placed.pop(request, 0):
             self.changed(giver)
-        if taker is not None and request in taker.decoding:
-            taker.decoding.discard(request)
-            self.changed(taker)
+
+    def coming(self, link: GatewayLink, job: Job) -> None:
+        """A job is about to be sent: what it decodes counts there until its worker has answered."""
+        if not isinstance(job, Prefill):
+            link.decoding.add(job.request.id)
+            self.changed(link)

@@ -168,8 +168,9 @@ class SimGateway:
                 if _may_end(event):
                     self._catch_up(active, but=worker)
                 active.moved_at = self._agenda.now
-                if isinstance(event, Pulled) and active.life.placement is not None:
-                    self._fleet.measured(active.life.placement, event)
+                placement = active.life.placement
+                if isinstance(event, Pulled) and placement is not None and placement.decode == worker:
+                    self._fleet.measured(placement, event)
                 self._carry_out(active, active.life.reported(worker, event))
         if has_room and self._waiting.may_go_on(self._fleet.view(link)):
             self._place_queued()
@@ -256,7 +257,7 @@ class SimGateway:
         while (turn := self._waiting.next(self._agenda.now)) is not None:
             active = self._active[turn.request]
             active.trace.path = turn.placement.path
-            self._fleet.expect(turn.placement, turn.request, self._waiting.line.charged(turn.request))
+            self._fleet.expect(turn.placement.prefill, turn.request, self._waiting.line.charged(turn.request))
             self._carry_out(active, active.life.placed(turn.placement))
 
     def _carry_out(self, active: _Active, commands: Sequence[Command], at: float | None = None) -> None:
@@ -331,6 +332,7 @@ class SimGateway:
                 active.moved_at = self._agenda.now
                 self._carry_out(active, active.life.accepted(ref, job.key))
 
+        self._fleet.coming(link, job)
         self._calls.submit(link.worker, job, answered)
 
     def _tick(self) -> None:

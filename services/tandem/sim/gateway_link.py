@@ -19,7 +19,7 @@ from tandem.workload.ask import MODEL
 @dataclass(slots=True)
 class GatewayLink:
     """`placed`: prompt tokens to compute of requests that were placed there and not taken yet, `decoding`: requests
-    placed there to decode of which it has not answered; `coming` are steps that the worker has taken, some of which the
+    sent there to decode of which it has not answered; `coming` are steps that the worker has taken, some of which the
     gateway has not heard of yet. `is_live`: its stream is up."""
 
     worker: SimWorker
@@ -35,13 +35,6 @@ class GatewayLink:
             self.placed.pop(job.request.id, None)
         if not isinstance(job, Prefill):
             self.decoding.discard(job.request.id)
-
-    def forget(self, request: RequestId) -> bool:
-        """It does not come, whatever it was to do. Whether that is news."""
-        is_news = request in self.placed or request in self.decoding
-        self.placed.pop(request, None)
-        self.decoding.discard(request)
-        return is_news
 
     def view(self, num_free: int) -> WorkerView:
         worker, load = self.worker, self.load

@@ -13,6 +13,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Failed, Finished, FinishReason, Moving
 from tandem.core.ids import HandoffId, HandoffKey
 from tandem.core.request import Generate, Prefill, Resume
+from tandem.gateway.intake import Intake
 from tandem.gateway.ports import Meter, Standing
 from tandem.routing import breaker
 from tests.unit.gateway.rig import Rig, collect, is_probe, pulled, token
@@ -266,7 +267,7 @@ async def test_what_breaks_after_the_quotas_gives_them_back(
     def breaks(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(rig.dispatch, "_enter", breaks)
+    monkeypatch.setattr(Intake, "_enter", breaks)
     with pytest.raises(ZeroDivisionError):
         await rig.open()
     assert quotas.entry.num_closes == 1 and not rig.left_over()
@@ -334,3 +335,20 @@ async def test_what_drains_goes_on_at_a_worker_that_has_room(rig: Rig) -> None:
     old.tell(token(key, 1))
     new.tell(token(job.key, 1), pulled(job.key), token(job.key, 2), Finished(job.key, FinishReason.LENGTH, 3, 0))
     assert await collect(request) == [0, 1, 2] and request.path == "local;moves=1"
+    assert "of 0 pairs" in repr(rig.fleet.routing.links), "how fast it came says nothing of the pair that was placed"
+
+
+async def test_what_drains_together_goes_to_several_workers(rig: Rig) -> None:
+    """Each of them is told of what is on its way there, before it has answered."""
+    old = await rig.add("a", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+    requests = [await rig.running() for _ in range(6)]
+    others = [await rig.add(name, "mixed") for name in ("b", "c", "d")]
+    await until(lambda: len(rig.fleet.view().workers) == 4)
+    keys = [request.life.key for request in requests]
+    old.tell(*(Moving(key, HandoffKey(HandoffId(f"m-{key.request}"), 1)) for key in keys))
+    await until(lambda: sum(len(worker.jobs) for worker in others) == 6)
+    assert [len(worker.jobs) for worker in others] == [2, 2, 2]
+    await until(lambda: all(view.num_coming == 0 for view in rig.fleet.view().workers))
+    for request in requests:
+        await request.aclose()
