@@ -13,12 +13,13 @@ from tandem.sched.run import DecodeRun
 @dataclass(eq=False, slots=True)
 class Ahead:
     """A run's steps as they will end if nothing comes: when each does, how long it takes, and how many blocks are free
-    after it."""
+    after it. `num_before` were taken in already."""
 
     run: DecodeRun
     ends: list[float]
     seconds: list[float]
     num_free: list[int]
+    num_before: int = 0
 
     def cut(self, num_steps: int) -> None:
         """No more than so many."""
@@ -27,7 +28,8 @@ class Ahead:
 
     def rest(self, run: DecodeRun, num_done: int) -> Ahead:
         """What is left after the first ones; `run` goes on from there."""
-        return Ahead(run, self.ends[num_done:], self.seconds[num_done:], self.num_free[num_done:])
+        num_before = self.num_before + num_done
+        return Ahead(run, self.ends[num_done:], self.seconds[num_done:], self.num_free[num_done:], num_before)
 
 
 @dataclass(frozen=True, slots=True)

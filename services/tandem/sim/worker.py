@@ -269,7 +269,7 @@ class SimWorker:
     def _end_run(self) -> None:
         assert self._ahead is not None
         # What is cut off was looked at in vain.
-        self._reach = max(LEAST_REACH, 2 * len(self._ahead.ends))
+        self._reach = max(LEAST_REACH, 2 * (self._ahead.num_before + len(self._ahead.ends)))
         self._take_in(self._ahead, len(self._ahead.ends))
         self._ahead = self._end = None
         self._turn()
