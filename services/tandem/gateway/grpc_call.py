@@ -22,8 +22,9 @@ from tandem.gateway.ports import Doorkeeper
 from tandem.gateway.standing import refused_headers, standing_headers
 from tandem.wire.gen import inference_pb2 as pb
 
-MAX_TEXT = 1000
-"""Characters of a message or a path that an error quotes from a request: metadata has 8 KiB."""
+MAX_MESSAGE, MAX_PATH = 1000, 200
+"""Bytes of a message and of a path that an error quotes from a request. Metadata has 8 KiB, beyond which clients refuse
+it at random; a byte of a message takes up to three as `grpc-message`, and both are in the details again."""
 DETAIL_TYPE = "type.googleapis.com/tandem.v1.ErrorDetail"
 
 _log = logging.getLogger(__name__)
@@ -91,7 +92,7 @@ class Call:
 
     async def _abort(self, error: TandemError) -> None:
         code = grpc.StatusCode[error.facts.grpc]
-        message = error.message[:MAX_TEXT]
+        message = _cut(error.message, MAX_MESSAGE)
         try:
             await self._context.abort(code, message, _trailers(error, code, message, self.request_id))
         except grpc.aio.AbortError:
@@ -103,13 +104,18 @@ class Call:
             raise asyncio.CancelledError from None
 
 
+def _cut(text: str, num_bytes: int) -> str:
+    """Its first characters, in so many bytes."""
+    return text.encode("utf-8", "replace")[:num_bytes].decode("utf-8", "ignore")
+
+
 def _trailers(
     error: TandemError, code: grpc.StatusCode, message: str, request_id: str
 ) -> tuple[tuple[str, str | bytes], ...]:
     retry_after_s, reject_reason = refusal(error)
     detail = pb.ErrorDetail(
         kind=error.kind.value,
-        param=None if error.param is None else error.param[:MAX_TEXT],
+        param=None if error.param is None else _cut(error.param, MAX_PATH),
         retry_after_s=retry_after_s,
         reason=reject_reason or error.reason,
         type=error.facts.openai_type,
