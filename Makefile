@@ -3,6 +3,9 @@
 .PHONY: help setup serve test check golden soak proto bench
 .DEFAULT_GOAL := help
 
+# Tests start many processes, each of which would compile all that it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := .venv/bin
 ARGS ?=
 
@@ -25,7 +28,7 @@ check: setup ## what should be green before every commit, in two minutes
 	$(BIN)/python .ci/generate_proto.py --check
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
-	TANDEM_QUICK=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow and not ray and not golden and not soak" $(ARGS)
+	TANDEM_QUICK=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile -m "not slow and not ray and not golden and not soak" $(ARGS)
 
 golden: setup ## the full grid of exactness against the reference
 	$(BIN)/python -m pytest -m golden --timeout=1800 $(ARGS)

@@ -50,6 +50,7 @@ def spent(policy: RoutingPolicy) -> tuple[float, float]:
     return num_cached / sum(t.num_prompt for t in traces), sorted(t.ttft_s for t in traces)[int(0.95 * len(traces))]
 
 
+@pytest.mark.slow
 def test_on_conversations_the_cost_finds_the_prefixes_and_keeps_the_tail_short() -> None:
     """What only follows prefixes does as well here, where each conversation stays with one of few workers."""
     found = {policy: spent(policy) for policy in ("cost", "random", "round_robin", "least_loaded")}

@@ -135,6 +135,8 @@ def test_a_failed_step_ends_the_engine_where_it_copied_between_memories(copies: 
         assert rig.sink.has_ended.wait(10)
         assert rig.sink.ends == ["RuntimeError: out of memory"]
     else:
+        while not rig.sink.failures():
+            pace()
         rig.executor.before_step = lambda plan: None
         done = rig.submit(2)
         while not any(isinstance(e, Emit) and e.event.key == done.key for e in rig.sink.effects):
