@@ -40,4 +40,4 @@ def test_a_command_that_nobody_asks_for_any_more_does_not_count_for_ever(caplog:
     with caplog.at_level(logging.INFO):
         health.answered("registry", "PEXPIRE")
     assert health.is_up and health.num_errors["index"] == 2
-    assert [record.message for record in caplog.records] == ["Redis answers again"]
+    assert [record.message for record in caplog.records][-1] == "Redis answers again"
