@@ -267,10 +267,7 @@ class RequestLife:
         """A worker gave up: of a move only the taker, if its source draws on. One that drains has not failed."""
         if strand.is_source_open:
             return self._course.seek_another(strand, worker, error.kind)
-        is_given_back = error.kind is ErrorKind.DRAINING
-        if is_given_back:
-            self._course.count_move(strand)
-        return self._go_on(strand, worker, error, is_attempt=not is_given_back)
+        return self._go_on(strand, worker, error, is_attempt=error.kind is not ErrorKind.DRAINING)
 
     def _go_on(self, strand: Strand, worker: WorkerRef, error: TandemError, *, is_attempt: bool) -> list[Command]:
         if error.kind not in ELSEWHERE:
@@ -293,9 +290,8 @@ class RequestLife:
 
     def _requeue(self, strand: Strand, place: Place) -> list[Command]:
         """A choice that has all its tokens ends here: nobody may draw one more."""
-        out = [
-            each for index in self._receipt.restart(strand.choices, self.key.attempt) for each in self._deliver(index)
-        ]
+        ended = self._receipt.restart(strand.choices, self.key.attempt)
+        out = [command for index in ended for command in self._deliver(index)]
         if self._has_ended or not strand.choices:
             return out
         return [*out, *self._course.requeue(strand, place)]
