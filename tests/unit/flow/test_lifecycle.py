@@ -309,6 +309,16 @@ def test_what_workers_that_drain_give_back_is_no_failure() -> None:
     assert life.num_moves == 0, "nothing had come of it that went on elsewhere"
 
 
+def test_a_booking_that_is_given_up_before_the_prefill_is_asked_for_costs_only_the_place() -> None:
+    """What the decode worker tells the prefill worker may come before what the gateway asks it."""
+    life = RequestLife(REQUEST, HandoffId("h"), max_retries=0)
+    life.placed(Placement(P, D))
+    life.accepted(D, key())
+    told = life.refused(P, key(), TandemError(ErrorKind.CANCELLED, "hand-off h/0#1 has ended"))
+    assert shape(told) == ["cancel d", "place without p"]
+    assert life.reported(D, Failed(key(), ErrorKind.DRAINING, "about to stop")) == [] and life.phase is Phase.QUEUED
+
+
 def test_nobody_is_asked_to_draw_after_the_last_token() -> None:
     """Its worker is lost between the last token and the end."""
     life = RequestLife(REQUEST, HandoffId("h"))
