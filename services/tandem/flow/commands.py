@@ -13,10 +13,12 @@ from tandem.core.request import Job
 @dataclass(frozen=True, slots=True)
 class Place:
     """Find workers for the request; `excluded` refused it since it was placed last. `has_failed`: they had taken it,
-    so it goes to others if there are any."""
+    so it goes to others if there are any. `is_undivided`: its KV did not reach whoever was to have it, time and again,
+    so one worker does all of it where that is allowed."""
 
     excluded: frozenset[WorkerRef]
     has_failed: bool = False
+    is_undivided: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,8 @@ class Course:
             num_choices=max(strand.choices) + 1 - first,
             output_tokens=tuple(self._choices[first].tokens),
         )
+        # That a prompt was computed says nothing of whether its KV can be handed over.
+        strand.progress_at = len(job.output_tokens) + placement.is_remote
         if placement.is_remote:
             # Strands may be at one worker, where a newer attempt at a hand-off ends the older ones.
             handoff = HandoffId(f"{self._handoff}/{first}")
@@ -130,12 +132,12 @@ class Course:
 
     # ---- what becomes of strands
 
-    def requeue(self, strand: Strand, without: frozenset[WorkerRef], *, has_failed: bool) -> list[Command]:
+    def requeue(self, strand: Strand, place: Place) -> list[Command]:
         """Back to the line. Tokens that the client has stay its own: the next attempt draws those that follow."""
         out = self.undo(strand)
         strand.move(Step.NO_ROOM)
         self._replace(strand, strand.divide({index: choice.next_index for index, choice in self._choices.items()}))
-        return [*out, Place(without, has_failed)]
+        return [*out, place]
 
     def offered(self, strand: Strand, choice: int, work: Work, offer: HandoffKey) -> list[Command]:
         """A worker that drains draws on while one choice is sought another, by itself."""
@@ -173,6 +175,11 @@ class Course:
         strand.asked = None
         strand.move(Step.OFFERED)
         return [_seek(strand, {worker})]
+
+    def note_scores(self) -> None:
+        """The client has scores of the prompt that it had not."""
+        for strand in self.strands:
+            strand.num_fruitless = 0
 
     def count_move(self, strand: Strand) -> None:
         strand.num_moves += 1

@@ -13,7 +13,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, Finished, JobEvent, Moving, PromptScored, Pulled, Token
 from tandem.core.ids import HandoffId, JobKey, WorkerRef
 from tandem.core.request import Prefill, Request
-from tandem.flow.commands import Blame, CancelJob, Command, Deliver, End, EndChoice, Score, Seek
+from tandem.flow.commands import Blame, CancelJob, Command, Deliver, End, EndChoice, Place, Score, Seek
 from tandem.flow.course import Course
 from tandem.flow.receipt import Receipt
 from tandem.flow.retry import BLAMED, ELSEWHERE, FULL, given_up
@@ -22,8 +22,8 @@ from tandem.routing.placement import Placement
 
 
 class RequestLife:
-    """All that decides one request. Every method returns what is to be done, in order; after the end, nothing. As many
-    attempts as `max_retries` may fail one after the other without a new token or score for the client."""
+    """Every method returns what is to be done, in order; after the end, nothing. As many attempts as `max_retries` may
+    fail in a row without a new token or score for the client; of one that is split, more than its prefill's token."""
 
     def __init__(self, request: Request, handoff: HandoffId, max_retries: int = 4) -> None:
         self.request = request
@@ -96,7 +96,7 @@ class RequestLife:
             return []
         if worker is not None:
             return self._course.take_over(strand, strand.source, worker)
-        return [] if strand.source.prefill is None else self._requeue(strand, frozenset())
+        return [] if strand.source.prefill is None else self._requeue(strand, Place(frozenset()))
 
     def accepted(self, worker: WorkerRef, key: JobKey) -> list[Command]:
         """A worker took the job that `key` names."""
@@ -159,7 +159,7 @@ class RequestLife:
             return False
         if not self._choices[key.choice].skip(first_index, ids):
             return False
-        strand.num_fruitless = 0
+        strand.note_token(first_index + len(ids) - 1)
         return True
 
     def worker_lost(self, worker: WorkerRef, reason: str) -> list[Command]:
@@ -205,8 +205,7 @@ class RequestLife:
             return self._end(error)
         if scores is None:
             return []
-        for strand in self._course.strands:
-            strand.num_fruitless = 0
+        self._course.note_scores()
         return [Score(scores), *(command for index in list(self._choices) for command in self._deliver(index))]
 
     def _take_finish(self, strand: Strand, work: Work, event: Finished) -> list[Command]:
@@ -261,25 +260,25 @@ class RequestLife:
             end = [] if strand.source.prefill is None else self._count_failure(strand, error)
             return end or self._course.seek_another(strand, worker, error.kind)
         if strand.phase in (Phase.BOOKING, Phase.STARTING):
-            return self._requeue(strand, frozenset({worker}))
+            return self._requeue(strand, Place(frozenset({worker})))
         return self._fail(strand, frozenset({worker}), error)
 
     def _replace_taker(self, strand: Strand, worker: WorkerRef, error: TandemError) -> list[Command]:
-        """A worker gave up: of a move only the taker, if its source draws on."""
+        """A worker gave up: of a move only the taker, if its source draws on. One that drains has not failed."""
         if strand.is_source_open:
             return self._course.seek_another(strand, worker, error.kind)
-        return self._go_on(strand, worker, error, is_attempt=True)
+        return self._go_on(strand, worker, error, is_attempt=error.kind is not ErrorKind.DRAINING)
 
     def _go_on(self, strand: Strand, worker: WorkerRef, error: TandemError, *, is_attempt: bool) -> list[Command]:
         if error.kind not in ELSEWHERE:
             return self._end(error)
-        if is_attempt:
-            return self._fail(strand, frozenset({worker}), error)
-        return self._requeue(strand, frozenset({worker}))
+        without = frozenset({worker})
+        return self._fail(strand, without, error) if is_attempt else self._requeue(strand, Place(without))
 
     def _fail(self, strand: Strand, workers: frozenset[WorkerRef], error: TandemError) -> list[Command]:
-        """An attempt of which something may have come."""
-        return self._count_failure(strand, error) or self._requeue(strand, workers, has_failed=True)
+        """An attempt of which something may have come. Where KV is lost twice in a row, nobody hands it over again."""
+        end, is_lost = self._count_failure(strand, error), error.kind is ErrorKind.KV_LOST
+        return end or self._requeue(strand, Place(workers, True, is_undivided=is_lost and strand.num_fruitless > 1))
 
     def _count_failure(self, strand: Strand, error: TandemError) -> list[Command]:
         """Empty unless it was the last that a request has."""
@@ -289,20 +288,20 @@ class RequestLife:
         self._course.count_move(strand)
         return []
 
-    def _requeue(self, strand: Strand, without: frozenset[WorkerRef], *, has_failed: bool = False) -> list[Command]:
+    def _requeue(self, strand: Strand, place: Place) -> list[Command]:
         """A choice that has all its tokens ends here: nobody may draw one more."""
-        complete = self._receipt.restart(strand.choices, self.key.attempt)
-        out = [command for index in complete for command in self._deliver(index)]
+        ended = self._receipt.restart(strand.choices, self.key.attempt)
+        out = [command for index in ended for command in self._deliver(index)]
         if self._has_ended or not strand.choices:
             return out
-        return [*out, *self._course.requeue(strand, without, has_failed=has_failed)]
+        return [*out, *self._course.requeue(strand, place)]
 
     # ---- inside: to the client
 
     def _deliver(self, index: int) -> list[Command]:
         due, end = self._receipt.due(index)
         if due and (strand := self._course.of(index)) is not None:
-            strand.num_fruitless = 0
+            strand.note_token(due[-1].index)
         out: list[Command] = [Deliver(token) for token in due]
         if end is None:
             return out

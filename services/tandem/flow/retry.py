@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from tandem.core.errors import ErrorKind, TandemError
 
-FULL = frozenset({ErrorKind.OVERLOADED, ErrorKind.DRAINING, ErrorKind.WORKER_LOST})
-"""Why a job was not taken that has cost nothing but its place."""
+FULL = frozenset({ErrorKind.OVERLOADED, ErrorKind.DRAINING, ErrorKind.WORKER_LOST, ErrorKind.CANCELLED})
+"""Why a job was not taken that has cost nothing but its place. CANCELLED: by a worker that was to prefill, because the
+one that was to decode has given its booking up by then, as one that drains does, and told it first."""
 ELSEWHERE = FULL | {ErrorKind.KV_LOST, ErrorKind.INTERNAL}
 """What another worker, or the same one later, may not repeat. INTERNAL is a step that failed, perhaps by this request:
 a bound on attempts keeps it from failing everywhere for ever."""

@@ -95,9 +95,10 @@ class Source:
 
 class Strand:
     """`asked` is the job of which it is not known whether its worker takes it. `num_fruitless`: attempts that failed
-    since the last progress; `num_moves`: times that it went on elsewhere. `unfit` workers have failed to take over."""
+    since the last progress, which is a token with the index `progress_at` or a later one; `num_moves`: times that it
+    went on elsewhere. `unfit` workers have failed to take over."""
 
-    __slots__ = ("asked", "choices", "num_fruitless", "num_moves", "phase", "source", "unfit", "works")
+    __slots__ = ("asked", "choices", "num_fruitless", "num_moves", "phase", "progress_at", "source", "unfit", "works")
 
     def __init__(self, choices: Iterable[int], num_fruitless: int = 0, num_moves: int = 0) -> None:
         self.choices = set(choices)
@@ -108,6 +109,7 @@ class Strand:
         self.unfit: set[WorkerRef] = set()
         self.num_fruitless = num_fruitless
         self.num_moves = num_moves
+        self.progress_at = 0
 
     def move(self, step: Step) -> None:
         """Raises RuntimeError for what the table does not list, and changes nothing."""
@@ -142,6 +144,11 @@ class Strand:
         offered = self.phase is Phase.SEEKING and self.source is not None and self.source.prefill is not None
         return offered or self.phase is Phase.QUEUED or any(choice in work.choices for work in self.works)
 
+    def note_token(self, index: int) -> None:
+        """The client has a token that it had not."""
+        if index >= self.progress_at:
+            self.num_fruitless = 0
+
     @property
     def is_source_open(self) -> bool:
         """Somebody offers its KV who draws its tokens meanwhile."""
@@ -150,7 +157,7 @@ class Strand:
     def split(self, choice: int) -> Strand:
         """A choice goes its own way: another strand gets its part of every job."""
         part = Strand((choice,), self.num_fruitless, self.num_moves)
-        part.phase = self.phase
+        part.phase, part.progress_at = self.phase, self.progress_at
         self.choices.discard(choice)
         for work in [work for work in self.works if choice in work.choices]:
             part.works.append(Work(work.worker, work.job, {choice}, work.has_given))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from tandem.admission.line import Line
@@ -18,18 +19,21 @@ from tandem.core.config import GatewayConfig
 from tandem.core.errors import TandemError
 from tandem.core.ids import BlockHash, RequestId, WorkerRef
 from tandem.core.request import Request
-from tandem.flow.commands import Seek
+from tandem.flow.commands import Place, Seek
 from tandem.flow.expectation import expect
 from tandem.routing.breaker import Breaker
+from tandem.routing.candidates import Candidates, Without
 from tandem.routing.placement import NoPlacement, Placement
 from tandem.routing.prefix_table import PrefixHit
 from tandem.routing.roster import Roster
-from tandem.routing.router import BUSY, BY_COST, WORTH_WAITING, Disaggregation, Routing, place
+from tandem.routing.router import BUSY, BY_COST, WORTH_WAITING, Disaggregation, Routing, place, place_undivided
 from tandem.routing.takeover import find_taker
 from tandem.routing.view import WorkerView
 from tandem.routing.want import EXPECTED_OUTPUT, Want
 from tandem.sched.targets import NO_TARGETS, LatencyTargets
 
+KV_LOST = "kv_lost"
+"""Why a request that might be split is not: its KV did not arrive, more than once."""
 REFUSAL_BACKOFF_S = 0.1
 """A worker that refused is asked again after so long, or when it says that it may take more."""
 
@@ -91,6 +95,7 @@ class Waiting:
         self._why: dict[str, NoPlacement] = {}
         self._hopeless_since: dict[str, float] = {}
         self._avoided: dict[RequestId, frozenset[WorkerRef]] = {}
+        self._undivided: set[RequestId] = set()
         self._num_turns = 0
 
     def admit(
@@ -131,6 +136,7 @@ class Waiting:
         self.line.leave(request, num_cached)
         self._claims.pop(request, None)
         self._avoided.pop(request, None)
+        self._undivided.discard(request)
 
     def why(self, model: str, now: float) -> str:
         """What the first in line waits for, for people."""
@@ -145,17 +151,26 @@ class Waiting:
     def taker(self, model: str, seek: Seek, now: float) -> WorkerRef | None:
         """Who goes on with what another worker offers, in no line; None: nobody can now."""
         self.refused(seek.excluded, now)
-        return find_taker(self._roster, model, seek.source, seek.unfit | self._excluded(now))
+        unfit, ill = seek.unfit | self._full(now), self.breaker.excluded(now)
+        taker = find_taker(self._roster, model, seek.source, unfit | ill)
+        if taker is None and ill:
+            taker = find_taker(self._roster, model, seek.source, unfit | self.breaker.resting(now))
+        if taker is not None:
+            self.breaker.tried((taker,), now)
+        return taker
 
     # ---- what is heard of workers
 
     def refused(self, workers: Iterable[WorkerRef], now: float) -> None:
         self._full_until.update(dict.fromkeys(workers, now + REFUSAL_BACKOFF_S))
 
-    def failed(self, request: RequestId, workers: frozenset[WorkerRef]) -> None:
-        """They had taken a request that goes to others from now on, where there are any; nothing when it has ended."""
+    def failed(self, request: RequestId, place: Place) -> None:
+        """Workers had taken a request that goes to others from now on, where there are any; nothing when it has
+        ended."""
         if request in self.line:
-            self._avoided[request] = self._avoided.get(request, frozenset()) | workers
+            self._avoided[request] = self._avoided.get(request, frozenset()) | place.excluded
+        if request in self.line and place.is_undivided:
+            self._undivided.add(request)
 
     def may_go_on(self, view: WorkerView) -> bool:
         """A worker says that it may take more: whether one that waits may now be sent."""
@@ -214,17 +229,30 @@ class Waiting:
         return Turn(request, placement, 0 if hit is None else hit.num_blocks)
 
     def _place(self, request: RequestId, want: Want, mode: Disaggregation, now: float) -> Placement | NoPlacement:
-        excluded, avoided = self._excluded(now), self._avoided.get(request)
+        """Who is ill counts as absent, unless nobody else is there: then it is tried, once in a while."""
+        full, ill, avoided = self._full(now), self.breaker.excluded(now), self._avoided.get(request)
+        among = Without(self._roster, ill) if ill else self._roster
+        choose = partial(self._choose, request, want, mode)
         if avoided:
-            outcome = place(self._roster, want, mode, excluded | avoided, self._routing)
+            outcome = choose(among, full | avoided)
             # Otherwise others are there, and soon have room.
             if isinstance(outcome, Placement) or outcome is BUSY or outcome is WORTH_WAITING:
                 return outcome
-        return place(self._roster, want, mode, excluded, self._routing)
+        outcome = choose(among, full)
+        if not ill or not _is_hopeless(outcome) or (full and not _is_hopeless(choose(among, frozenset()))):
+            return outcome
+        return choose(self._roster, full | self.breaker.resting(now))
 
-    def _excluded(self, now: float) -> Set[WorkerRef]:
+    def _choose(
+        self, request: RequestId, want: Want, mode: Disaggregation, among: Candidates, excluded: Set[WorkerRef]
+    ) -> Placement | NoPlacement:
+        if request in self._undivided and mode != "strict":
+            return place_undivided(among, want, KV_LOST, excluded, self._routing)
+        return place(among, want, mode, excluded, self._routing)
+
+    def _full(self, now: float) -> Set[WorkerRef]:
         self._full_until = {worker: until for worker, until in self._full_until.items() if until > now}
-        return self._full_until.keys() | self.breaker.excluded(now)
+        return self._full_until.keys()
 
     def _expect(self, ticket: Ticket, claim: _Claim) -> Forecast | None:
         """With the longest prefix that any worker holds."""
@@ -232,6 +260,10 @@ class Waiting:
         want = self._looked_up(claim, ticket.num_tokens)
         best = min(map(want.num_uncached, workers), default=ticket.num_tokens)
         return expect(self.line, claim.want.model, replace(ticket, num_tokens=max(1, best)), workers)
+
+
+def _is_hopeless(outcome: Placement | NoPlacement) -> bool:
+    return isinstance(outcome, NoPlacement) and not outcome.may_pass
 
 
 def _want(request: Request, session: str) -> Want:

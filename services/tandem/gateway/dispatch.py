@@ -266,7 +266,7 @@ class Dispatcher:
         if active.pinned is None:
             self._waiting.refused(place.excluded, self._clock.now())
             if place.has_failed:
-                self._waiting.failed(active.life.request.id, place.excluded)
+                self._waiting.failed(active.life.request.id, place)
             self._waiting.line.put_back(active.life.request.id)
 
     def _seek(self, active: ActiveRequest, seek: Seek) -> None:

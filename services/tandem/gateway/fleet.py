@@ -71,6 +71,7 @@ class Fleet:
         self._config = config
         self._listener: Listener | None = None
         self._links: dict[WorkerId, WorkerLink] = {}
+        self._live: set[WorkerRef] = set()
         self._linked: set[Pair] = set()
         self._failed: dict[Pair, float] = {}
         # Those of the failed that have moved blocks before: what falls back meanwhile is served.
@@ -151,6 +152,7 @@ class Fleet:
             self._doubted.add(pair)
             self._failed[pair] = self._clock.now() - PROBE_RETRY_S
             log.warning("%s lost KV of %s: the way between them is tested again", pair[1].id, pair[0].id)
+        self._probe_pairs()
 
     # ---- what is sent
 
@@ -248,13 +250,18 @@ class Fleet:
         return link
 
     def _seen(self, link: WorkerLink) -> None:
-        """A link that was given up has nothing to say, as when a submit of it ends late."""
+        """A link that was given up has nothing to say, as when a submit of it ends late. A worker that has come is of
+        little use before its pairs are tested."""
         if self._find(link.ref) is not link:
             return
         if link.view() is None:
+            self._live.discard(link.ref)
             self._roster.remove(link.ref)
-        else:
-            self._roster.put(link.look)
+            return
+        self._roster.put(link.look)
+        if link.ref not in self._live:
+            self._live.add(link.ref)
+            self._probe_pairs()
 
     def _lost(self, worker: WorkerRef, reason: str) -> None:
         log.warning("worker %s is lost: %s", worker, reason)
@@ -268,6 +275,7 @@ class Fleet:
             self._linked.discard(pair)
             self._doubted.discard(pair)
             self._failed.pop(pair, None)
+        self._live.discard(link.ref)
         self.routing.links.forget(link.ref)
         assert self._listener is not None
         self._listener.lost(link.ref, reason)

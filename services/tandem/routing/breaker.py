@@ -1,7 +1,8 @@
 """Which workers get no new work because what they take keeps failing; never asks a worker and never reads a clock.
 
 A circuit breaker per worker (Nygard, Release It!): after `NUM_FAILURES` in a row it is left out for a back-off; then
-one request is its trial, which closes the breaker or opens it for twice as long.
+one request is its trial, which closes the breaker or opens it for twice as long. Where nobody else is left, trials go
+on all the while, one each `FIRST_BACKOFF_S`: an ill worker is worth a try where the alternative is none.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ class BreakerState(Enum):
 
 @dataclass(slots=True)
 class _Record:
-    """`until`: it is left out before; `backoff_s`: 0 while it has never been; `is_on_trial`: for the last time it was
-    tried nobody knows yet."""
+    """`until`: it is left out before, `rests_until`: even where nobody else is left; `backoff_s`: 0 while it has never
+    been; `is_on_trial`: for the last time it was tried nobody knows yet."""
 
     num_failures: int
     failed_at: float
     backoff_s: float = 0.0
     until: float = 0.0
+    rests_until: float = 0.0
     is_on_trial: bool = False
 
 
@@ -59,11 +61,14 @@ class Breaker:
         self._records.pop(worker, None)
 
     def tried(self, workers: Iterable[WorkerRef], now: float) -> None:
-        """A request goes there: the trial of one whose back-off is over. No other follows for as long again."""
+        """A request goes there: the trial of one whose back-off is over, or that is tried anyway. No other follows for
+        as long again."""
         for worker in workers:
             record = self._records.get(worker)
-            if record is not None and record.backoff_s and now >= record.until:
-                record.until = now + record.backoff_s
+            if record is not None and record.backoff_s and now >= record.rests_until:
+                if now >= record.until:
+                    record.until = now + record.backoff_s
+                record.rests_until = now + FIRST_BACKOFF_S
                 record.is_on_trial = True
 
     def forget(self, worker: WorkerRef) -> None:
@@ -75,6 +80,10 @@ class Breaker:
         if not self._records:
             return frozenset()
         return {worker for worker, record in self._records.items() if record.until > now}
+
+    def resting(self, now: float) -> Set[WorkerRef]:
+        """Those that get none even where nobody else is left."""
+        return {worker for worker, record in self._records.items() if record.rests_until > now}
 
     def states(self, now: float) -> dict[WorkerId, BreakerState]:
         """Of the workers that have failed since they last did well."""
@@ -93,6 +102,7 @@ def _count(record: _Record, now: float) -> None:
     if record.num_failures >= NUM_FAILURES:
         record.backoff_s = min(max(FIRST_BACKOFF_S, 2 * record.backoff_s), LONGEST_BACKOFF_S)
         record.until = now + record.backoff_s
+        record.rests_until = now + FIRST_BACKOFF_S
 
 
 def _state(record: _Record, now: float) -> BreakerState:

@@ -49,6 +49,38 @@ class Candidates(Protocol):
         ...
 
 
+class Without:
+    """Candidates as if some were not there."""
+
+    def __init__(self, among: Candidates, absent: Set[WorkerRef]) -> None:
+        self._among = among
+        self._absent = absent
+
+    @property
+    def linked(self) -> Set[Pair]:
+        return self._among.linked
+
+    @property
+    def unlinked(self) -> Set[Pair]:
+        return self._among.unlinked
+
+    def pools(self, model: str) -> Counter[Pool]:
+        found = (self._among.find(model, ref) for ref in self._absent)
+        return self._among.pools(model) - Counter(view.pool for view in found if view is not None)
+
+    def find(self, model: str, ref: WorkerRef) -> WorkerView | None:
+        return None if ref in self._absent else self._among.find(model, ref)
+
+    def givers(self, model: str) -> Ranking:
+        return _left(self._among.givers(model), self._absent)
+
+    def takers(self, model: str) -> Ranking:
+        return _left(self._among.takers(model), self._absent)
+
+    def wholes(self, model: str) -> Ranking:
+        return _left(self._among.wholes(model), self._absent)
+
+
 class Giver(NamedTuple):
     """One that may prefill, and those that may then decode. `is_ready`: it takes the prompt now."""
 
@@ -145,10 +177,7 @@ class Shortlist:
         return (giver.ref, taker.ref) in self._among.linked and _may_pair(giver, taker)
 
     def _left(self, workers: Ranking) -> Ranking:
-        with closing(workers):
-            for worker in workers:
-                if worker.ref not in self._excluded:
-                    yield worker
+        return _left(workers, self._excluded)
 
 
 def why_no_pair(among: Candidates, model: str, excluded: Set[WorkerRef]) -> tuple[str, bool]:
@@ -159,6 +188,13 @@ def why_no_pair(among: Candidates, model: str, excluded: Set[WorkerRef]) -> tupl
     if not pairs:
         return "no worker of the same model build", False
     return "no link between the workers", any(pair not in among.unlinked for pair in pairs)
+
+
+def _left(workers: Ranking, absent: Set[WorkerRef]) -> Ranking:
+    with closing(workers):
+        for worker in workers:
+            if worker.ref not in absent:
+                yield worker
 
 
 def _may_pair(giver: WorkerView, taker: WorkerView) -> bool:

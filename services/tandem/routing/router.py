@@ -61,6 +61,15 @@ def place(
     return _fallback(choice.local(), split)
 
 
+def place_undivided(
+    among: Candidates, want: Want, reason: str, excluded: Set[WorkerRef] = frozenset(), routing: Routing = BY_COST
+) -> Placement | NoPlacement:
+    """Pick one worker for all of a request that would be split but for `reason`."""
+    if not among.pools(want.model).total():
+        return NoPlacement("no live worker serves the model", may_pass=False)
+    return _fallback(_Choice(among, want, excluded, routing).local(), NoPlacement(reason, may_pass=False))
+
+
 class _Choice:
     """One request's, while it is placed."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from functools import partial
 
 from tandem.core.config import GatewayConfig
@@ -15,23 +15,36 @@ from tandem.routing.links import Links
 from tandem.routing.placement import Placement
 from tandem.routing.roster import Roster
 from tandem.routing.view import Pair, WorkerView
-from tandem.sim.agenda import Agenda
+from tandem.sim.agenda import Agenda, Party
 from tandem.sim.gateway_link import GatewayLink, pairs
+from tandem.sim.network import Network
 from tandem.sim.stretch import Stretch
 from tandem.sim.worker import FINGERPRINT, SimWorker
 
+PROBE_S = 1.0
+"""Until a pair that is doubted has been tested, as in the real fleet, which looks for what to test once a second."""
+PROBE_RETRY_S = 5.0
+"""As the real fleet's."""
+
 
 class SimFleet:
-    """`roster` has those that live. Every pair of these counts as tried, as it is some seconds after a real start."""
+    """`roster` has those that live. Every pair of these counts as tried, as it is some seconds after a real start.
+    `party` is the gateway's, and `proven` is called when a pair is used again that was doubted."""
 
-    def __init__(self, agenda: Agenda, latency_s: float, config: GatewayConfig) -> None:
+    def __init__(
+        self, agenda: Agenda, network: Network, config: GatewayConfig, party: Party, proven: Callable[[], None]
+    ) -> None:
         self._agenda = agenda
-        self._latency_s = latency_s
+        self._network = network
+        self._latency_s = network.latency_s
         self._config = config
+        self._party = party
+        self._proven = proven
         self._links: dict[WorkerRef, GatewayLink] = {}
         self._pairs: set[Pair] = set()
+        self._doubted: set[Pair] = set()
         self.kv_links = Links()
-        self.roster = Roster(self._pairs, frozenset())
+        self.roster = Roster(self._pairs, self._doubted)
 
     def find(self, worker: WorkerRef) -> GatewayLink | None:
         return self._links.get(worker)
@@ -60,7 +73,28 @@ class SimFleet:
     def lost(self, worker: WorkerRef) -> GatewayLink | None:
         """What was known of it; None when it was not met yet."""
         self.missed(worker)
+        for pair in [pair for pair in self._doubted if worker in pair]:
+            self._doubted.discard(pair)
         return self._links.pop(worker, None)
+
+    def doubt(self, workers: Set[WorkerRef]) -> None:
+        """KV may have been lost between two of these: they are not used together until a test has passed."""
+        for pair in sorted(pair for pair in self._pairs if workers >= set(pair)):
+            self._pairs.discard(pair)
+            self._doubted.add(pair)
+            self._agenda.after(PROBE_S, "", partial(self._probe, pair), by=self._party)
+
+    def _probe(self, pair: Pair) -> None:
+        """Nothing for one that was lost meanwhile: it begins anew when it is met again."""
+        giver, taker = (self._links.get(ref) for ref in pair)
+        if pair not in self._doubted or giver is None or taker is None:
+            return
+        if self._network.is_cut(giver.worker.party, taker.worker.party):
+            self._agenda.after(PROBE_RETRY_S, "", partial(self._probe, pair), by=self._party)
+            return
+        self._doubted.discard(pair)
+        self._pairs.add(pair)
+        self._proven()
 
     # ---- what is known
 

@@ -88,7 +88,7 @@ class SimGateway:
         self._config = config
         self.delivered: Callable[[Token], None] = ignore
         self._calls = Calls(network, party)
-        self._fleet = SimFleet(agenda, network.latency_s, config)
+        self._fleet = SimFleet(agenda, network, config, party, self._place_queued)
         self._active: dict[RequestId, _Active] = {}
         self._quotas = SimQuotas(terms.tenants)
         self._index = SimIndex(agenda, network.index_delay_s)
@@ -278,6 +278,7 @@ class SimGateway:
                     self._find(active, command)
                 case Blame(workers):
                     self._waiting.breaker.failed(workers, self._agenda.now)
+                    self._fleet.doubt(workers)
                 case Submit(worker, job):
                     self._submit(active, worker, job)
                 case CancelJob() | ReleaseLease():
@@ -291,7 +292,7 @@ class SimGateway:
             return
         self._waiting.refused(command.excluded, now)
         if command.has_failed:
-            self._waiting.failed(request, command.excluded)
+            self._waiting.failed(request, command)
         self._fleet.unexpect(active.life.placement, request)
         self._waiting.line.put_back(request)
 

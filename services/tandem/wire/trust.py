@@ -20,7 +20,7 @@ from tandem.wire.auth import HEADER, MAX_SKEW_S, NONCE_BYTES, Stamp, headers_of,
 from tandem.wire.channels import open_channel, server_options
 from tandem.wire.gen import worker_pb2
 from tandem.wire.gen.worker_pb2_grpc import WorkerStub
-from tandem.wire.guard import Guard
+from tandem.wire.guard import OTHER_LIFE, Guard
 from tandem.wire.secret_file import SecretFile
 from tandem.wire.tls import Pems, TlsFiles
 
@@ -156,6 +156,11 @@ def _bytes_of(reply: worker_pb2.DescribeReply) -> bytes:
     new ones take rising ids, and unknown ones are kept behind all others."""
     worker = reply.worker.SerializeToString(deterministic=True)
     return len(worker).to_bytes(4, "big") + worker + reply.transport.SerializeToString(deterministic=True)
+
+
+def means_other_life(error: grpc.aio.AioRpcError) -> bool:
+    """A call was meant for a life of a worker that is over, as another one at its address says."""
+    return error.code() is grpc.StatusCode.FAILED_PRECONDITION and error.details() == OTHER_LIFE
 
 
 def reason_of(error: grpc.aio.AioRpcError) -> str:

@@ -1,7 +1,8 @@
 """The taker's end of one Follow stream: connects to a source and keeps it told; never decides whether a pull goes on.
 
 A session is: ask the source who it is, make it readable, open the stream, follow everything that is wanted. When a
-session breaks, another one follows as long as something is wanted; meanwhile the engine's leases run.
+session breaks, another one follows as long as something is wanted; meanwhile the engine's leases run. A source that no
+session reaches for as long as a lease lasts has given its offers up by then, and is lost.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -32,7 +34,7 @@ from tandem.wire.convert_kv import (
 )
 from tandem.wire.gen import kv_pb2, worker_pb2
 from tandem.wire.gen.worker_pb2_grpc import WorkerStub
-from tandem.wire.trust import Trust, reason_of
+from tandem.wire.trust import Trust, means_other_life, reason_of
 from tandem.worker.driver import Command
 
 ANSWER_S = 5.0
@@ -86,6 +88,9 @@ class Link:
         self._is_lost = False
         self._was_connected = False
         self._num_failures = 0
+        self._broke_at = 0.0
+        # As the source says.
+        self._lease_s = math.inf
         self._sequence = 0
         self._unanswered: dict[int, tuple[float, tuple[HandoffKey, ...]]] = {}
 
@@ -134,8 +139,7 @@ class Link:
                 reason = "the source cancelled the call"
             except (grpc.aio.AioRpcError, PeerError, TandemError, TimeoutError, _Broken) as failure:
                 reason = _reason(failure)
-            self._num_failures += 1
-            if not self._was_connected and self._num_failures >= NUM_FIRST_TRIES:
+            if self._is_hopeless():
                 self._give_up(reason)
                 return
             # A lease that cannot be released now lapses by itself.
@@ -144,6 +148,15 @@ class Link:
                 return
             _log.info("link to %s broke: %s", self.source, reason)
             await self._pause(min(MAX_BACKOFF_S, BACKOFF_S * 2 ** (self._num_failures - 1)))
+
+    def _is_hopeless(self) -> bool:
+        """One more session has failed."""
+        now = self._context.clock.now()
+        self._broke_at = self._broke_at if self._num_failures else now
+        self._num_failures += 1
+        if not self._was_connected:
+            return self._num_failures >= NUM_FIRST_TRIES
+        return now - self._broke_at >= self._lease_s
 
     async def _pause(self, seconds: float) -> None:
         """Shorter when there is something new to say."""
@@ -169,7 +182,12 @@ class Link:
     async def _identify(self, stub: WorkerStub) -> TransportPeer:
         """Ask the source for its side of the handshake. Raises _SourceGone when it is not who was meant, TandemError
         when it is a stranger: nothing of what that says is used."""
-        said = await stub.Describe(worker_pb2.DescribeRequest(), timeout=ANSWER_S)
+        try:
+            said = await stub.Describe(worker_pb2.DescribeRequest(), timeout=ANSWER_S)
+        except grpc.aio.AioRpcError as error:
+            if means_other_life(error):
+                raise _SourceGone(f"another life of {self.source.id} is at {self.source.address}") from error
+            raise
         peer = decode_peer(said.transport)
         # The address may be written in two ways; a life may not.
         if (peer.worker.id, peer.worker.incarnation) != (self.source.id, self.source.incarnation):
@@ -242,6 +260,7 @@ class Link:
     async def _listen(self, call: _Call) -> None:
         async for update in call:
             self._num_failures = 0
+            self._lease_s = update.lease_ms / 1e3
             self._context.post(self._commands(update))
         raise _Broken("the source ended the stream")
 

@@ -257,6 +257,68 @@ def test_attempts_that_come_to_nothing_are_counted_until_something_new_comes() -
     assert "2 attempts in a row" in end.outcome.message
 
 
+def lose_kv(life: RequestLife, number: int) -> list[Command]:
+    """An attempt on both workers that brings the token of its prefill, and no KV."""
+    life.placed(Placement(P, D))
+    life.accepted(D, key(number))
+    life.accepted(P, key(number))
+    assert shape(life.reported(P, token(number - 1, number))) == [f"token {number - 1}"]
+    return life.reported(D, Failed(key(number), ErrorKind.KV_LOST, "no KV arrived"))
+
+
+def test_tokens_of_prefills_alone_are_no_progress() -> None:
+    """Or a request would be computed once for each of its tokens, over a link that carries nothing."""
+    request = replace(REQUEST, sampling=SamplingParams(max_tokens=10))
+    life = RequestLife(request, HandoffId("h"), max_retries=2)
+    lose_kv(life, 1)
+    lose_kv(life, 2)
+    (*_, end) = lose_kv(life, 3)
+    assert isinstance(end, End) and isinstance(end.outcome, TandemError) and end.outcome.kind is ErrorKind.KV_LOST
+
+
+def test_one_token_of_the_decode_worker_is_progress() -> None:
+    request = replace(REQUEST, sampling=SamplingParams(max_tokens=10))
+    life = RequestLife(request, HandoffId("h"), max_retries=2)
+    lose_kv(life, 1)
+    lose_kv(life, 2)
+    life.placed(Placement(P, D))
+    life.accepted(D, key(3))
+    life.accepted(P, key(3))
+    assert life.streamed(P, key(3), 2, (102,)) and life.streamed(D, key(3), 3, (103,))
+    (*_, place) = life.reported(D, Failed(key(3), ErrorKind.KV_LOST, "no KV arrived"))
+    assert place == Place(frozenset({D}), has_failed=True)
+
+
+def test_kv_that_is_lost_twice_is_not_handed_over_again() -> None:
+    request = replace(REQUEST, sampling=SamplingParams(max_tokens=10))
+    life = RequestLife(request, HandoffId("h"))
+    assert lose_kv(life, 1)[-1] == Place(frozenset({D}), has_failed=True)
+    assert lose_kv(life, 2)[-1] == Place(frozenset({D}), has_failed=True, is_undivided=True)
+
+
+def test_what_workers_that_drain_give_back_is_no_failure() -> None:
+    """However many do, one after the other."""
+    life = RequestLife(REQUEST, HandoffId("h"), max_retries=0)
+    for number in range(1, 4):
+        life.placed(Placement(P, D))
+        life.accepted(D, key(number))
+        life.accepted(P, key(number))
+        worker = (P, D)[number % 2]
+        told = life.reported(worker, Failed(key(number), ErrorKind.DRAINING, "about to stop"))
+        assert shape(told)[-1] == f"place without {worker.id}" and told[-1] == Place(frozenset({worker}))
+    assert life.num_moves == 0, "nothing had come of it that went on elsewhere"
+
+
+def test_a_booking_that_is_given_up_before_the_prefill_is_asked_for_costs_only_the_place() -> None:
+    """What the decode worker tells the prefill worker may come before what the gateway asks it."""
+    life = RequestLife(REQUEST, HandoffId("h"), max_retries=0)
+    life.placed(Placement(P, D))
+    life.accepted(D, key())
+    told = life.refused(P, key(), TandemError(ErrorKind.CANCELLED, "hand-off h/0#1 has ended"))
+    assert shape(told) == ["cancel d", "place without p"]
+    assert life.reported(D, Failed(key(), ErrorKind.DRAINING, "about to stop")) == [] and life.phase is Phase.QUEUED
+
+
 def test_nobody_is_asked_to_draw_after_the_last_token() -> None:
     """Its worker is lost between the last token and the end."""
     life = RequestLife(REQUEST, HandoffId("h"))

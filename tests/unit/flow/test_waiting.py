@@ -13,10 +13,12 @@ from tandem.core.ids import BlockHash, Incarnation, RequestId, WorkerId, WorkerR
 from tandem.core.load import Load
 from tandem.core.request import Request, SamplingParams
 from tandem.core.step_cost import StepCost
-from tandem.flow.commands import Seek
-from tandem.flow.waiting import Turn, Waiting
+from tandem.flow.commands import Place, Seek
+from tandem.flow.waiting import REFUSAL_BACKOFF_S, Turn, Waiting
+from tandem.routing.breaker import FIRST_BACKOFF_S, LONGEST_BACKOFF_S
 from tandem.routing.prefix_table import PrefixHit
 from tandem.routing.roster import Roster
+from tandem.routing.router import Disaggregation
 from tandem.routing.view import Pool, WorkerView
 
 SLOW = StepCost(1e-3, 1e-3, 1e-4, 0.0, 0.0)
@@ -149,3 +151,76 @@ def test_a_taker_needs_no_turn_and_leaves_the_charge_as_it_is() -> None:
     seek = Seek(0, P1.ref, unfit=frozenset({D1.ref}))
     assert rig.waiting.taker("m", seek, 0.0) == second.ref
     rig.waiting.line.check()
+
+
+def make_ill(rig: Rig, *refs: WorkerRef) -> float:
+    """When the breakers of these have just opened, and stay so for long."""
+    now, breaker = 0.0, rig.waiting.breaker
+    while not breaker.excluded(now + LONGEST_BACKOFF_S - 1.0):
+        now += LONGEST_BACKOFF_S
+        breaker.tried(refs, now)
+        breaker.failed(refs, now)
+    return now
+
+
+def test_a_request_goes_elsewhere_while_the_worker_that_it_would_have_gone_to_is_ill() -> None:
+    rig = Rig(P1, P2, D1)
+    now = make_ill(rig, P1.ref)
+    rig.waiting.admit(request())
+    turn = rig.waiting.next(now)
+    assert turn is not None and turn.placement.prefill == P2.ref
+
+
+def test_where_all_that_prefill_are_ill_a_request_is_computed_where_it_is_drawn() -> None:
+    """As if there were none, so nobody waits for a back-off."""
+    rig = Rig(P1, P2, D1)
+    now = make_ill(rig, P1.ref, P2.ref)
+    rig.waiting.admit(request())
+    turn = rig.waiting.next(now)
+    assert turn is not None and turn.placement.path == "fallback;reason=no_prefill_worker"
+    assert turn.placement.decode == D1.ref
+
+
+def test_ill_workers_are_tried_one_request_at_a_time_where_no_others_are() -> None:
+    rig = Rig(P1, D1)
+    now = make_ill(rig, P1.ref, D1.ref)
+    for i in range(4):
+        rig.waiting.admit(request(f"r{i}"))
+    assert rig.waiting.next(now) is None, "they failed just now"
+    for i in range(3):
+        now += FIRST_BACKOFF_S
+        turn = rig.waiting.next(now)
+        assert turn is not None and turn.request == f"r{i}"
+        assert rig.waiting.next(now) is None and rig.waiting.hopeless_since("m") == now
+
+
+def test_nobody_ill_is_tried_while_others_are_only_full() -> None:
+    second = worker("d2", "decode")
+    rig = Rig(P1, second, D1)
+    now = make_ill(rig, second.ref) + FIRST_BACKOFF_S
+    rig.waiting.refused([D1.ref], now)
+    rig.waiting.admit(request())
+    assert rig.waiting.next(now) is None
+    turn = rig.waiting.next(now + REFUSAL_BACKOFF_S)
+    assert turn is not None and turn.placement.decode == D1.ref
+
+
+def test_what_moves_goes_to_an_ill_worker_rather_than_nowhere() -> None:
+    second = worker("d2", "decode")
+    rig = Rig(P1, second, D1)
+    now = make_ill(rig, D1.ref) + FIRST_BACKOFF_S
+    assert rig.waiting.taker("m", Seek(0, second.ref), now) == D1.ref
+    assert rig.waiting.taker("m", Seek(0, second.ref), now) is None, "until something is heard of that"
+    assert rig.waiting.taker("m", Seek(0, P1.ref), now) == second.ref
+
+
+@pytest.mark.parametrize(("mode", "path"), [("prefer", "fallback;reason=kv_lost"), ("strict", "remote")])
+def test_what_cannot_be_handed_over_is_computed_in_one_place_where_that_is_allowed(
+    mode: Disaggregation, path: str
+) -> None:
+    rig = Rig(P1, D1)
+    rig.waiting.admit(request(), policy=mode)
+    rig.next()
+    rig.waiting.failed(RequestId("r"), Place(frozenset(), has_failed=True, is_undivided=True))
+    rig.waiting.line.put_back(RequestId("r"))
+    assert rig.next().placement.path == path

@@ -85,6 +85,20 @@ async def test_a_pair_that_lost_kv_moves_a_block_again_before_it_is_used(rig: Ri
     await until(lambda: rig.fleet.view().linked == {(prefill.ref, decode.ref)})
 
 
+async def test_a_pair_that_is_doubted_is_tested_at_once(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "DISCOVERY_PERIOD_S", 3600.0)
+    rig = make_rig()
+    await rig.start()
+    prefill, decode = await rig.pair()
+    await until(lambda: not rig.fleet._probing)
+    for _ in range(2):  # the first may meet the last look of the search
+        rig.fleet.doubt(frozenset({prefill.ref, decode.ref}))
+        assert not rig.fleet.view().linked
+        await until(lambda: rig.fleet.view().linked)
+
+
 async def test_a_draining_worker_is_neither_probed_nor_given_work(rig: Rig) -> None:
     prefill = await rig.add("p", "prefill")
     prefill.load = Load(draining=True)

@@ -75,6 +75,19 @@ def test_a_trial_of_which_nothing_is_heard_is_followed_by_another() -> None:
     assert breaker.excluded(101.0 + FIRST_BACKOFF_S) == set()
 
 
+def test_where_nobody_else_is_left_trials_go_on_once_in_a_while() -> None:
+    breaker = opened(100.0)
+    breaker.tried([A], 101.0)
+    breaker.failed([A], 101.5)
+    assert breaker.excluded(102.6) == {A} and breaker.resting(102.4) == {A}
+    assert breaker.resting(102.5) == set(), "it is left out for longer than it rests"
+    breaker.tried([A], 102.6)
+    assert breaker.resting(102.7) == {A} and breaker.states(102.7)[WorkerId("a")] is BreakerState.TRIAL
+    assert breaker.excluded(103.49) == {A} and breaker.excluded(103.5) == set(), "its back-off is as long as before"
+    breaker.worked(A)
+    assert breaker.resting(102.7) == set()
+
+
 def test_late_failures_of_one_that_is_left_out_change_nothing() -> None:
     breaker = opened(100.0)
     breaker.failed([A], 100.9)

@@ -1,0 +1,38 @@
+"""`python -m tests.e2e.serve.redeploy`: deploys pools of a running `tandem serve` anew, one after the other, as a new
+version of an application is rolled out; never starts or ends a Ray.
+
+Arguments: the address of Ray, then as `tandem role` takes them the Redis, its namespace and the secret, then pools.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ["RAY_AUTH_MODE"] = "token"
+
+import ray
+from ray import serve
+
+from tandem.core.config import ClusterConfig, Config, EngineConfig, RedisConfig
+from tandem.worker.deployment import pool_application
+
+
+def main(address: str, redis_url: str, namespace: str, secret_file: str, *pools: str) -> None:
+    """Returns when the replicas of all pools are new and healthy."""
+    config = Config(
+        engine=EngineConfig(num_threads=1),
+        redis=RedisConfig(url=redis_url, namespace=namespace),
+        cluster=ClusterConfig(secret_file=secret_file),
+    )
+    ray.init(address=address, log_to_driver=False, logging_level="WARNING")
+    try:
+        for pool in pools:
+            serve.run(pool_application(config, pool, 1), name=f"tandem-{pool}", route_prefix=None)
+    finally:
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

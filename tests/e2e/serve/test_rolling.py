@@ -1,0 +1,59 @@
+"""Serve replicas that end under load, killed or replaced one after the other as a new version is rolled out: every
+answer is that of an undisturbed run; never how long that takes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.e2e.serve.load import NUM_CLIENTS, Load
+from tests.e2e.serve.served import Served, until
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
+
+PATIENCE_S = 120.0
+POOLS = ("decode", "prefill")
+
+
+def wait_replaced(served: Served, pool: str, before: int | None) -> None:
+    until(lambda: served.replica(pool) not in (None, before), PATIENCE_S, lambda: served.said)
+
+
+def redeploy(served: Served, *pools: str) -> None:
+    """Serve ends each replica in order, and then begins another."""
+    served.wait_said(r"tandem role .*\n")
+    words = re.findall(r"tandem role (.*)\n", served.said)[0].split()
+    told = dict(zip(words[::2], words[1::2], strict=True))
+    (address,) = {found for line in served.look().values() for found in re.findall(r"--gcs-address=(\S+)", line)}
+    rest = (told["--redis-url"], told["--namespace"], told["--secret-file"])
+    command = [sys.executable, "-m", "tests.e2e.serve.redeploy", address, *rest, *pools]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+
+
+def test_killed_replicas_cost_no_request(served: Served) -> None:
+    with Load(served) as load:
+        for pool in POOLS:
+            victim = served.replica(pool)
+            assert victim is not None
+            load.wait_answers(NUM_CLIENTS)
+            os.kill(victim, signal.SIGKILL)
+            load.wait_answers(NUM_CLIENTS)
+            wait_replaced(served, pool, victim)
+    assert load.problems == []
+
+
+def test_replicas_that_are_replaced_one_after_the_other_cost_no_request(served: Served) -> None:
+    before = {pool: served.replica(pool) for pool in POOLS}
+    with Load(served) as load:
+        load.wait_answers(NUM_CLIENTS)
+        redeploy(served, *POOLS)
+        load.wait_answers(NUM_CLIENTS)
+    assert load.problems == []
+    for pool in POOLS:
+        wait_replaced(served, pool, before[pool])
