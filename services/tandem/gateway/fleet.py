@@ -72,6 +72,8 @@ class Fleet:
         self._listener: Listener | None = None
         self._links: dict[WorkerId, WorkerLink] = {}
         self._live: set[WorkerRef] = set()
+        # What workers served that are not live any more, and until when a request may wait for others.
+        self._missed: dict[str, tuple[ServedModel, float]] = {}
         self._linked: set[Pair] = set()
         self._failed: dict[Pair, float] = {}
         # Those of the failed that have moved blocks before: what falls back meanwhile is served.
@@ -125,10 +127,16 @@ class Fleet:
         return self._roster
 
     def models(self) -> Sequence[ServedModel]:
+        """Those that live workers serve, and for `no_worker_wait_s` those that the last of them served, so that what
+        comes in between waits as what was there does."""
         found: dict[str, ServedModel] = {}
         for link in self._links.values():
             if link.model is not None and link.is_live:
                 found.setdefault(link.model.name, link.model)
+        now = self._clock.now()
+        self._missed = {name: missed for name, missed in self._missed.items() if missed[1] > now}
+        for name, (model, _) in self._missed.items():
+            found.setdefault(name, model)
         return tuple(found.values())
 
     def ready(self) -> str | None:
@@ -255,13 +263,19 @@ class Fleet:
         if self._find(link.ref) is not link:
             return
         if link.view() is None:
-            self._live.discard(link.ref)
+            self._miss(link)
             self._roster.remove(link.ref)
             return
         self._roster.put(link.look)
         if link.ref not in self._live:
             self._live.add(link.ref)
             self._probe_pairs()
+
+    def _miss(self, link: WorkerLink) -> None:
+        """It is not live any more; nothing when that is known."""
+        if link.ref in self._live and link.model is not None:
+            self._missed[link.model.name] = (link.model, self._clock.now() + self._config.no_worker_wait_s)
+        self._live.discard(link.ref)
 
     def _lost(self, worker: WorkerRef, reason: str) -> None:
         log.warning("worker %s is lost: %s", worker, reason)
@@ -275,7 +289,7 @@ class Fleet:
             self._linked.discard(pair)
             self._doubted.discard(pair)
             self._failed.pop(pair, None)
-        self._live.discard(link.ref)
+        self._miss(link)
         self.routing.links.forget(link.ref)
         assert self._listener is not None
         self._listener.lost(link.ref, reason)

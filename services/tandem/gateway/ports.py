@@ -23,8 +23,8 @@ from tandem.routing.view import Pool
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model that at least one live worker serves. Clients may call it by an alias too; workers never do. `created`
-    is in seconds since the epoch."""
+    """A model that at least one worker serves, or did a moment ago. Clients may call it by an alias too; workers never
+    do. `created` is in seconds since the epoch."""
 
     name: str
     max_model_len: int

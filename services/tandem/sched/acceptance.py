@@ -11,11 +11,12 @@ running sequences and leases, as what was preempted does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.request import Job, Prefill, Resume
 from tandem.sched.policy import SchedulerLimits
+from tandem.sched.turned_away import Room, TurnedAway
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,14 +62,22 @@ def pull_need(job: Job, limits: SchedulerLimits, num_blocks: int, block_size: in
     return min(need, shared + num_choices * (limit - shared), num_blocks)
 
 
-def check_job(job: Job, held: Commitments, limits: SchedulerLimits, block_size: int) -> None:
-    """Raises TandemError unless a worker that is held to so much already may take the job on."""
+def check_job(
+    job: Job, held: Commitments, limits: SchedulerLimits, block_size: int, turned_away: TurnedAway, now: float
+) -> None:
+    """Raises TandemError unless a worker that is held to so much already may take the job on; notes whom it turns
+    away."""
     check_fits(job, limits, held.num_blocks, block_size)
     if isinstance(job, Prefill):
         check_prefill(prefill_need(job, block_size), held)
     elif isinstance(job, Resume):
-        need = pull_need(job, limits, held.num_blocks, block_size)
-        check_promise(need, num_seats(job, limits), held, limits)
+        need = Room(pull_need(job, limits, held.num_blocks, block_size), num_seats(job, limits))
+        held = _with(turned_away.ahead(job, need, now), held)
+        lacks = lacking(need, held, limits)
+        if any(lacks):
+            turned_away.put(job, lacks, now)
+        check_promise(need, held, limits)
+        turned_away.remove(job)
 
 
 def check_fits(job: Job, limits: SchedulerLimits, num_blocks: int, block_size: int) -> None:
@@ -101,18 +110,31 @@ def check_prefill(need: int, held: Commitments) -> None:
         raise _overloaded(f"{need} blocks to hand over do not fit beside a promise of {largest} of {held.num_blocks}")
 
 
-def check_promise(need: int, num_seqs: int, held: Commitments, limits: SchedulerLimits) -> None:
+def lacking(need: Room, held: Commitments, limits: SchedulerLimits) -> Room:
+    """What of `need` there is too little of, all of it: a promise must fit beside all leases and promises."""
+    is_short = held.num_leased + sum(held.promises) + need.num_blocks > held.num_blocks
+    has_no_seat = held.num_seqs + need.num_seats > limits.max_num_seqs
+    return Room(need.num_blocks * is_short, need.num_seats * has_no_seat)
+
+
+def check_promise(need: Room, held: Commitments, limits: SchedulerLimits) -> None:
     """Raises TandemError unless a promise fits beside all leases and promises: then it gets room without the end of a
     lease. It must also leave each waiting prefill its room."""
-    taken = held.num_leased + sum(held.promises)
-    if taken + need > held.num_blocks or held.num_seqs + num_seqs > limits.max_num_seqs:
+    if any(lacking(need, held, limits)):
         raise _overloaded(
-            f"no room to promise {need} blocks: {taken} of {held.num_blocks} are leased or promised, "
-            f"{held.num_seqs} of {limits.max_num_seqs} sequences taken"
+            f"no room to promise {need.num_blocks} blocks: {held.num_leased + sum(held.promises)} of {held.num_blocks} "
+            f"are leased, promised or kept, {held.num_seqs} of {limits.max_num_seqs} sequences taken or kept"
         )
     largest = max(held.prefills, default=0)
-    if need + largest > held.num_blocks:
-        raise _overloaded(f"a promise of {need} blocks does not fit beside {largest} of {held.num_blocks} to hand over")
+    if need.num_blocks + largest > held.num_blocks:
+        raise _overloaded(
+            f"a promise of {need.num_blocks} blocks does not fit beside {largest} of {held.num_blocks} to hand over"
+        )
+
+
+def _with(ahead: Room, held: Commitments) -> Commitments:
+    """Beside what is kept for others, which nobody may take."""
+    return replace(held, num_leased=held.num_leased + ahead.num_blocks, num_seqs=held.num_seqs + ahead.num_seats)
 
 
 def _overloaded(message: str) -> TandemError:

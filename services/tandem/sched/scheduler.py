@@ -38,6 +38,7 @@ from tandem.sched.ration import ration
 from tandem.sched.run import DecodeRun, advance, forecast
 from tandem.sched.sequence import Sequence, Status
 from tandem.sched.speculate import Speculation, num_spare
+from tandem.sched.turned_away import TurnedAway
 
 
 class Scheduler:
@@ -64,6 +65,7 @@ class Scheduler:
         self.lending = Lending(pool, self._running, self._promised_blocks)
         self._open: dict[int, StepPlan] = {}
         self._held = HeldPulls()
+        self._turned_away = TurnedAway()
         self._num_arrived = 0
         self._num_plans = 0
 
@@ -73,7 +75,8 @@ class Scheduler:
         """Accept a job. Raises TandemError, and keeps nothing of it, when it can never run or has no room."""
         if any(key in self._by_key for key in job.keys):
             raise TandemError(ErrorKind.INVALID_REQUEST, f"job {job.key} is here already")
-        check_job(job, self._entrance.commitments(), self.limits, self.pool.block_size)
+        held, size = self._entrance.commitments(), self.pool.block_size
+        check_job(job, held, self.limits, size, self._turned_away, now)
         root = root_hash(self._fingerprint, self.pool.block_size, job.request.cache_salt)
         seq = Sequence(SeqId(self._num_arrived), job, root, self._num_arrived, now)
         # Now, rather than between two steps or between an announcement and our first read of what it names.

@@ -200,6 +200,7 @@ class Worker:
             clock=self._clock,
             post=self._driver.post,
             connect=self._reads.connect,
+            lease_s=self._config.handoff.lease_s,
         )
 
     def _compose_service(self, model: WorkerModel) -> WorkerService:

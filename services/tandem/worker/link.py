@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -51,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LinkContext:
-    """What all links of a worker share. `post` runs a command on the engine's thread; `connect` makes a source
+    """What all links of a worker share. `lease_s`: how long offers last that nobody renews; `post` runs a command on the engine's thread; `connect` makes a source
     readable or raises PeerError in its future."""
 
     me: WorkerRef
@@ -61,6 +60,7 @@ class LinkContext:
     clock: Clock
     post: Callable[[Command], None]
     connect: Callable[[TransportPeer], Future[None]]
+    lease_s: float
 
 
 class _SourceGone(Exception):
@@ -92,8 +92,6 @@ class Link:
         self._was_connected = False
         self._num_failures = 0
         self._broke_at = 0.0
-        # As the source says.
-        self._lease_s = math.inf
         self._sequence = 0
         self._unanswered: dict[int, tuple[float, tuple[HandoffKey, ...]]] = {}
 
@@ -160,7 +158,7 @@ class Link:
         self._num_failures += 1
         if not self._was_connected:
             return self._num_failures >= NUM_FIRST_TRIES
-        return now - self._broke_at >= self._lease_s
+        return now - self._broke_at >= self._context.lease_s
 
     async def _pause(self, seconds: float) -> None:
         """Shorter when there is something new to say."""
@@ -276,7 +274,6 @@ class Link:
     async def _listen(self, call: _Call) -> None:
         async for update in call:
             self._num_failures = 0
-            self._lease_s = update.lease_ms / 1e3
             self._context.post(self._commands(update))
         raise _Broken("the source ended the stream")
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 
+import httpx
 import pytest
 
 from tests.e2e.serve.load import NUM_CLIENTS, Load
@@ -21,7 +22,10 @@ POOLS = ("decode", "prefill")
 
 
 def wait_replaced(served: Served, pool: str, before: int | None) -> None:
+    """Until another replica has taken its place, and the gateway knows it."""
     until(lambda: served.replica(pool) not in (None, before), PATIENCE_S, lambda: served.said)
+    live = f'tandem_live_workers{{pool="{pool}"}} 1'
+    until(lambda: live in httpx.get(f"{served.url}/metrics").text, PATIENCE_S)
 
 
 def redeploy(served: Served, *pools: str) -> None:

@@ -234,6 +234,38 @@ async def test_a_newer_life_takes_the_place_of_the_older(rig: Rig) -> None:
     await decode.stop()
 
 
+async def test_a_model_whose_last_worker_is_gone_is_served_for_as_long_as_its_requests_wait(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or what comes while a worker starts again would be refused, and only what was there would wait."""
+    monkeypatch.setattr(worker_link, "RECONNECT_S", 0.1)
+    rig = make_rig(no_worker_wait_s=60.0)
+    await rig.start()
+    worker = await rig.add("m", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+    rig.workers.remove(worker)
+    await worker.stop()
+    await until(lambda: not rig.fleet._links)
+    assert [model.name for model in rig.dispatch.models()] == ["tiny"] and rig.dispatch.ready() == "no live worker"
+    request = await rig.open()
+    assert request.life.phase is Phase.QUEUED
+    await rig.add("n", "mixed")
+    await until(lambda: request.life.phase is Phase.RUNNING)
+    await request.aclose()
+
+
+async def test_a_model_that_nobody_comes_back_to_serve_is_served_no_more(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_rig(no_worker_wait_s=0.1)
+    await rig.start()
+    worker = await rig.add("m", "mixed")
+    await until(lambda: rig.dispatch.models())
+    rig.workers.remove(worker)
+    await worker.stop()
+    await until(lambda: not rig.dispatch.models())
+
+
 async def test_of_a_life_that_ended_during_its_probe_nothing_is_kept(rig: Rig) -> None:
     await rig.add("p", "prefill")
     older = await rig.add("d", "decode", works=False)

@@ -19,6 +19,7 @@ from tandem.sched.acceptance import (
     pull_need,
 )
 from tandem.sched.policy import SchedulerLimits
+from tandem.sched.turned_away import Room
 
 LIMITS = SchedulerLimits(max_num_batched_tokens=8, max_num_seqs=4, max_model_len=40)
 EMPTY = Commitments(num_blocks=10, num_leased=0, num_seqs=0, promises=(), prefills=())
@@ -81,13 +82,13 @@ def test_a_bias_for_a_token_that_is_none_is_refused_by_name(token: int) -> None:
 
 def test_a_promise_fits_beside_leases_and_promises() -> None:
     held = replace(EMPTY, num_leased=4, promises=(3,))
-    assert refusal(check_promise, 3, 1, held, LIMITS) is None
-    assert refusal(check_promise, 4, 1, held, LIMITS) is ErrorKind.OVERLOADED
+    assert refusal(check_promise, Room(3, 1), held, LIMITS) is None
+    assert refusal(check_promise, Room(4, 1), held, LIMITS) is ErrorKind.OVERLOADED
 
 
 def test_a_promise_needs_a_seat() -> None:
-    assert refusal(check_promise, 1, 1, replace(EMPTY, num_seqs=3), LIMITS) is None
-    assert refusal(check_promise, 1, 1, replace(EMPTY, num_seqs=4), LIMITS) is ErrorKind.OVERLOADED
+    assert refusal(check_promise, Room(1, 1), replace(EMPTY, num_seqs=3), LIMITS) is None
+    assert refusal(check_promise, Room(1, 1), replace(EMPTY, num_seqs=4), LIMITS) is ErrorKind.OVERLOADED
 
 
 def test_a_pull_of_several_choices_takes_seats_and_a_block_for_each_but_never_more_than_half_of_the_seats() -> None:
@@ -100,15 +101,15 @@ def test_a_pull_of_several_choices_takes_seats_and_a_block_for_each_but_never_mo
     assert [pull_need(resume(n), LIMITS, 10, 4) for n in (1, 2, 128)] == [3, 4, 4]
     assert pull_need(resume(2, max_tokens=1), LIMITS, 10, 4) == 3, "one block that each fills for itself"
     assert pull_need(resume(2), LIMITS, 3, 4) == 3, "there are no more"
-    assert refusal(check_promise, 4, 2, replace(EMPTY, num_seqs=2), LIMITS) is None
-    assert refusal(check_promise, 4, 2, replace(EMPTY, num_seqs=3), LIMITS) is ErrorKind.OVERLOADED
+    assert refusal(check_promise, Room(4, 2), replace(EMPTY, num_seqs=2), LIMITS) is None
+    assert refusal(check_promise, Room(4, 2), replace(EMPTY, num_seqs=3), LIMITS) is ErrorKind.OVERLOADED
 
 
 def test_a_prefill_and_a_promise_that_exclude_each_other_are_not_both_taken() -> None:
     assert refusal(check_prefill, 6, replace(EMPTY, promises=(4, 2))) is None
     assert refusal(check_prefill, 6, replace(EMPTY, promises=(5,))) is ErrorKind.OVERLOADED
-    assert refusal(check_promise, 4, 1, replace(EMPTY, prefills=(6,)), LIMITS) is None
-    assert refusal(check_promise, 5, 1, replace(EMPTY, prefills=(6,)), LIMITS) is ErrorKind.OVERLOADED
+    assert refusal(check_promise, Room(4, 1), replace(EMPTY, prefills=(6,)), LIMITS) is None
+    assert refusal(check_promise, Room(5, 1), replace(EMPTY, prefills=(6,)), LIMITS) is ErrorKind.OVERLOADED
 
 
 def test_a_prefill_may_wait_for_leases() -> None:

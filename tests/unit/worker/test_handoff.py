@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
 import pytest
 
-from tandem.core.config import EngineConfig, HandoffConfig, WorkerConfig
+from tandem.core.config import ClusterConfig, EngineConfig, HandoffConfig, WorkerConfig
 from tandem.core.errors import ErrorKind
 from tandem.core.events import Cancelled, Failed, Finished, FinishReason
 from tandem.core.ids import HandoffId, HandoffKey, Incarnation
@@ -236,6 +237,36 @@ async def test_a_giver_that_stops_in_mid_prefill_fails_both(nodes: Nodes) -> Non
     assert isinstance(failed, Failed) and failed.kind is ErrorKind.WORKER_LOST
     failed = await taker.client.end_of(key)
     assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST
+    await taker.client.settled()
+
+
+@pytest.mark.slow
+async def test_a_source_that_nobody_reaches_any_more_is_given_up_when_its_leases_are_over(nodes: Nodes) -> None:
+    """Not only after the time that a source gets which answers and has nothing to offer yet."""
+    handoff = HandoffConfig(lease_s=0.3, pull_timeout_s=3600.0)
+    giver, taker = await nodes.start(handoff=handoff), await nodes.start(handoff=handoff)
+    gate = Gate(giver.executor, lambda plan: getattr(plan, "number", 0) == 3)
+    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 4))
+    await asyncio.to_thread(gate.entered.wait)
+    gate.open()
+    await giver.worker.stop()
+    failed = await taker.client.end_of(key)
+    assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST
+    await taker.client.settled()
+
+
+async def test_another_life_that_is_told_by_its_guard_alone_is_not_asked_again(nodes: Nodes, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("s" * 32)
+    secret.chmod(0o600)
+    cluster = ClusterConfig(secret_file=str(secret))
+    giver, taker = await nodes.start(cluster=cluster), await nodes.start(cluster=cluster)
+    older = replace(giver.worker.me, incarnation=Incarnation(giver.worker.me.incarnation - 1))
+    resume = Resume(request=new_request(MODEL, PROMPT, 4), attempt=1, handoff=HandoffId("h"), source=older)
+    await taker.client.submit(resume)
+    failed = await taker.client.end_of(resume.key)
+    assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST
+    assert "another life of" in failed.message
     await taker.client.settled()
 
 
