@@ -33,10 +33,16 @@ class Lending:
         self._waiting: dict[HandoffKey, deque[Digest]] = {}
         self._open: dict[int, list[tuple[HandoffKey, int]]] = {}
         self._done: list[tuple[HandoffKey, tuple[BlockDigest, ...]]] = []
+        self._last_number = -2
 
     @property
     def has_work(self) -> bool:
         return bool(self._waiting)
+
+    def is_due(self, number: int) -> bool:
+        """The plan of this number is to digest and to do nothing else, so that a taker need not wait until a step is
+        over; every second one, so that what runs goes on."""
+        return self.has_work and number > self._last_number + 1
 
     def lend(self, key: HandoffKey, borrow: Borrow) -> tuple[BlockId, ...]:
         """As many leading blocks of what is asked for as are here and may be held, which are held as leased from now
@@ -57,6 +63,7 @@ class Lending:
     def take(self, number: int, limit: int) -> tuple[Digest, ...]:
         """What this plan is to digest, at most `limit` blocks; the loans in the order in which they came."""
         taken: list[Digest] = []
+        self._last_number = number if self.has_work else self._last_number
         for key, digests in list(self._waiting.items()):
             count = min(len(digests), limit - len(taken))
             if count <= 0:

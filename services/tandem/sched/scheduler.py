@@ -81,8 +81,8 @@ class Scheduler:
         seq = Sequence(SeqId(self._num_arrived), job, root, self._num_arrived, now)
         # Now, rather than between two steps or between an announcement and our first read of what it names.
         seq.reusable(self.pool.block_size)
+        self.borrowings.expect(seq)
         if not seq.is_pull:
-            self.borrowings.expect(seq)
             check_backlog(seq, self.pool, self.occupancy().backlog)
         self._num_arrived += job.num_choices
         self._by_id[seq.id] = seq
@@ -136,6 +136,8 @@ class Scheduler:
     def plan(self, now: float = 0.0) -> Planned:
         """Choose the next step's work; give blocks to pulls that may begin. `now` is on the clock of `add`."""
         draft = Draft(self.pool, self.limits, self._running, self._waiting)
+        if self.lending.is_due(self._num_plans):
+            return Planned(self._open_plan(draft))
         ready = [seq for seq in self._running if seq.may_go_on]
         for seq in [s for s in ready if s.num_remaining == 1]:
             if seq.status is Status.RUNNING:
@@ -231,17 +233,15 @@ class Scheduler:
         assert len(self._running) + len(self._pulling) <= self.limits.max_num_seqs, "more run than may"
 
     def __repr__(self) -> str:
-        return (
-            f"<scheduler {len(self._running)} running, {len(self._waiting)} waiting, {len(self._pulling)} pulling, "
-            f"{len(self._closing)} closing, {len(self._open)} plans open>"
-        )
+        queues = f"{len(self._running)} running, {len(self._waiting)} waiting, {len(self._pulling)} pulling"
+        return f"<scheduler {queues}, {len(self._closing)} closing, {len(self._open)} plans open>"
 
     # ---- plan
 
     def _open_plan(self, draft: Draft) -> StepPlan | None:
         """A plan of all that was drafted; None where there is nothing to compute, to copy or to digest."""
         spills, fills = self.pool.take_copies()
-        digests = self.lending.take(self._num_plans, draft.num_digests_left)
+        digests = () if draft.slices else self.lending.take(self._num_plans, draft.num_digests_left)
         if not (draft.slices or spills or fills or digests):
             return None
         step = StepPlan(self._num_plans, tuple(draft.slices.values()), tuple(draft.copies), spills, fills, digests)
