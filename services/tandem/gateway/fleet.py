@@ -75,7 +75,7 @@ class Fleet:
         self._failed: dict[Pair, float] = {}
         # Those of the failed that have moved blocks before: what falls back meanwhile is served.
         self._doubted: set[Pair] = set()
-        self.routing = Routing(config.routing_policy)
+        self.routing = Routing(config.routing_policy, remote_prefix=config.remote_prefix)
         self._roster = Roster(self._linked, self._failed.keys())
         self._probing: dict[Pair, asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
@@ -163,12 +163,14 @@ class Fleet:
         if taker is not None:
             taker.expect_decode(request, is_coming=num_tokens > 0)
 
-    def measured(self, placement: Placement, pulled: Pulled) -> None:
-        """How fast KV moved between two workers; nothing when one of them is gone."""
-        giver, taker = self._find(placement.prefill), self._find(placement.decode)
-        if giver is None or taker is None or (source := giver.view()) is None or (target := taker.view()) is None:
+    def measured(self, placement: Placement, reader: WorkerRef, pulled: Pulled) -> None:
+        """How fast KV moved between two workers; nothing when one of them is gone, or read it otherwise than it was
+        placed."""
+        source = placement.source_of(reader)
+        giver, taker = None if source is None else self._find(source), self._find(reader)
+        if giver is None or taker is None or (lent := giver.view()) is None or (read := taker.view()) is None:
             return
-        self.routing.links.observe(source, target, pulled.num_bytes, pulled.busy_s)
+        self.routing.links.observe(lent, read, pulled.num_bytes, pulled.busy_s)
 
     async def submit(self, worker: WorkerRef, job: Job) -> None:
         """Raises TandemError when the worker refuses or cannot be reached."""
