@@ -6,16 +6,16 @@ paid token by token while the client reads, and count `DECODE_WEIGHT`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from tandem.core.step_cost import StepCost, StepFeatures
+from tandem.core.step_cost import StepFeatures
 from tandem.routing.links import Links
 from tandem.routing.loan import Loan
+from tandem.routing.steps import base_s, steps_of, wait_s
 from tandem.routing.view import WorkerView, token_bytes
 from tandem.routing.want import Want
 
-NOMINAL = StepCost(5e-3, 1e-4, 1e-4, 1e-8, 0.0)
-"""Of every worker while one of them has not told its own: then costs compare counts of tokens, and mean no seconds."""
 DECODE_WEIGHT = 0.2
 COMPUTE_WEIGHT = 1.0
 """Of the prompt's computation once more: those that come next wait for it, wherever it is placed. Without this a
@@ -93,24 +93,19 @@ class PairCost:
 
 def prefill_cost(worker: WorkerView, want: Want, *, is_told: bool, loan: Loan | None = None) -> PrefillCost:
     """`is_told`: all workers that are compared have told what their steps cost."""
-    cost, load = steps_of(worker, is_told), worker.load
+    steps = steps_of(worker, is_told)
     num_uncached = want.num_uncached(worker) if loan is None else want.num_context - loan.num_tokens
-    num_decoding = load.num_running if worker.decodes else 0
-    step = StepFeatures(num_decode_seqs=num_decoding, decode_context=worker.num_held_tokens if num_decoding else 0)
-    step_s, chunk_s = cost.predict(step), cost.chunk_s(want.num_context - num_uncached, num_uncached)
-    num_ahead = worker.num_ahead(num_uncached, want.lane)
-    longest = max(load.lane_longest, default=0)
-    ahead_s = num_ahead * (cost.prefill_token_s + cost.prefill_pair_s * longest / 2)
+    chunk_s = steps.chunk_s(want.num_context - num_uncached, num_uncached)
     held = want.held(worker)
     host_s = (held.num_tokens - held.num_device_tokens) * token_bytes(worker) / HOST_BANDWIDTH
-    wait_s = num_ahead / worker.num_step_tokens * step_s + ahead_s
+    queue_s = wait_s(worker, num_uncached, want.lane, steps)
     return PrefillCost(
         worker,
         num_uncached,
-        wait_s=wait_s,
-        compute_s=host_s + num_uncached / worker.num_step_tokens * step_s + chunk_s,
-        stall_s=DECODE_WEIGHT * num_decoding * chunk_s,
-        read_s=0.0 if loan is None else max(OVERLAPPED_WEIGHT * loan.read_s, loan.read_s - wait_s),
+        wait_s=queue_s,
+        compute_s=host_s + math.ceil(num_uncached / worker.num_step_tokens) * base_s(worker, steps) + chunk_s,
+        stall_s=DECODE_WEIGHT * worker.num_decoding * chunk_s,
+        read_s=0.0 if loan is None else max(OVERLAPPED_WEIGHT * loan.read_s, loan.read_s - queue_s),
         loan=loan,
     )
 
@@ -139,11 +134,6 @@ def transfer_s(giver: PrefillCost, taker: WorkerView, want: Want, links: Links) 
     last_s = min(num_tokens, giver.num_uncached, giver.worker.num_step_tokens) * per_token_s
     exposed_s = max(last_s, all_s - giver.compute_s)
     return exposed_s + OVERLAPPED_WEIGHT * (all_s - exposed_s)
-
-
-def steps_of(worker: WorkerView, is_told: bool) -> StepCost:
-    """What its steps cost, or what those of all cost while somebody has not told."""
-    return worker.step_cost if is_told and worker.step_cost is not None else NOMINAL
 
 
 def _has_room(worker: WorkerView, want: Want) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandem.core.ids import WorkerRef
-from tandem.core.step_cost import StepCost, StepFeatures
+from tandem.core.step_cost import StepCost
 from tandem.routing.links import Links
+from tandem.routing.steps import rest_s
 from tandem.routing.view import WorkerView, token_bytes
 from tandem.routing.want import Want
 
@@ -31,12 +32,11 @@ class Loan:
 
 
 def loan(lender: WorkerView, taker: WorkerView, want: Want, links: Links, steps: StepCost) -> Loan:
-    """`steps` of the lender. It lends from device memory, and between two steps: one that computes prompts hears of it
-    when half a step has gone, and tells what it has at the next end of one."""
+    """`steps` of the lender, which lends from device memory and between two steps."""
     num_tokens = want.held(lender).num_device_tokens
     num_read = num_tokens - want.held(taker).num_tokens
     wire_s = num_read * token_bytes(lender) / links.bandwidth(lender, taker)
-    read_s = LOAN_S + _step_s(lender, steps) / 2 + wire_s
+    read_s = LOAN_S + rest_s(lender, steps) + wire_s
     return Loan(lender.ref, num_tokens // lender.block_size, num_tokens, num_read, read_s)
 
 
@@ -48,12 +48,3 @@ def may_lend(lender: WorkerView, taker: WorkerView, want: Want) -> bool:
         and (lender.block_size, lender.block_bytes) == (taker.block_size, taker.block_bytes)
         and want.held(lender).num_device_tokens > want.held(taker).num_tokens
     )
-
-
-def _step_s(worker: WorkerView, steps: StepCost) -> float:
-    """Of the step that it is probably in."""
-    num_tokens = min(worker.queued_tokens, worker.num_step_tokens)
-    num_decoding = worker.load.num_running if worker.decodes else 0
-    if not num_tokens and not num_decoding:
-        return 0.0
-    return steps.predict(StepFeatures(num_tokens, num_decoding, worker.num_held_tokens if num_decoding else 0))

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from tandem.core.ids import WorkerRef
 from tandem.routing.candidates import Giver, Site
-from tandem.routing.cost import DecodeCost, PairCost, PrefillCost, decode_cost, prefill_cost, steps_of, transfer_s
+from tandem.routing.cost import DecodeCost, PairCost, PrefillCost, decode_cost, prefill_cost, transfer_s
 from tandem.routing.links import Links
 from tandem.routing.loan import loan
+from tandem.routing.steps import steps_of
 from tandem.routing.view import WorkerView
 from tandem.routing.want import Want
 

@@ -64,6 +64,11 @@ class WorkerView:
         return (self.load.num_blocks - self.load.num_free_blocks) * self.block_size
 
     @property
+    def num_decoding(self) -> int:
+        """Sequences that decode there; what runs on a prefill worker are prompts."""
+        return self.load.num_running if self.decodes else 0
+
+    @property
     def num_to_decode(self) -> int:
         """Sequences that run there or are to run soon."""
         return self.load.num_running + self.load.num_waiting + self.num_coming

@@ -63,7 +63,8 @@ def test_what_is_cached_is_not_computed_and_a_queue_is_waited_for() -> None:
     told_of_none = prefill_cost(worker("p1", "prefill", unreported=(1000, 3000)), want(4000), is_told=True)
     assert (cold.num_uncached, warm.num_uncached) == (4000, 800)
     assert warm.compute_s < 0.25 * cold.compute_s and cold.wait_s == 0
-    assert behind.wait_s == told_of_none.wait_s > 4000 * GPU.prefill_token_s
+    assert behind.wait_s == pytest.approx(told_of_none.wait_s, rel=0.1)
+    assert told_of_none.wait_s > 3750 * GPU.prefill_token_s, "half of a step of 512 has gone"
 
 
 def test_a_prompt_that_is_held_as_a_whole_still_has_a_token_to_compute() -> None:
