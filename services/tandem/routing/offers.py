@@ -10,7 +10,6 @@ from tandem.routing.candidates import Giver, Site
 from tandem.routing.cost import DecodeCost, PairCost, PrefillCost, decode_cost, prefill_cost, transfer_s
 from tandem.routing.links import Links
 from tandem.routing.loan import loan
-from tandem.routing.steps import steps_of
 from tandem.routing.view import WorkerView
 from tandem.routing.want import Want
 
@@ -75,7 +74,7 @@ class Pricer:
         worker, want = site.worker, self.want
         ways = [prefill_cost(worker, want, is_told=self.is_told)]
         for lender in site.lenders:
-            lent = loan(lender, worker, want, self.links, steps_of(lender, self.is_told))
+            lent = loan(lender, worker, want, self.links, is_told=self.is_told)
             ways.append(prefill_cost(worker, want, is_told=self.is_told, loan=lent))
         accepted = [way for way in ways if worker.takes(way.num_uncached, want.lane)]
         return min(accepted or ways, key=lambda way: way.total_s), bool(accepted)

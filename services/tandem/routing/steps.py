@@ -39,6 +39,16 @@ def rest_s(worker: WorkerView, steps: StepCost) -> float:
     return (base_s(worker, steps) + num_tokens * queued_token_s(worker, steps)) / 2
 
 
+def following_s(worker: WorkerView, steps: StepCost) -> tuple[float, float]:
+    """The length of the step after that, and of all that compute what is queued; 0 where there is none. Where it
+    decodes there is always one more."""
+    full, token_s, each_s = worker.num_step_tokens, queued_token_s(worker, steps), base_s(worker, steps)
+    left = max(0, worker.queued_tokens - full)
+    if not left:
+        return (each_s, each_s) if worker.num_decoding else (0.0, 0.0)
+    return each_s + min(left, full) * token_s, math.ceil(left / full) * each_s + left * token_s
+
+
 def wait_s(worker: WorkerView, num_tokens: int, lane: Lane, steps: StepCost) -> float:
     """What a prompt of so many tokens to compute has its first token later than on a worker that has nothing else to
     compute: the rest of the step under way, and what is computed of others until the end of its last step."""

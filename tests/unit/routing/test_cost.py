@@ -13,7 +13,7 @@ from tandem.core.step_cost import StepCost
 from tandem.core.topology import Distance, Topology
 from tandem.routing.cost import NO_ROOM_S, decode_cost, prefill_cost, transfer_s
 from tandem.routing.links import PRIOR_BANDWIDTH, Links
-from tandem.routing.loan import LOAN_S, loan
+from tandem.routing.loan import MESSAGES_S, Loan, loan
 from tandem.routing.placement import NoPlacement, Placement
 from tandem.routing.policies import RoutingPolicy
 from tandem.routing.prefix_table import PrefixHit
@@ -166,16 +166,27 @@ def test_a_worker_that_would_refuse_the_whole_prompt_takes_what_is_left_of_it() 
     assert told(place(cluster, want(12_080, HELD), "prefer")) == "p2 d1 reads 12000 of p1"
 
 
-def test_a_loan_is_hidden_by_the_queue_and_waits_for_the_lender_s_step() -> None:
-    asked, links = want(16_000, HELD), Links()
-    lent, late = (loan(one, P2, asked, links, GPU) for one in (P1, BUSY_HOLDER))
-    assert (lent.lender, lent.num_tokens, lent.num_read) == (P1.ref, 12_000, 12_000)
-    assert late.read_s > lent.read_s > LOAN_S
-    queue = worker("p2", "prefill", num_queued_tokens=30_000)
-    free, hidden = (prefill_cost(one, asked, is_told=True, loan=lent) for one in (P2, queue))
+def lent(lender: WorkerView, taker: WorkerView, hits: Mapping[str, int] | None = None) -> Loan:
+    return loan(lender, taker, want(16_000, hits or HELD), Links(), is_told=True)
+
+
+def test_a_loan_waits_for_the_ends_of_steps_on_both_sides() -> None:
+    free, late, busy = lent(P1, P2), lent(BUSY_HOLDER, P2), lent(P1, worker("p2", "prefill", num_queued_tokens=30_000))
+    assert (free.lender, free.num_tokens, free.num_read) == (P1.ref, 12_000, 12_000)
+    assert free.read_s > 2 * MESSAGES_S
+    step_s = GPU.base_s + 512 * GPU.prefill_token_s
+    assert late.read_s - free.read_s == pytest.approx(step_s / 2), "the lender's own"
+    assert busy.read_s - free.read_s > step_s / 2
+    last = lent(P1, worker("p2", "prefill", num_queued_tokens=512))
+    assert last.read_s - free.read_s == pytest.approx(step_s / 2), "the taker has no further step to end"
+    assert lent(P1, P2, {"p1": 12_000, "p2": 8000}).num_read == 4000
+
+
+def test_a_loan_is_hidden_by_the_queue() -> None:
+    asked, taker = want(16_000, HELD), worker("p2", "prefill", num_queued_tokens=30_000)
+    free, hidden = (prefill_cost(one, asked, is_told=True, loan=lent(P1, one)) for one in (P2, taker))
     assert free.num_uncached == hidden.num_uncached == 4000 and free.num_lacking == 16_000
     assert hidden.read_s < 0.2 * free.read_s
-    assert loan(P1, P2, want(16_000, {"p1": 12_000, "p2": 8000}), links, GPU).num_read == 4000
 
 
 def test_what_is_only_in_host_memory_is_not_lent() -> None:
