@@ -19,7 +19,7 @@ from tandem.engine.ports import BlockCopy, TransportPeer
 from tandem.kv.handoff import Announcement, BlockDigest
 from tandem.kv.layout import KVLayout
 from tandem.kv.pool import BlockPool
-from tandem.kv.pull_book import StartRead, Teardown
+from tandem.kv.pull_outcome import StartRead, Teardown
 from tandem.sched.plan import SliceResult, StepPlan, StepResult
 from tandem.sched.policy import SchedulerLimits
 from tandem.transfer.mover import Mover

@@ -21,7 +21,7 @@ from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Re
 from tandem.engine.engine import Engine, HandoffLimits
 from tandem.engine.ports import BlockCopy, Executor
 from tandem.kv.pool import BlockPool
-from tandem.kv.pull_book import StartRead, Teardown
+from tandem.kv.pull_outcome import StartRead, Teardown
 from tandem.runtime.executor import TorchExecutor
 from tandem.sched.plan import StepPlan
 from tandem.sched.policy import SchedulerLimits

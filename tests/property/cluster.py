@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from random import Random
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, Finished, JobEvent, PromptScored, Pulled, SampledToken, Token
 from tandem.core.ids import BlockId, HandoffId, HandoffKey, JobKey, RequestId, WorkerRef
-from tandem.core.request import Generate, Job, Request
+from tandem.core.request import Generate, Job, RemotePrefix, Request, Resume
 from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Take, Unfollow
 from tandem.flow.commands import (
     Blame,
@@ -27,7 +28,8 @@ from tandem.flow.commands import (
 )
 from tandem.flow.lifecycle import RequestLife
 from tandem.flow.strand import Phase
-from tandem.kv.pull_book import StartRead, Teardown
+from tandem.kv.handoff import Borrow
+from tandem.kv.pull_outcome import StartRead, Teardown
 from tandem.routing.placement import Placement
 from tests.property.model import expected_output, expected_scores
 from tests.property.workers import Action, Agenda, Knobs, Link, Worker
@@ -55,6 +57,8 @@ class Cluster:
         self.hung: list[tuple[Worker, StartRead]] = []
         self.failures: list[Failed] = []
         self.num_pulled = 0
+        self.num_borrowed = 0
+        self.num_loans = 0
         self.num_refused = 0
         self.num_given_up = 0
         self.has_faults = True
@@ -177,6 +181,7 @@ class Cluster:
 
     def submit(self, life: RequestLife, ref: WorkerRef, job: Job) -> None:
         """A call that may be lost on its way or on its way back; either way the gateway hears of a lost worker."""
+        job = self.with_prefix(job)
 
         def arrive(worker: Worker) -> None:
             answer: TandemError | None = None
@@ -197,6 +202,16 @@ class Cluster:
         self.call(ref, arrive)
         # Whatever becomes of the call, its deadline answers; a true answer that came before makes this one void.
         self.agenda.after(8.0, lambda: self.lose_call(life, ref, job))
+
+    def with_prefix(self, job: Job) -> Job:
+        """Some jobs are to read a prefix from a worker, mostly one that lives."""
+        if isinstance(job, Resume) or self.random.random() >= self.knobs.loans:
+            return job
+        self.num_loans += 1
+        loan = HandoffId(f"loan-{self.random.choice(['a', 'b', self.num_loans])}")
+        source = self.random.choice([worker.ref for worker in [*self.workers, *self.workers, *self.dead]])
+        num_blocks = self.random.randint(1, 1 + job.num_known_tokens // self.knobs.block_size)
+        return replace(job, prefix=RemotePrefix(handoff=loan, source=source, num_blocks=num_blocks))
 
     def lose_call(self, life: RequestLife, ref: WorkerRef, job: Job) -> None:
         self.agenda.after(1.0, lambda: self.answer(life, ref, job, TandemError(ErrorKind.WORKER_LOST, "no answer")))
@@ -332,8 +347,8 @@ class Cluster:
     def reconnect(self, taker: WorkerRef, giver: WorkerRef) -> None:
         worker = self.find(taker)
         if worker is not None:
-            for key in sorted(self.links[taker, giver].following):
-                worker.inbox.append(lambda k=key: self.say(worker, giver, "follow", (k,)))  # type: ignore[misc]
+            for key, borrow in sorted(self.links[taker, giver].following.items()):
+                worker.inbox.append(lambda k=key, b=borrow: self.say(worker, giver, "follow", (k,), borrow=b))  # type: ignore[misc]
 
     # ---- what engines want done
 
@@ -359,13 +374,13 @@ class Cluster:
     def ask_source(self, worker: Worker, effect: Follow | Take | Unfollow | Renew) -> None:
         following = self.links[worker.ref, effect.source].following
         match effect:
-            case Follow(source, key):
-                following.add(key)
-                self.say(worker, source, "follow", (key,))
+            case Follow(source, key, borrow):
+                following[key] = borrow
+                self.say(worker, source, "follow", (key,), borrow=borrow)
             case Take(source, key, num_known):
                 self.say(worker, source, "take", (key,), num_known)
             case Unfollow(source, key, is_taken):
-                following.discard(key)
+                following.pop(key, None)
                 self.say(worker, source, "taken" if is_taken else "release", (key,))
             case Renew(source, keys):
                 self.say(worker, source, "renew", keys)
@@ -382,13 +397,19 @@ class Cluster:
 
     def tell_end(self, giver: Worker, taker: WorkerRef, key: HandoffKey, kind: ErrorKind, text: str) -> None:
         def hear(worker: Worker) -> list[Effect]:
-            self.links[taker, giver.ref].following.discard(key)
+            self.links[taker, giver.ref].following.pop(key, None)
             return worker.engine.handoff_ended(key, kind, text, self.agenda.now)
 
         self.tell(giver, taker, hear)
 
     def say(
-        self, taker: Worker, source: WorkerRef, what: str, keys: tuple[HandoffKey, ...], num_known: int = 0
+        self,
+        taker: Worker,
+        source: WorkerRef,
+        what: str,
+        keys: tuple[HandoffKey, ...],
+        num_known: int = 0,
+        borrow: Borrow | None = None,
     ) -> None:
         """A message of the taker on the stream, and the giver's answer to it."""
         sent_at = self.agenda.now
@@ -396,7 +417,7 @@ class Cluster:
         def hear(giver: Worker) -> None:
             now = self.agenda.now
             for key in keys if what == "follow" else ():
-                self.effects(giver, giver.engine.follow(key, taker.ref, now))
+                self.effects(giver, giver.engine.follow(key, taker.ref, now, borrow))
             if what == "renew":
                 self.effects(giver, giver.engine.renew(keys, taker.ref, now))
             for key in keys if what == "take" else ():
@@ -492,7 +513,8 @@ class Cluster:
                 assert 1 <= first_index <= 1 + known, f"{worker.ref}: a gap before {event}"
                 worker.num_scored[key] = max(known, first_index - 1 + len(tokens))
             case Pulled():
-                self.num_pulled += 1
+                self.num_pulled += event.source is None
+                self.num_borrowed += event.num_blocks if event.source is not None else 0
             case Finished():
                 worker.ends[key] = "finished"
             case Failed():

@@ -135,7 +135,8 @@ class ModelExecutor:
             self.store.cells[block] = list(self.store.host[slot])
         for source, target in plan.copies:
             self.store.cells[target] = list(self.store.cells[source])
-        return StepResult(plan.number, tuple(self._run(piece) for piece in plan.slices))
+        digests = tuple(BlockDigest(block, self.store.digest(block)) for block, _ in plan.digests)
+        return StepResult(plan.number, tuple(self._run(piece) for piece in plan.slices), digests)
 
     def _run(self, piece: Slice) -> SliceResult:
         size = self.store.block_size

@@ -51,6 +51,7 @@ class MovingCluster(Cluster):
 
     def send(self, worker: Worker, job: Job) -> None:
         """A call that is answered, or whose deadline is."""
+        job = self.with_prefix(job)
         stories = [self.stories[key.request, key.choice] for key in job.keys]
         for story in stories:
             story.open[job.attempt] = worker
@@ -106,7 +107,7 @@ class MovingCluster(Cluster):
             case Moving(_, offer):
                 if attempt == max(story.open):
                     self.move(story, worker, offer)
-            case Pulled():
+            case Pulled(source=None):
                 self.end_attempts(story, [a for a in story.open if a < attempt])
             case Finished(_, None, _, _) | Cancelled() | Failed():
                 self.lose(story, attempt)
@@ -114,7 +115,7 @@ class MovingCluster(Cluster):
                 assert story.end is None and len(story.tokens) == event.num_output_tokens
                 story.end = event
                 self.end_attempts(story, list(story.open))
-            case PromptScored():
+            case PromptScored() | Pulled():
                 pass
 
     def move(self, story: Story, giver: Worker, offer: HandoffKey) -> None:

@@ -123,6 +123,7 @@ def run(seed: int, knobs: Knobs, wanted: list[Ask], rounds: int) -> Cluster:
         deaths=0.02,
         cancels=0.01,
         drains=0.01,
+        loans=0.5,
     ),
     wanted=asks(3, 12),
 )
@@ -166,6 +167,7 @@ def test_without_digests_the_lease_keeps_wrong_kv_out(
         stalls=0.06,
         broken_links=0.3,
         slow_reads=0.9,
+        loans=0.5,
     )
     wanted = [
         Ask(prefill, decode, length=2 + i * 5 % 7, shared=0, max_tokens=2 + i % 3, pause=(1, 3, 8)[(i + seed) % 3])
@@ -177,7 +179,7 @@ def test_without_digests_the_lease_keeps_wrong_kv_out(
 @effort(250)
 @given(
     seed=st.integers(0, 2**32),
-    knobs=shapes(pull_timeout_s=NEVER, drain_timeout_s=NEVER, slow_reads=0.1),
+    knobs=shapes(pull_timeout_s=NEVER, drain_timeout_s=NEVER, slow_reads=0.1, loans=0.5),
     wanted=asks(3, 16, 12),
     mutual=st.booleans(),
 )

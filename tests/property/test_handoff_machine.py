@@ -15,7 +15,8 @@ from tandem.core.events import SampledToken
 from tandem.core.ids import BlockId, HandoffId, HandoffKey, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.kv.handoff import Announcement, BlockDigest, LeaseState, PullState
 from tandem.kv.lease_book import Ended, LeaseBook
-from tandem.kv.pull_book import Arrived, Lost, PullBook, PullOutcome, ReadEnded, StartRead, Teardown
+from tandem.kv.pull_book import PullBook
+from tandem.kv.pull_outcome import Arrived, Lost, PullOutcome, ReadEnded, StartRead, Teardown
 from tests.property.effort import effort
 
 GIVER = WorkerRef(WorkerId("giver"), Incarnation(1), "giver:1")

@@ -46,6 +46,7 @@ def run(seed: int, knobs: Knobs, wanted: list[Ask], drains: list[tuple[int, int]
         failed_slices=st.just(0.01),
         deaths=st.just(0.01),
         stalls=st.just(0.02),
+        loans=st.just(0.5),
     ),
     wanted=asks(3, 10, 24),
     drains=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 2)), min_size=1, max_size=5),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from tandem.core.ids import HandoffKey, Incarnation, JobKey, WorkerId, WorkerRef
 from tandem.engine.engine import Engine, HandoffLimits
+from tandem.kv.handoff import Borrow
 from tandem.kv.pool import BlockPool
 from tandem.sched.plan import StepPlan
 from tandem.sched.policy import SchedulerLimits
@@ -21,7 +22,8 @@ Action = Callable[[], None]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knobs:
     """Faults are probabilities per occasion; `digests=False` leaves the lease alone to keep wrong KV out.
-    `right_guesses` is the share of guesses that are right; None is no speculation."""
+    `right_guesses` is the share of guesses that are right; None is no speculation. `loans` is the share of jobs that
+    are to read a prefix from some worker, which may have none of it."""
 
     num_blocks: tuple[int, ...] = (10, 10)
     block_size: int = 2
@@ -45,6 +47,7 @@ class Knobs:
     deaths: float = 0.0
     cancels: float = 0.0
     drains: float = 0.0
+    loans: float = 0.0
 
 
 class Agenda:
@@ -73,7 +76,7 @@ class Link:
 
     life: int = 0
     last: dict[str, float] = field(default_factory=dict)
-    following: set[HandoffKey] = field(default_factory=set)
+    following: dict[HandoffKey, Borrow | None] = field(default_factory=dict)
 
 
 class Worker:

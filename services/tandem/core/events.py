@@ -8,7 +8,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from tandem.core.errors import ErrorKind
-from tandem.core.ids import BlockHash, HandoffKey, JobKey
+from tandem.core.ids import BlockHash, HandoffKey, JobKey, WorkerRef
 
 
 class FinishReason(Enum):
@@ -91,7 +91,7 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """The KV of a `Resume` has arrived. Not an end.
+    """The KV of a `Resume` has arrived, or as much of a prefix as could be read from the cache of `source`. Not an end.
 
     `num_exposed_bytes` were unread when the last announcement came. Seconds: from the first and from the last
     announcement to the last checked block, and those in which at least one read was under way.
@@ -105,6 +105,7 @@ class Pulled:
     total_s: float
     exposed_s: float
     busy_s: float
+    source: WorkerRef | None = None
 
 
 @dataclass(frozen=True, slots=True)

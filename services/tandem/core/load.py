@@ -33,7 +33,8 @@ class Load:
 
     `num_queued_tokens`: known tokens accepted and not computed yet. `num_drafted_tokens` were guessed and
     `num_accepted_tokens` of them guessed right, since the start. `num_steps_over_target`: steps since the start that
-    could not be planned to end within the latency target of those they decode for.
+    could not be planned to end within the latency target of those they decode for. `num_borrowed_tokens`: whose KV was
+    read from other workers' prefix caches, since the start.
 
     `lane_tokens`: of the queued tokens those of each lane and all more urgent ones, `lane_longest` as many of them as
     the longest prompt has. `size_tokens` and `size_longest` say the same of prompts of at most PROMPT_SIZES[0] tokens,
@@ -54,6 +55,7 @@ class Load:
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     num_steps_over_target: int = 0
+    num_borrowed_tokens: int = 0
     lane_tokens: tuple[int, ...] = ()
     lane_longest: tuple[int, ...] = ()
     size_tokens: tuple[int, ...] = ()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from tandem.core.events import Pulled
-from tandem.core.ids import JobKey
+from tandem.core.ids import JobKey, WorkerRef
 from tandem.core.load import Books, Load
 from tandem.engine.giver import Giver
 from tandem.kv.pool import BlockPool
-from tandem.kv.pull_book import Arrived, PullBook
+from tandem.kv.pull_book import PullBook
+from tandem.kv.pull_outcome import PullStats
 from tandem.sched.scheduler import Scheduler
 
 
@@ -30,6 +31,7 @@ def load(scheduler: Scheduler, pool: BlockPool, draining: bool) -> Load:
         num_drafted_tokens=0 if guessed is None else guessed.num_drafted,
         num_accepted_tokens=0 if guessed is None else guessed.num_accepted,
         num_steps_over_target=scheduler.pacer.num_steps_over_target,
+        num_borrowed_tokens=scheduler.borrowings.num_tokens,
     )
 
 
@@ -49,8 +51,10 @@ def books(pool: BlockPool, scheduler: Scheduler, giver: Giver, pulls: PullBook) 
     )
 
 
-def pulled_event(key: JobKey, arrived: Arrived, block_size: int, block_bytes: int) -> Pulled:
-    stats = arrived.stats
+def pulled_event(
+    key: JobKey, stats: PullStats, block_size: int, block_bytes: int, source: WorkerRef | None = None
+) -> Pulled:
+    """`source`: whose cache it came from; None: it is a Resume's."""
     return Pulled(
         key=key,
         num_blocks=stats.num_blocks,
@@ -60,4 +64,5 @@ def pulled_event(key: JobKey, arrived: Arrived, block_size: int, block_bytes: in
         total_s=stats.total_s,
         exposed_s=stats.exposed_s,
         busy_s=stats.busy_s,
+        source=source,
     )

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from tandem.core.errors import ErrorKind
 from tandem.core.events import JobEvent
 from tandem.core.ids import HandoffKey, WorkerRef
-from tandem.kv.handoff import Announcement
-from tandem.kv.pull_book import StartRead, Teardown
+from tandem.kv.handoff import Announcement, Borrow
+from tandem.kv.pull_outcome import StartRead, Teardown
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,12 @@ class EndHandoff:
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """Follow a hand-off at its source, connecting to it first where there is no connection."""
+    """Follow a hand-off at its source, connecting to it first where there is no connection. `borrow`: ask for it, as
+    often as it must be followed anew."""
 
     source: WorkerRef
     key: HandoffKey
+    borrow: Borrow | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from tandem.engine.giver import Giver
 from tandem.engine.job_table import JobTable
 from tandem.engine.reports import tokens
 from tandem.engine.taker import Taker
-from tandem.kv.handoff import Announcement
+from tandem.kv.handoff import Announcement, Borrow
 from tandem.kv.pool import BlockPool
 from tandem.kv.pull_book import PullBook
 from tandem.sched.pacer import Pacer
@@ -62,7 +62,7 @@ class Engine:
     ) -> None:
         self._pool = pool
         self._scheduler = Scheduler(pool, limits, model_fingerprint, speculation)
-        self._giver = Giver(pool, handoff.lease_s)
+        self._giver = Giver(pool, self._scheduler.lending, handoff.lease_s)
         self._evacuation = Evacuation(self._scheduler.departures, self._giver)
         self._jobs = JobTable()
         self._exits = Exits(self._scheduler, self._jobs, self._evacuation)
@@ -96,8 +96,7 @@ class Engine:
         effects = self._promise(job, now) if isinstance(job, Prefill) else []
         effects += [effect for older in fenced for effect in self.cancel(older, now)]
         self._jobs.add(job)
-        if isinstance(job, Resume):
-            effects += self._taker.open(job, now)
+        effects += self._taker.open(job, now) if isinstance(job, Resume) else self._taker.borrow(job, now)
         return effects + [effect for key in forbidden for effect in self.cancel(key, now)]
 
     def cancel(self, key: JobKey, now: float) -> list[Effect]:
@@ -146,7 +145,7 @@ class Engine:
             if isinstance(progress.job, Prefill):
                 effects += self._giver.offer(progress.job, progress, now)
             effects += self._exits.settle(progress, now)
-        return effects
+        return [*effects, *self._giver.announce_lent(now), *self._taker.read_on(now)]
 
     def run(self, limit: int) -> DecodeRun | None:
         """What `begin` would plan next, as far as that is the same decodes over and over; changes nothing."""
@@ -158,10 +157,11 @@ class Engine:
 
     # ---- the giver's side of hand-offs
 
-    def follow(self, key: HandoffKey, taker: WorkerRef, now: float) -> list[Effect]:
-        """A taker wants a hand-off's announcements, from the first on."""
+    def follow(self, key: HandoffKey, taker: WorkerRef, now: float, borrow: Borrow | None = None) -> list[Effect]:
+        """A taker wants a hand-off's announcements, from the first on; `borrow`: of cached blocks, to be lent now."""
         self._evacuation.follow(key, now)
-        return self._giver.follow(key, taker, now)
+        effects = [] if borrow is None else self._giver.lend_prefix(key, borrow, now)
+        return effects + self._giver.follow(key, taker, now)
 
     def renew(self, keys: Iterable[HandoffKey], taker: WorkerRef, now: float) -> list[Effect]:
         """A taker needs more time; `now` is the moment of the answer."""
@@ -219,7 +219,7 @@ class Engine:
         """Enforce deadlines; to be called several times per second whether or not there is work."""
         lapsed, effects = self._giver.lapse(now)
         for ended in [ended for ended in lapsed if not self._evacuation.lapsed(ended.key)]:
-            job = self._jobs.named(ended.job)
+            job = None if ended.job is None else self._jobs.named(ended.job)
             if job is not None:
                 effects += self._fail(job, ErrorKind.KV_LOST, "nobody renewed the lease of this prefill", now)
         effects += self._evacuate(now) + self._taker.tick(now)
@@ -278,6 +278,7 @@ class Engine:
             assert len(lease.blocks) or lease.job in keys, f"{lease!r} has neither blocks nor a job"
         for pull in self._pulls.live():
             assert pull.job in keys, f"{pull!r} has no job"
+            assert pull.is_loan == (pull.job in self._scheduler.borrowings), f"{pull!r}: borrowings"
 
     def __repr__(self) -> str:
         return f"<engine {len(self._jobs)} jobs, {len(self._giver)} leases, {self._scheduler!r}, {self._pool!r}>"
@@ -285,8 +286,8 @@ class Engine:
     # ---- inside
 
     def _stop(self, job: Job, now: float, kind: ErrorKind, reason: str) -> list[Effect]:
-        """End a job and its hand-off without a word to its gateway."""
-        effects = self._taker.let_go(job, kind, reason, now) if isinstance(job, Resume) else []
+        """End a job and its hand-offs without a word to its gateway."""
+        effects = self._taker.let_go(job, kind, reason, now)
         if isinstance(job, Prefill):
             effects += self._giver.withdraw(job.offer, kind, reason, now)
         return effects + self._exits.drop(self._jobs.live_keys(job.key), now, kind, reason)

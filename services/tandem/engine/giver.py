@@ -9,17 +9,20 @@ from tandem.core.events import SampledToken
 from tandem.core.ids import BlockId, HandoffKey, JobKey, WorkerRef
 from tandem.core.request import Prefill
 from tandem.engine.effects import Announce, Effect, EndHandoff
+from tandem.kv.handoff import Borrow
 from tandem.kv.lease_book import Ended, Lease, LeaseBook
 from tandem.kv.pool import BlockPool, Holder
 from tandem.sched.departure import Standing
+from tandem.sched.lending import Lending
 from tandem.sched.outcome import Progress
 
 
 class Giver:
     """Methods that end a lease return whose job computed for it and what to tell; ending that job is the engine's."""
 
-    def __init__(self, pool: BlockPool, lease_s: float) -> None:
+    def __init__(self, pool: BlockPool, lending: Lending, lease_s: float) -> None:
         self._pool = pool
+        self._lending = lending
         self._leases = LeaseBook(lease_s)
 
     def has(self, key: HandoffKey) -> bool:
@@ -48,6 +51,35 @@ class Giver:
             key, len(lease.blocks), standing.fresh, standing.num_computed, last, standing.num_cached
         )
         return [Announce(lease.taker, message)] if message is not None and lease.taker is not None else []
+
+    def lend_prefix(self, key: HandoffKey, borrow: Borrow, now: float) -> list[Effect]:
+        """Open the lease of cached blocks, unless it is open, or over, or there is nothing to lend: then whoever
+        follows hears so."""
+        if not self._leases.may_lend(key):
+            return []
+        older = self._leases.open(key, None, now)
+        effects = [] if older is None else self._give_back(older, ErrorKind.CANCELLED, "fenced")
+        blocks = self._lending.lend(key, borrow)
+        if blocks:
+            self._leases.start(key, blocks, borrow.first_index)
+        else:
+            self._leases.release(key, now)
+        return effects
+
+    def announce_lent(self, now: float) -> list[Effect]:
+        """Tell takers which blocks of their loans they may read: those that were digested."""
+        effects: list[Effect] = []
+        for key, digests in self._lending.take_done():
+            lease = self._leases.find(key)
+            if lease is None:
+                continue
+            if not digests:
+                effects += self.withdraw(key, ErrorKind.KV_LOST, "its blocks could not be digested", now)
+                continue
+            num_tokens = (lease.num_announced + len(digests)) * self._pool.block_size
+            message = self._leases.announce_lent(key, digests, num_tokens)
+            effects += [Announce(lease.taker, message)] if lease.taker is not None else []
+        return effects
 
     def promise(self, job: Prefill, now: float) -> tuple[JobKey | None, list[Effect]]:
         """Open the lease of an accepted job; the job of an older attempt that this one ends comes back. Raises
@@ -92,7 +124,7 @@ class Giver:
         ended = self._leases.release(key, now)
         if ended is None:
             return None
-        self._pool.drop(ended.blocks, Holder.LEASE)
+        self._drop(ended)
         return ended.job
 
     def withdraw(self, key: HandoffKey, kind: ErrorKind, reason: str, now: float) -> list[Effect]:
@@ -121,8 +153,12 @@ class Giver:
         return iter(self._leases)
 
     def _give_back(self, ended: Ended, kind: ErrorKind, reason: str) -> list[Effect]:
-        self._pool.drop(ended.blocks, Holder.LEASE)
+        self._drop(ended)
         return [EndHandoff(ended.taker, ended.key, kind, reason)] if ended.taker is not None else []
+
+    def _drop(self, ended: Ended) -> None:
+        self._pool.drop(ended.blocks, Holder.LEASE)
+        self._lending.drop(ended.key)
 
     def _over(self, key: HandoffKey, taker: WorkerRef) -> EndHandoff:
         kind = self._leases.why_over(key) or ErrorKind.KV_LOST

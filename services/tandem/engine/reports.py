@@ -10,7 +10,7 @@ from tandem.core.ids import JobKey
 from tandem.core.request import Job, Resume
 from tandem.engine.effects import Effect, Emit
 from tandem.kv.handoff import Announcement
-from tandem.kv.pull_book import Lost
+from tandem.kv.pull_outcome import Lost
 from tandem.sched.outcome import Progress
 
 

@@ -6,18 +6,24 @@ from collections.abc import Iterable, Sequence
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import BlockId, HandoffKey, JobKey, WorkerRef
-from tandem.core.request import Resume
+from tandem.core.request import Generate, Job, Prefill, Resume
+from tandem.core.step_cost import StepCost
 from tandem.engine.accounts import pulled_event
 from tandem.engine.effects import Effect, Emit, Follow, Renew, Take, Unfollow
 from tandem.engine.exits import Exits
 from tandem.engine.job_table import JobTable
 from tandem.engine.reports import first_tokens, loss, misfit
-from tandem.kv.handoff import Announcement, PullState
+from tandem.kv.handoff import Announcement, Borrow, PullState
 from tandem.kv.pool import BlockPool, Holder
 from tandem.kv.pull import Pull
-from tandem.kv.pull_book import Arrived, AskRest, Lost, PullBook, PullOutcome, ReadEnded, StartRead, Teardown
+from tandem.kv.pull_book import PullBook
+from tandem.kv.pull_outcome import Arrived, AskRest, LoanOver, Lost, PullOutcome, ReadEnded, StartRead, Teardown
 from tandem.sched.outcome import PullGrant
 from tandem.sched.scheduler import Scheduler
+
+LEAST_LOAN_S, MOST_LOAN_S = 0.2, 2.0
+"""A loan is given up that shows no sign of itself for as long as computing its tokens takes: then waiting has cost at
+most as much again. It gets no less than what connecting to a source takes, and no more than a first token can wait."""
 
 
 class Taker:
@@ -49,10 +55,36 @@ class Taker:
 
     def open(self, job: Resume, now: float) -> list[Effect]:
         """Follow the offer of an accepted job."""
-        if not len(self.book):
-            self._next_renewal = max(self._next_renewal, now + self._renewal_s)
+        self._open_book(now)
         self.book.open(job.offer, job.key, job.source, now)
         return [Follow(job.source, job.offer)]
+
+    def borrow(self, job: Generate | Prefill, now: float) -> list[Effect]:
+        """Ask for the prefix that an accepted job is to read from another worker's cache, if it can be of use and there
+        is room for it; the job waits for it."""
+        if job.prefix is None:
+            return []
+        key, borrowings = HandoffKey(job.prefix.handoff, job.attempt), self._scheduler.borrowings
+        if self.book.find(key) is not None:
+            borrowings.waive(job.key)
+            return []
+        wanted = borrowings.begin(job.key)
+        if wanted is None:
+            return []
+        self._open_book(now)
+        timeout_s = loan_timeout_s(wanted, self._pool.block_size, self._scheduler.pacer.model.published)
+        self.book.open_loan(key, job.key, job.prefix.source, wanted.first_index, timeout_s, now)
+        return [Follow(job.prefix.source, key, wanted), *self.read_on(now)]
+
+    def read_on(self, now: float) -> list[Effect]:
+        """Loans whose blocks may be written by now."""
+        effects: list[Effect] = []
+        for pull in [pull for pull in self.book.live() if pull.is_loan and pull.state is PullState.WAITING]:
+            blocks = self._scheduler.borrowings.blocks(pull.job)
+            if blocks is not None:
+                outcomes = self.book.granted(pull.job, blocks, pull.first_index, len(blocks), now)
+                effects += self.carry_out(outcomes, now)
+        return effects
 
     def granted(self, grant: PullGrant, now: float) -> list[Effect]:
         """A job got its blocks. What moves may have grown beyond them."""
@@ -69,6 +101,8 @@ class Taker:
         pull = self.book.find(message.key)
         if pull is None:
             return []
+        if pull.is_loan:
+            return self.carry_out(self.book.announced(message, now), now)
         job = self._jobs.named(pull.job)
         assert isinstance(job, Resume)
         reason = misfit(job, message)
@@ -89,12 +123,15 @@ class Taker:
         """Give a pull and its job up."""
         return self.carry_out(self.book.abandon(job, kind, reason, now), now)
 
-    def let_go(self, job: Resume, kind: ErrorKind, reason: str, now: float) -> list[Effect]:
-        """Give the pull of a job up that ends for another reason."""
-        if self.book.of_job(job.key) is None:
+    def let_go(self, job: Job, kind: ErrorKind, reason: str, now: float) -> list[Effect]:
+        """Give the pull of a job up that ends for another reason, if it has one."""
+        pull = self.book.of_job(job.key)
+        if pull is None:
             return []
         self.book.abandon(job.key, kind, reason, now)
-        return [Unfollow(job.source, job.offer)]
+        if pull.is_loan:
+            self._scheduler.borrowings.end(job.key, pull.first_index)
+        return [Unfollow(pull.source, pull.key)]
 
     def tick(self, now: float) -> list[Effect]:
         """Enforce deadlines, and renew leases in time."""
@@ -125,6 +162,8 @@ class Taker:
                     effects += self._take_in(outcome, now)
                 case Lost():
                     effects += self._lose(outcome, now)
+                case LoanOver():
+                    effects += self._repay(outcome)
                 case Teardown():
                     effects.append(outcome)
         return effects
@@ -142,10 +181,25 @@ class Taker:
         """Another worker may have it."""
         return self.abandon(pull.job, ErrorKind.OVERLOADED, "no room for what is drawn while it moves", now)
 
+    def _open_book(self, now: float) -> None:
+        """Another pull begins."""
+        if not len(self.book):
+            self._next_renewal = max(self._next_renewal, now + self._renewal_s)
+
+    def _repay(self, over: LoanOver) -> list[Effect]:
+        """Whatever became of a loan, its job may start with what is here."""
+        self._scheduler.borrowings.end(over.job, over.num_ready)
+        unfollow = Unfollow(over.source, over.key, is_taken=True)
+        if not over.stats.num_blocks:
+            return [unfollow]
+        key = self._jobs.live_keys(over.job)[0]
+        pulled = pulled_event(key, over.stats, self._pool.block_size, self._block_bytes, over.source)
+        return [unfollow, Emit(pulled)]
+
     def _take_in(self, arrived: Arrived, now: float) -> list[Effect]:
         facts = (arrived.first_tokens, arrived.num_cached, arrived.num_computed)
         progress = self._scheduler.kv_arrived(arrived.job, *facts)
-        pulled = pulled_event(progress.parts[0].key, arrived, self._pool.block_size, self._block_bytes)
+        pulled = pulled_event(progress.parts[0].key, arrived.stats, self._pool.block_size, self._block_bytes)
         unfollow = Unfollow(arrived.source, arrived.key, is_taken=True)
         return [unfollow, Emit(pulled), *self._exits.settle(progress, now)]
 
@@ -155,6 +209,14 @@ class Taker:
         keys = self._jobs.live_keys(job.key)
         effects = self._exits.drop(keys, now, lost.kind, lost.message)
         return [Unfollow(lost.source, lost.key), *effects, *(Emit(loss(key, job, lost)) for key in keys)]
+
+
+def loan_timeout_s(wanted: Borrow, block_size: int, cost: StepCost | None) -> float:
+    """`cost` None: nobody knows how long computing takes."""
+    if cost is None:
+        return MOST_LOAN_S
+    first, stop = wanted.first_index * block_size, len(wanted.hashes) * block_size
+    return max(LEAST_LOAN_S, min(MOST_LOAN_S, cost.chunk_s(first, stop - first)))
 
 
 def _renewals(pulls: Iterable[Pull]) -> list[Effect]:

@@ -3,7 +3,7 @@ holds a block."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from tandem.core.ids import BlockHash, BlockId
 
@@ -33,6 +33,16 @@ class BlockNames:
 
     def newest(self, name: BlockHash) -> BlockId | None:
         return self._newest.get(name)
+
+    def leading(self, names: Iterable[BlockHash]) -> tuple[BlockId, ...]:
+        """The newest copy of each, up to the first that has none."""
+        blocks: list[BlockId] = []
+        for name in names:
+            block = self._newest.get(name)
+            if block is None:
+                break
+            blocks.append(block)
+        return tuple(blocks)
 
     def copies(self, name: BlockHash) -> tuple[BlockId, ...]:
         """The blocks that hold it, in the order in which they came."""

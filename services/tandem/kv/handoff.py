@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from tandem.core.events import SampledToken
-from tandem.core.ids import BlockId, HandoffKey
+from tandem.core.ids import BlockHash, BlockId, HandoffKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,22 @@ class BlockDigest:
     heads: tuple[int, ...]
 
 
+MAX_BORROWED = 16_384
+"""Blocks of a prefix that one may be asked for: 256 KiB of names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Borrow:
+    """A taker wants to read a prefix from a giver's cache. `hashes` name its blocks from the first on; those before
+    `first_index` the taker has.
+
+    Whoever knows the names of blocks knows what is in them: they are rooted in the tenant's salt. So that a giver has
+    them tells nothing to somebody of another tenant, nor to a stranger, who cannot open a stream."""
+
+    first_index: int
+    hashes: tuple[BlockHash, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Announcement:
     """Blocks of the giver that may be read from now on: positions `[first_index, first_index + len(blocks))` of the
@@ -31,7 +47,10 @@ class Announcement:
 
     The last one of a hand-off has `first_tokens`, with which the taker goes on. Of a prefill they are one for each
     choice of its job. `is_moving`: the giver draws on until the taker asks for the rest; then they are the one choice's
-    tokens that the taker lacks. Where there is one choice, the last of them follows the `num_computed` tokens."""
+    tokens that the taker lacks. Where there is one choice, the last of them follows the `num_computed` tokens.
+
+    Of a prefix that is lent the last one is `is_last`: `num_computed` tokens, those that the taker had included, is all
+    that there is."""
 
     key: HandoffKey
     first_index: int
@@ -40,6 +59,7 @@ class Announcement:
     first_tokens: tuple[SampledToken, ...] = ()
     num_cached: int = 0
     is_moving: bool = False
+    is_last: bool = False
 
 
 class LeaseState(Enum):

@@ -132,6 +132,11 @@ class HostPool:
                     self._unnamed.remove(slot)
                     self._free.append(slot)
 
+    @property
+    def has_copies(self) -> bool:
+        """The next plan is to copy something."""
+        return bool(self._spills or self._fills)
+
     def blocks_to_spill(self) -> Collection[BlockId]:
         """Those that the plan that is being made copies out."""
         return self._spills.values()

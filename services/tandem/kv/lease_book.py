@@ -19,11 +19,11 @@ from tandem.kv.recent import Recent
 
 class Lease:
     """One open hand-off. `num_announced` leading blocks of `blocks` may be read. `is_moving`: of a sequence that goes
-    on, so that blocks are added."""
+    on, so that blocks are added. Without a `job` it is a loan of cached blocks, which hold what they will hold."""
 
     __slots__ = ("announcements", "blocks", "is_moving", "job", "key", "num_announced", "state", "taker", "until")
 
-    def __init__(self, key: HandoffKey, job: JobKey, until: float, is_moving: bool) -> None:
+    def __init__(self, key: HandoffKey, job: JobKey | None, until: float, is_moving: bool) -> None:
         self.key = key
         self.job = job
         self.is_moving = is_moving
@@ -40,10 +40,10 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A lease that is no more: who computed for it, what it held, and who must be told."""
+    """A lease that is no more: who computed for it, if anybody, what it held, and who must be told."""
 
     key: HandoffKey
-    job: JobKey
+    job: JobKey | None
     blocks: tuple[BlockId, ...]
     taker: WorkerRef | None
 
@@ -65,7 +65,7 @@ class LeaseBook:
         self._over: Recent[HandoffId, _Over] = Recent(memory_s)
         self._awaited: Recent[HandoffKey, WorkerRef] = Recent(memory_s)
 
-    def open(self, key: HandoffKey, job: JobKey, now: float, *, is_moving: bool = False) -> Ended | None:
+    def open(self, key: HandoffKey, job: JobKey | None, now: float, *, is_moving: bool = False) -> Ended | None:
         """Promise a hand-off; returns the older attempt that this one ends. Raises TandemError when it is fenced."""
         self.forget(now)
         old = self._leases.get(key.handoff)
@@ -78,11 +78,13 @@ class LeaseBook:
         lease.taker = self._awaited.pop(key)
         return ended
 
-    def start(self, key: HandoffKey, blocks: tuple[BlockId, ...]) -> None:
-        """The prefill got its blocks; they are held for the lease from now on."""
+    def start(self, key: HandoffKey, blocks: tuple[BlockId, ...], num_left_out: int = 0) -> None:
+        """The prefill got its blocks; they are held for the lease from now on. The first `num_left_out` are held only
+        because those after them stand on them: the taker has them."""
         lease = self._leases[key.handoff]
         lease.state = next_lease(lease.state, LeaseEvent.STARTED)
         lease.blocks = blocks
+        lease.num_announced = num_left_out
 
     def grow(self, key: HandoffKey, blocks: tuple[BlockId, ...]) -> None:
         """A sequence that moves has more blocks; they are held for the lease from now on."""
@@ -112,6 +114,22 @@ class LeaseBook:
         assert tuple(d.block for d in blocks) == lease.blocks[first:num_complete], f"{lease!r}: digests of other blocks"
         lease.num_announced = num_complete
         announcement = Announcement(key, first, blocks, num_computed, first_tokens, num_cached, lease.is_moving)
+        lease.announcements.append(announcement)
+        return announcement
+
+    def may_lend(self, key: HandoffKey) -> bool:
+        """Nobody has used this key, and the older attempt that it would end, if any, is a loan as well."""
+        old = self._leases.get(key.handoff)
+        is_newer = old is None or (old.key.attempt < key.attempt and old.job is None)
+        return is_newer and self.why_over(key) is None
+
+    def announce_lent(self, key: HandoffKey, digests: tuple[BlockDigest, ...], num_tokens: int) -> Announcement:
+        """The next blocks of a loan may be read: with them `num_tokens` from the first on."""
+        lease = self._leases[key.handoff]
+        first, stop = lease.num_announced, lease.num_announced + len(digests)
+        assert tuple(d.block for d in digests) == lease.blocks[first:stop], f"{lease!r}: digests of other blocks"
+        lease.num_announced = stop
+        announcement = Announcement(key, first, digests, num_tokens, is_last=stop == len(lease.blocks))
         lease.announcements.append(announcement)
         return announcement
 

@@ -139,6 +139,10 @@ class BlockPool:
                 return i
         return len(hashes)
 
+    def cached(self, hashes: Iterable[BlockHash]) -> tuple[BlockId, ...]:
+        """The newest copies of the leading hashes that device memory holds."""
+        return self._names.leading(hashes)
+
     def num_free_needed(self, hashes: Sequence[BlockHash], num_blocks: int) -> int:
         """How many free blocks a new table of `num_blocks` would take, its leading hits on `hashes` included."""
         num_hits = self.count_hits(hashes)
@@ -225,6 +229,17 @@ class BlockPool:
             assert not self._is_free(block), f"block {block} is free"
             counts[block] = counts.get(block, 0) + 1
 
+    def lend(self, blocks: Iterable[BlockId]) -> None:
+        """Hold blocks of a prefix as LEASE, which may be free, in the order of their tokens."""
+        for block in blocks:
+            if self._is_free(block):
+                self._free.remove(block)
+            self._leases[block] = self._leases.get(block, 0) + 1
+
+    def is_copied(self, blocks: Iterable[BlockId]) -> bool:
+        """One of them is still to be copied from: nobody may write it."""
+        return not self._copies.keys().isdisjoint(blocks)
+
     def drop(self, blocks: Sequence[BlockId], holder: Holder) -> None:
         """End a `retain` of exactly these blocks."""
         self._let_go(blocks, self._counts(holder))
@@ -279,9 +294,7 @@ class BlockPool:
         )
 
     def _counts(self, holder: Holder) -> dict[BlockId, int]:
-        if holder is Holder.LEASE:
-            return self._leases
-        return self._reads if holder is Holder.READ else self._copies
+        return {Holder.LEASE: self._leases, Holder.READ: self._reads, Holder.COPY: self._copies}[holder]
 
     def _is_free(self, block: BlockId) -> bool:
         tables, leases, reads, copies = self._tables, self._leases, self._reads, self._copies

@@ -12,91 +12,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tandem.core.errors import ErrorKind
-from tandem.core.events import SampledToken
 from tandem.core.ids import BlockId, HandoffKey, JobKey, WorkerRef
-from tandem.kv.handoff import Announcement, BlockDigest, PullEvent, PullState, next_pull
+from tandem.kv.handoff import Announcement, PullEvent, PullState, next_pull
 from tandem.kv.pull import Pull
-
-
-@dataclass(frozen=True, slots=True)
-class StartRead:
-    """Read the offered blocks, which stand at `[first_index, ...)` of the prompt, into `local`."""
-
-    read: int
-    source: WorkerRef
-    first_index: int
-    offered: tuple[BlockDigest, ...]
-    local: tuple[BlockId, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PullStats:
-    """`num_hit_blocks` were found here, `num_blocks` were read, `num_exposed_blocks` of which when the last
-    announcement had come; seconds are from the first and the last announcement to the last checked block, and those in
-    which at least one read was under way."""
-
-    num_hit_blocks: int
-    num_blocks: int
-    num_exposed_blocks: int
-    total_s: float
-    exposed_s: float
-    busy_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class AskRest:
-    """Nearly all KV of a sequence that moves is here: its source may draw its last token and hand over the rest."""
-
-    key: HandoffKey
-    job: JobKey
-    source: WorkerRef
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """All KV of a job is here and checked within the lease: that of `num_computed` tokens. `first_tokens`,
-    `num_cached`: as `Announcement`."""
-
-    key: HandoffKey
-    job: JobKey
-    source: WorkerRef
-    first_tokens: tuple[SampledToken, ...]
-    num_computed: int
-    num_cached: int
-    stats: PullStats
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """A pull was given up."""
-
-    key: HandoffKey
-    job: JobKey
-    source: WorkerRef
-    kind: ErrorKind
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReadEnded:
-    """Nothing writes into these blocks any more."""
-
-    blocks: tuple[BlockId, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Teardown:
-    """A read does not end: give up the peer as a whole."""
-
-    source: WorkerRef
-
-
-PullOutcome = StartRead | AskRest | Arrived | Lost | ReadEnded | Teardown
+from tandem.kv.pull_outcome import (
+    Arrived,
+    AskRest,
+    Lost,
+    PullOutcome,
+    ReadEnded,
+    StartRead,
+    Teardown,
+)
 
 
 @dataclass(slots=True)
 class _Read:
     pull: Pull
+    first_index: int
     blocks: tuple[BlockId, ...]
     abandoned_at: float | None = None
     quarantined: bool = False
@@ -119,8 +52,14 @@ class PullBook:
 
     def open(self, key: HandoffKey, job: JobKey, source: WorkerRef, now: float) -> None:
         """Wait for a source's announcements. A hand-off is pulled by one job at a time; the caller sees to it."""
-        assert key not in self._pulls and job not in self._by_job, f"{key} is being pulled, or {job} pulls already"
-        self._pulls[key] = self._by_job[job] = Pull(key, job, source, now)
+        self._add(Pull(key, job, source, now, self._pull_timeout_s))
+
+    def open_loan(
+        self, key: HandoffKey, job: JobKey, source: WorkerRef, first_index: int, timeout_s: float, now: float
+    ) -> None:
+        """Wait for a cached prefix, of which the blocks before `first_index` are here; for no longer than `timeout_s`
+        without a sign of it. It has its blocks once they are `granted`."""
+        self._add(Pull(key, job, source, now, min(timeout_s, self._pull_timeout_s), first_index))
 
     def find(self, key: HandoffKey) -> Pull | None:
         pull = self._pulls.get(key)
@@ -136,7 +75,8 @@ class PullBook:
         pull = self._by_job[job]
         pull.state = next_pull(pull.state, PullEvent.GRANTED)
         pull.blocks, pull.num_hits = blocks, num_hits
-        pull.num_known = max(num_hits, self._num_blocks(pull)) if pull.first_tokens else num_known
+        pull.num_ready = num_hits
+        pull.num_known = self._num_told(pull) if pull.is_told else num_known
         pull.next_index = num_hits
         pull.moved_at = now
         return self._read_on(pull, now)
@@ -152,7 +92,7 @@ class PullBook:
         pull = self.find(message.key)
         if pull is None:
             return []
-        if message.first_index > len(pull.offered):
+        if message.first_index > pull.num_offered:
             return self.abandon(pull.job, ErrorKind.KV_LOST, "an announcement is missing", now)
         if not pull.was_announced:
             pull.was_announced = True
@@ -160,14 +100,17 @@ class PullBook:
         elif message.first_index == 0:
             # All is told anew, on a new stream: what was asked on the old one may be lost.
             pull.has_asked = False
-        pull.offered.extend(message.blocks[len(pull.offered) - message.first_index :])
+        elif pull.is_loan:
+            pull.moved_at = now
+        pull.offered.extend(message.blocks[pull.num_offered - message.first_index :])
         pull.is_moving = message.is_moving
         pull.num_computed = max(pull.num_computed, message.num_computed)
-        if message.first_tokens and not pull.first_tokens:
+        if not pull.is_told and (message.first_tokens or (message.is_last and pull.is_loan)):
             pull.first_tokens, pull.num_cached = message.first_tokens, message.num_cached
+            pull.is_told = True
             pull.last_at = now
             if pull.state is PullState.READING:
-                pull.num_known = max(pull.num_hits, self._num_blocks(pull))
+                pull.num_known = self._num_told(pull)
             pull.num_exposed = self._num_unread(pull)
         return self._read_on(pull, now)
 
@@ -192,6 +135,7 @@ class PullBook:
         pull = read.pull
         self._end_read(pull, read_id, now)
         pull.moved_at = pull.read_at = now
+        pull.read(read.first_index, len(read.blocks))
         return [ReadEnded(read.blocks), *self._arrive(pull, now)]
 
     def read_failed(self, read_id: int, reason: str, *, drained: bool, now: float) -> list[PullOutcome]:
@@ -235,18 +179,19 @@ class PullBook:
             return []
         for read_id in pull.open_reads:
             self._reads[read_id].abandoned_at = now
+        over = pull.loan_over(now)
         event = PullEvent.ABANDON_READING if pull.open_reads else PullEvent.ABANDON
         pull.state = next_pull(pull.state, event)
         self._forget(pull)
-        return [Lost(pull.key, pull.job, pull.source, kind, reason)]
+        return [over] if pull.is_loan else [Lost(pull.key, pull.job, pull.source, kind, reason)]
 
     def tick(self, now: float) -> list[PullOutcome]:
         """Enforce the deadlines: leases, pulls without progress, reads that do not end."""
         outcomes: list[PullOutcome] = []
         for pull in [p for p in self._pulls.values() if p.is_live]:
-            if pull.lease_until is not None and now - pull.lease_until >= self._pull_timeout_s:
+            if pull.lease_until is not None and now - pull.lease_until >= pull.timeout_s:
                 outcomes += self.abandon(pull.job, ErrorKind.KV_LOST, "the source does not renew the lease", now)
-            elif now - pull.moved_at >= self._pull_timeout_s:
+            elif now - pull.moved_at >= pull.timeout_s:
                 outcomes += self._overdue(pull, now)
             else:
                 outcomes += self._arrive(pull, now)
@@ -267,10 +212,10 @@ class PullBook:
         for pull in self._pulls.values():
             if not pull.is_live:
                 continue
-            if self._is_complete(pull) or self._is_short(pull):
+            if pull.is_complete or pull.is_short:
                 return -math.inf
             since = pull.moved_at if pull.lease_until is None else min(pull.moved_at, pull.lease_until)
-            due = min(due, since + self._pull_timeout_s)
+            due = min(due, since + pull.timeout_s)
         for read in self._reads.values():
             if read.abandoned_at is not None and not read.quarantined and read.pull.source not in self._torn:
                 due = min(due, read.abandoned_at + self._drain_timeout_s)
@@ -302,8 +247,8 @@ class PullBook:
     def _overdue(self, pull: Pull, now: float) -> list[PullOutcome]:
         """A pull that has not moved for the timeout. Waiting for the source to compute is not its fault: then the
         lease, which the source renews, says whether to go on."""
-        waited = f"for {self._pull_timeout_s:g} s"
-        if pull.open_reads:
+        waited = f"for {pull.timeout_s:g} s"
+        if pull.open_reads or pull.is_loan:
             return self.abandon(pull.job, ErrorKind.KV_LOST, f"no KV arrived {waited}", now)
         if pull.state is PullState.WAITING and pull.was_announced:
             return self.abandon(pull.job, ErrorKind.OVERLOADED, f"no room for the KV {waited}", now)
@@ -318,10 +263,10 @@ class PullBook:
         first, stop = pull.next_index, self._num_readable(pull)
         if stop <= first:
             return self._arrive(pull, now)
-        offered, local = tuple(pull.offered[first:stop]), pull.blocks[first:stop]
+        offered, local = pull.offered_in(first, stop), pull.blocks[first:stop]
         self._num_reads += 1
         read_id = self._num_reads
-        self._reads[read_id] = _Read(pull, local)
+        self._reads[read_id] = _Read(pull, first, local)
         if not pull.open_reads:
             pull.busy_since = pull.moved_at = now
         pull.open_reads.add(read_id)
@@ -330,15 +275,15 @@ class PullBook:
 
     def _arrive(self, pull: Pull, now: float) -> list[PullOutcome]:
         """Conclude a pull that has all it needs, the source's word included that the lease outlived the last read."""
-        if self._is_short(pull):
+        if pull.is_short:
             return self.abandon(pull.job, ErrorKind.KV_LOST, "the source offered too few blocks", now)
-        if not self._is_complete(pull):
+        if not pull.is_complete:
             return self._ask(pull)
         pull.state = next_pull(pull.state, PullEvent.ARRIVED)
         self._forget(pull)
-        num_read = pull.num_known - pull.num_hits
-        times = (now - pull.first_at, now - pull.last_at, pull.busy_s)
-        stats = PullStats(pull.num_hits, num_read, pull.num_exposed, *times)
+        if pull.is_loan:
+            return [pull.loan_over(now)]
+        stats = pull.stats(pull.num_known, now)
         return [Arrived(pull.key, pull.job, pull.source, pull.first_tokens, pull.num_computed, pull.num_cached, stats)]
 
     def _ask(self, pull: Pull) -> list[PullOutcome]:
@@ -351,18 +296,6 @@ class PullBook:
         pull.has_asked = True
         return [AskRest(pull.key, pull.job, pull.source)]
 
-    def _is_short(self, pull: Pull) -> bool:
-        """The source has said its last word, and offered less than there is to read."""
-        is_over = pull.state is PullState.READING and pull.first_tokens
-        return bool(is_over) and len(pull.offered) < pull.num_known
-
-    def _is_complete(self, pull: Pull) -> bool:
-        if pull.state is not PullState.READING or not pull.first_tokens:
-            return False
-        if pull.next_index < pull.num_known or pull.open_reads:
-            return False
-        return pull.lease_until is not None and pull.read_at < pull.lease_until
-
     def _end_read(self, pull: Pull, read_id: int, now: float) -> None:
         pull.open_reads.discard(read_id)
         if pull.open_reads:
@@ -374,7 +307,7 @@ class PullBook:
     def _num_unread(self, pull: Pull) -> int:
         """Blocks that are not here yet; before there is room, all that the source offers."""
         if pull.state is PullState.WAITING:
-            return len(pull.offered)
+            return pull.num_offered - pull.first_index
         return self._num_reading(pull) + max(0, self._num_readable(pull) - pull.next_index)
 
     def _num_reading(self, pull: Pull) -> int:
@@ -383,11 +316,18 @@ class PullBook:
     def _num_readable(self, pull: Pull) -> int:
         """Leading blocks that are offered and have a place here."""
         num_wanted = len(pull.blocks) if pull.is_open_ended else pull.num_known
-        return min(len(pull.offered), num_wanted)
+        return min(pull.num_offered, num_wanted)
 
-    def _num_blocks(self, pull: Pull) -> int:
-        """Those of all tokens whose KV is offered, once the source has said its last word."""
-        return -(-pull.num_computed // self._block_size)
+    def _num_told(self, pull: Pull) -> int:
+        """Blocks of all tokens whose KV is offered, once the source has said its last word; of what is lent no more
+        than were asked for."""
+        num_blocks = max(pull.num_hits, -(-pull.num_computed // self._block_size))
+        return min(num_blocks, len(pull.blocks)) if pull.is_loan else num_blocks
+
+    def _add(self, pull: Pull) -> None:
+        is_new = pull.key not in self._pulls and pull.job not in self._by_job
+        assert is_new, f"{pull.key} is being pulled, or {pull.job} pulls already"
+        self._pulls[pull.key] = self._by_job[pull.job] = pull
 
     def _forget(self, pull: Pull) -> None:
         del self._pulls[pull.key], self._by_job[pull.job]

@@ -75,6 +75,7 @@ class TorchExecutor:
         self.cache.spill(plan.spills)
         self.cache.fill(plan.fills)
         self.cache.copy(plan.copies)
+        digests = self._digest(plan.digests) if plan.digests else ()
         for piece in plan.slices:
             checked = self._check(piece)
             if isinstance(checked, str):
@@ -84,7 +85,7 @@ class TorchExecutor:
         results.update(self._run(works))
         ordered = tuple(results[piece.seq] for piece in plan.slices)
         self._remember(ordered)
-        return StepResult(plan.number, ordered)
+        return StepResult(plan.number, ordered, digests)
 
     @torch.inference_mode()
     def logits(self, piece: Slice) -> torch.Tensor:
@@ -191,8 +192,13 @@ class TorchExecutor:
         if not piece.digest_blocks:
             return ()
         index_of = {block: i for i, block in enumerate(piece.blocks)}
-        heads = self.cache.digest(piece.digest_blocks, [index_of[block] for block in piece.digest_blocks])
-        return tuple(BlockDigest(block, words) for block, words in zip(piece.digest_blocks, heads, strict=True))
+        return self._digest([(block, index_of[block]) for block in piece.digest_blocks])
+
+    def _digest(self, places: Sequence[tuple[BlockId, int]]) -> tuple[BlockDigest, ...]:
+        """Of blocks with their places in their prompts."""
+        blocks = [block for block, _ in places]
+        heads = self.cache.digest(blocks, [index for _, index in places])
+        return tuple(BlockDigest(block, words) for block, words in zip(blocks, heads, strict=True))
 
     def _remember(self, results: Sequence[SliceResult]) -> None:
         named = frozenset(result.seq for result in results)

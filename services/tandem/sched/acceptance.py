@@ -4,6 +4,7 @@ Two workers that hand over to each other must never wait in a circle. What a wor
 for what moves by itself: running sequences, and leases, whose takers were promised room that no lease ever takes.
 A prefill waiting for a promise to be redeemed would close the circle, because that promise may be waiting for a
 prefill that waits in the same way; so a prefill and a promise that do not fit beside each other are not both accepted.
+Prefixes that workers borrow of each other close none either: `sched.borrowing` and `sched.lending` say why.
 Once a pull has arrived nobody waits for it: of its choices, those that find neither seat nor blocks then wait for
 running sequences and leases, as what was preempted does.
 """

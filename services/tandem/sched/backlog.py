@@ -29,11 +29,11 @@ class Backlog:
 
 
 def num_queued(seq: Sequence, block_size: int) -> int:
-    """Known tokens whose KV is neither computed nor planned nor likely in the prefix cache, of a sequence that may be
-    computed and is more than a decode."""
-    if not seq.may_start or seq.num_remaining <= 1:
+    """Known tokens whose KV is neither computed nor planned nor likely in the prefix cache, now or once what it awaits
+    was read, of a sequence that is computed here and is more than a decode."""
+    if not (seq.may_start or seq.num_awaited) or seq.num_remaining <= 1:
         return 0
-    hits = seq.num_hits_seen * block_size if seq.status is Status.WAITING else 0
+    hits = max(seq.num_hits_seen, seq.num_awaited) * block_size if seq.status is Status.WAITING else 0
     return max(1, seq.num_remaining - hits)
 
 

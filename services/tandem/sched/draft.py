@@ -22,7 +22,7 @@ from tandem.sched.sequence import Parting, Sequence, Status
 from tandem.sched.share import Prompt, divide, fill_up
 
 MAX_DIGESTS = 64
-"""Blocks of sequences that move which one step digests: what was computed before comes in parts."""
+"""Blocks of sequences that move and of loans which one step digests: what was computed before comes in parts."""
 
 
 class Draft:

@@ -57,7 +57,7 @@ class Entrance:
 
     def admit(self, draft: Draft) -> None:
         """Start waiting sequences in order, those with a share. The first that finds no room ends it, so that none is
-        overtaken for ever.
+        overtaken for ever. What waits for another worker holds nobody back.
 
         Leases end only when their takers get room, so what waits for them must not hold back a pull: a prefill that
         may not be offered yet holds back other prefills, anything else that is too large all but pulls.
@@ -66,8 +66,10 @@ class Entrance:
         for seq in list(self._waiting):
             if not self.num_seats:
                 return
+            if not seq.may_start:
+                continue
             if seq.is_pull:
-                if seq.may_start and not self._grant_pull(seq, draft):
+                if not self._grant_pull(seq, draft):
                     return
             elif not (may_compute and draft.has_share(seq)) or (isinstance(seq.job, Prefill) and not may_prefill):
                 continue

@@ -24,7 +24,7 @@ class _Planned:
     target_s: float
     num_budget_tokens: int
     num_preempted: int
-    has_host_copies: bool
+    has_other_work: bool
 
 
 class Pacer:
@@ -59,9 +59,9 @@ class Pacer:
     def planned(self, plan: StepPlan, num_preempted: int) -> None:
         """A plan was made under the last allowance."""
         step = features(plan.slices)
-        predicted_s, has_host_copies = self.model.predict(step), plan.num_host_copies > 0
+        predicted_s, has_other_work = self.model.predict(step), bool(plan.num_host_copies or plan.digests)
         opened = _Planned(
-            step, predicted_s, self._target_s, self._num_budget_tokens, num_preempted, has_host_copies
+            step, predicted_s, self._target_s, self._num_budget_tokens, num_preempted, has_other_work
         )  # fmt: skip
         self._open[plan.number] = opened
         # A driver that does not time its steps leaves them open.
@@ -74,11 +74,11 @@ class Pacer:
 
     def measured(self, result: StepResult, seconds: float) -> StepRecord:
         """A plan has finished and took so long, from when planning began until its results were handed out. One that
-        failed teaches nothing about time, nor does one that copied between the two memories, which the model does not
-        know of."""
+        failed teaches nothing about time, nor does one that copied between the two memories or digested what others
+        borrow, which the model does not know of."""
         opened = self._open.pop(result.number)
         has_failed = any(piece.error is not None for piece in result.slices)
-        if not has_failed and not opened.has_host_copies and seconds > 0:
+        if not has_failed and not opened.has_other_work and seconds > 0:
             self.model.observe(opened.features, seconds)
         return StepRecord(
             number=result.number,

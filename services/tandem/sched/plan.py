@@ -75,6 +75,7 @@ class Slice:
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One forward pass. `number` rises by one per plan; `slices` holds a sequence at most once, decodes first.
+    `digests` are blocks with their places in their prompts, to be digested once copies are made; no slice writes them.
 
     Before anything is computed whole blocks are copied: `spills` (block, host slot) out of the pool, then `fills` (host
     slot, block) into it, then `copies` (from, to) within it. A plan may do no more than that, and have no slices. No
@@ -85,6 +86,7 @@ class StepPlan:
     copies: tuple[tuple[BlockId, BlockId], ...] = ()
     spills: tuple[Spill, ...] = ()
     fills: tuple[Fill, ...] = ()
+    digests: tuple[tuple[BlockId, int], ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -131,7 +133,8 @@ class SliceResult:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One result per slice of the plan, in the plan's order."""
+    """One result per slice of the plan, in the plan's order, and the plan's digests; none of them where it failed."""
 
     number: int
     slices: tuple[SliceResult, ...] = field(default=())
+    digests: tuple[BlockDigest, ...] = ()

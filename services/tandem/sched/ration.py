@@ -39,9 +39,10 @@ def ration(
 
 
 def startable(waiting: Iterable[Sequence], pool: BlockPool, largest_promise: int) -> Iterator[Sequence]:
-    """Those that wait to compute here, without prefills that wait for leases: they must take nobody's share."""
+    """Those that wait to compute here, without what waits for another worker and without prefills that wait for leases:
+    they must take nobody's share."""
     may_prefill = True
-    for seq in waiting:
+    for seq in (seq for seq in waiting if seq.may_start):
         if isinstance(seq.job, Prefill):
             need = blocks_for(len(seq.tokens), pool.block_size)
             may_prefill = may_prefill and may_offer(need, pool.num_leased, pool.num_blocks, largest_promise)

@@ -22,11 +22,13 @@ from tandem.kv.hashing import root_hash
 from tandem.kv.pool import BlockPool, BlockTable, Holder
 from tandem.sched.acceptance import check_job, pull_need
 from tandem.sched.backlog import backlog, check_backlog, horizon_tokens
+from tandem.sched.borrowing import Borrowings
 from tandem.sched.departure import Departures
 from tandem.sched.draft import Draft
 from tandem.sched.entrance import Entrance
 from tandem.sched.fork import divide, failure, first_draws
 from tandem.sched.held_pulls import HeldPulls
+from tandem.sched.lending import Lending
 from tandem.sched.outcome import Occupancy, Planned, Progress
 from tandem.sched.pacer import Pacer
 from tandem.sched.plan import Slice, SliceResult, StepPlan, StepResult
@@ -58,6 +60,8 @@ class Scheduler:
         self._by_key: dict[JobKey, Sequence] = {}
         self._by_id: dict[SeqId, Sequence] = {}
         self.departures = Departures(pool, limits, self._waiting, self._running, self._pulling, self._by_key)
+        self.borrowings = Borrowings(pool, self._running, self._promised_blocks, self._by_key)
+        self.lending = Lending(pool, self._running, self._promised_blocks)
         self._open: dict[int, StepPlan] = {}
         self._held = HeldPulls()
         self._num_arrived = 0
@@ -74,6 +78,7 @@ class Scheduler:
         seq = Sequence(SeqId(self._num_arrived), job, root, self._num_arrived, now)
         # Now, rather than between two steps or between an announcement and our first read of what it names.
         seq.reusable(self.pool.block_size)
+        self.borrowings.expect(seq)
         if not seq.is_pull:
             check_backlog(seq, self.pool, self.occupancy().backlog)
         self._num_arrived += job.num_choices
@@ -128,6 +133,8 @@ class Scheduler:
     def plan(self, now: float = 0.0) -> Planned:
         """Choose the next step's work; give blocks to pulls that may begin. `now` is on the clock of `add`."""
         draft = Draft(self.pool, self.limits, self._running, self._waiting)
+        if self.lending.is_due(self._num_plans):
+            return Planned(self._open_plan(draft))
         ready = [seq for seq in self._running if seq.may_go_on]
         for seq in [s for s in ready if s.num_remaining == 1]:
             if seq.status is Status.RUNNING:
@@ -151,6 +158,7 @@ class Scheduler:
         plan = self._open.pop(result.number)
         self.pool.drop([source for source, _ in plan.copies], Holder.COPY)
         self.pool.end_copies(plan.spills, plan.fills)
+        self.lending.committed(result.number, result.digests)
         progress: list[Progress] = []
         for piece, outcome in zip(plan.slices, result.slices, strict=True):
             seq = self._by_id[piece.seq]
@@ -166,7 +174,8 @@ class Scheduler:
     def run(self, limit: int) -> DecodeRun | None:
         """The next plans, at most `limit`, as far as they are the same decodes over and over; None where the next is
         not. A forecast: it changes nothing, and is void once anything else is done here."""
-        if self._open or self._held.has_clear or self.speculation is not None:
+        has_other_work = self._held.has_clear or self.lending.has_work or self.pool.host.has_copies
+        if self._open or has_other_work or self.speculation is not None:
             return None
         has_seats = len(self._running) + len(self._pulling) < self.limits.max_num_seqs
         if has_seats and any(seq.may_start for seq in self._waiting):
@@ -198,7 +207,7 @@ class Scheduler:
         return Occupancy(num_running, len(self._waiting), num_promised, queued)
 
     def tables(self) -> Iterator[BlockTable]:
-        return (seq.table for seq in self._by_id.values())
+        return chain((seq.table for seq in self._by_id.values()), self.borrowings.tables())
 
     def copied_blocks(self) -> Iterator[BlockId]:
         """Every block once per copy of an open plan that reads it."""
@@ -221,19 +230,18 @@ class Scheduler:
         assert len(self._running) + len(self._pulling) <= self.limits.max_num_seqs, "more run than may"
 
     def __repr__(self) -> str:
-        return (
-            f"<scheduler {len(self._running)} running, {len(self._waiting)} waiting, {len(self._pulling)} pulling, "
-            f"{len(self._closing)} closing, {len(self._open)} plans open>"
-        )
+        queues = f"{len(self._running)} running, {len(self._waiting)} waiting, {len(self._pulling)} pulling"
+        return f"<scheduler {queues}, {len(self._closing)} closing, {len(self._open)} plans open>"
 
     # ---- plan
 
     def _open_plan(self, draft: Draft) -> StepPlan | None:
-        """A plan of all that was drafted; None where there is nothing to compute or to copy."""
+        """A plan of all that was drafted; None where there is nothing to compute, to copy or to digest."""
         spills, fills = self.pool.take_copies()
-        if not (draft.slices or spills or fills):
+        digests = () if draft.slices else self.lending.take(self._num_plans, draft.num_digests_left)
+        if not (draft.slices or spills or fills or digests):
             return None
-        step = StepPlan(self._num_plans, tuple(draft.slices.values()), tuple(draft.copies), spills, fills)
+        step = StepPlan(self._num_plans, tuple(draft.slices.values()), tuple(draft.copies), spills, fills, digests)
         self._open[step.number] = step
         self._num_plans += 1
         self.pacer.planned(step, draft.num_preempted)

@@ -71,8 +71,10 @@ class Sequence:
         # Leading blocks that were in the prefix cache when it was last looked at; only ever a guess.
         self.num_hits_seen = 0
         self.was_started = False
-        # A Resume waits for its source until the pull may begin.
+        # A Resume waits for its source until the pull may begin, and others for a prefix that another worker has.
         self.may_start = not isinstance(job, Resume)
+        # Leading blocks that will be in the prefix cache then; 0: nothing is to be read.
+        self.num_awaited = 0
         # How it guesses ahead, from its first guess on.
         self.drafter: Drafter | None = None
         self._root = root

@@ -79,7 +79,8 @@ class SimExecutor:
         return self._step_time(step) * factors[index]
 
     def execute(self, plan: StepPlan) -> StepResult:
-        return StepResult(plan.number, tuple(_result(piece) for piece in plan.slices))
+        digests = tuple(BlockDigest(block, ()) for block, _ in plan.digests)
+        return StepResult(plan.number, tuple(_result(piece) for piece in plan.slices), digests)
 
     def draw(self, run: DecodeRun, num_steps: int) -> list[array[int]]:
         """The tokens of a run's first steps, for each of its sequences."""

@@ -16,7 +16,7 @@ from tandem.core.ids import HandoffKey, WorkerRef
 from tandem.core.load import Load
 from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Take, Unfollow
 from tandem.engine.engine import Engine
-from tandem.kv.pull_book import StartRead, Teardown
+from tandem.kv.pull_outcome import StartRead, Teardown
 from tandem.sim.agenda import Action, Agenda, Party
 from tandem.sim.index import SimIndex
 from tandem.sim.stretch import Stretch
@@ -132,8 +132,9 @@ class Network:
                 self.post(taker, label, lambda engine, now: engine.announced(message, now), by)
             case EndHandoff(taker, key, kind, text):
                 self.post(taker, f"end {key}", lambda engine, now: engine.handoff_ended(key, kind, text, now), by)
-            case Follow(source, key):
-                self._ask(worker, source, (key,), f"follow {key}", lambda e, now: e.follow(key, worker.ref, now))
+            case Follow(source, key, borrow):
+                label = f"{'follow' if borrow is None else 'borrow'} {key}"
+                self._ask(worker, source, (key,), label, lambda e, now: e.follow(key, worker.ref, now, borrow))
             case Renew(source, keys):
                 self._ask(worker, source, keys, "renew", lambda e, now: e.renew(keys, worker.ref, now))
             case Take(source, key, num_known):

@@ -33,8 +33,10 @@ from tandem.wire.convert_job import decode_key, encode_key
 from tandem.wire.convert_kv import (
     decode_handoff_key,
     decode_sampled,
+    decode_worker,
     encode_handoff_key,
     encode_sampled,
+    encode_worker,
     malformed,
     require,
 )
@@ -117,6 +119,7 @@ def _encode_pulled(event: Pulled) -> pb.PulledKV:
         total_seconds=event.total_s,
         exposed_seconds=event.exposed_s,
         busy_seconds=event.busy_s,
+        source=None if event.source is None else encode_worker(event.source),
     )
 
 
@@ -164,6 +167,7 @@ def _decode_pulled(message: pb.PulledKV) -> Pulled:
         total_s=message.total_seconds,
         exposed_s=message.exposed_seconds,
         busy_s=message.busy_seconds,
+        source=decode_worker(message.source) if message.HasField("source") else None,
     )
 
 

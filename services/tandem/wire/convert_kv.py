@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import SampledToken
-from tandem.core.ids import BlockId, HandoffId, HandoffKey, Incarnation, WorkerId, WorkerRef
+from tandem.core.ids import BlockHash, BlockId, HandoffId, HandoffKey, Incarnation, WorkerId, WorkerRef
 from tandem.engine.ports import TransportPeer
-from tandem.kv.handoff import Announcement, BlockDigest
+from tandem.kv.handoff import MAX_BORROWED, Announcement, BlockDigest, Borrow
+from tandem.kv.hashing import HASH_BYTES
 from tandem.kv.layout import ITEM_BYTES, KVGroup, KVLayout, KVRegion
 from tandem.wire.gen import kv_pb2 as pb
 
@@ -48,6 +49,19 @@ def decode_handoff_key(message: pb.HandoffKey) -> HandoffKey:
 
 def encode_take(key: HandoffKey, num_output_tokens: int) -> pb.TakeRest:
     return pb.TakeRest(key=encode_handoff_key(key), num_output_tokens=num_output_tokens)
+
+
+def encode_borrow(key: HandoffKey, borrow: Borrow) -> pb.Borrow:
+    return pb.Borrow(key=encode_handoff_key(key), first_index=borrow.first_index, hashes=b"".join(borrow.hashes))
+
+
+def decode_borrow(message: pb.Borrow) -> tuple[HandoffKey, Borrow]:
+    raw = message.hashes
+    hashes = tuple(BlockHash(raw[i : i + HASH_BYTES]) for i in range(0, len(raw), HASH_BYTES))
+    require(len(raw) % HASH_BYTES == 0, f"names of blocks are {HASH_BYTES} bytes long")
+    require(len(hashes) <= MAX_BORROWED, f"{len(hashes)} blocks are to be lent, {MAX_BORROWED} may be")
+    require(message.first_index < len(hashes), "no block is to be lent")
+    return decode_handoff_key(message.key), Borrow(message.first_index, hashes)
 
 
 # ---- memory
@@ -151,6 +165,7 @@ def encode_announcement(announcement: Announcement) -> pb.Announcement:
         num_cached=announcement.num_cached,
         first_tokens=[encode_sampled(token) for token in announcement.first_tokens],
         moving=announcement.is_moving,
+        last=announcement.is_last,
     )
 
 
@@ -159,7 +174,5 @@ def decode_announcement(message: pb.Announcement) -> Announcement:
     has_digests = {len(offered.heads) for offered in blocks}
     require(len(has_digests) <= 1, "blocks of one announcement have different numbers of digests")
     first = tuple(decode_sampled(token) for token in message.first_tokens)
-    key = decode_handoff_key(message.key)
-    return Announcement(
-        key, message.first_index, blocks, message.num_computed, first, message.num_cached, message.moving
-    )
+    key, facts = decode_handoff_key(message.key), (message.num_cached, message.moving, message.last)
+    return Announcement(key, message.first_index, blocks, message.num_computed, first, *facts)

@@ -13,7 +13,8 @@ from typing import Protocol
 from tandem.core.events import JobEvent, KVFact
 from tandem.core.ids import HandoffKey, WorkerRef
 from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Take, Unfollow
-from tandem.kv.pull_book import StartRead, Teardown
+from tandem.kv.handoff import Borrow
+from tandem.kv.pull_outcome import StartRead, Teardown
 from tandem.worker.driver import Snapshot
 from tandem.worker.gateways import Gateways
 from tandem.worker.reads import ReadDesk
@@ -25,7 +26,7 @@ _log = logging.getLogger(__name__)
 class Sources(Protocol):
     """Whoever holds the streams to the workers that this one takes KV from. Called on the event loop."""
 
-    def follow(self, source: WorkerRef, key: HandoffKey) -> None: ...
+    def follow(self, source: WorkerRef, key: HandoffKey, borrow: Borrow | None) -> None: ...
     def take(self, source: WorkerRef, key: HandoffKey, num_output_tokens: int) -> None: ...
     def release(self, source: WorkerRef, key: HandoffKey, *, is_taken: bool) -> None: ...
     def renew(self, source: WorkerRef, keys: tuple[HandoffKey, ...]) -> None: ...
@@ -114,8 +115,8 @@ class Router:
                     events.append(event)
                 case Announce() | EndHandoff():
                     self._takers.tell(effect)
-                case Follow(source, key):
-                    self._sources.follow(source, key)
+                case Follow(source, key, borrow):
+                    self._sources.follow(source, key, borrow)
                 case Take(source, key, num_output_tokens):
                     self._sources.take(source, key, num_output_tokens)
                 case Unfollow(source, key, is_taken):

@@ -14,7 +14,13 @@ from tandem.core.errors import TandemError
 from tandem.core.ids import WorkerRef
 from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine
-from tandem.wire.convert_kv import decode_handoff_key, decode_worker, encode_announcement, encode_handoff_key
+from tandem.wire.convert_kv import (
+    decode_borrow,
+    decode_handoff_key,
+    decode_worker,
+    encode_announcement,
+    encode_handoff_key,
+)
 from tandem.wire.gen import kv_pb2
 from tandem.worker.driver import EngineDriver
 from tandem.worker.status import status_of
@@ -121,6 +127,7 @@ class FollowService:
 def _command(message: kv_pb2.FollowRequest, taker: WorkerRef) -> Callable[[Engine, float], tuple[None, list[Effect]]]:
     """Raises TandemError when the message is malformed; then nothing of it is done."""
     follow = [decode_handoff_key(key) for key in message.follow]
+    borrow = [decode_borrow(asked) for asked in message.borrow]
     renew = [decode_handoff_key(key) for key in message.renew]
     take = [(decode_handoff_key(asked.key), asked.num_output_tokens) for asked in message.take]
     release = [decode_handoff_key(key) for key in message.release]
@@ -130,6 +137,8 @@ def _command(message: kv_pb2.FollowRequest, taker: WorkerRef) -> Callable[[Engin
         effects: list[Effect] = []
         for key in follow:
             effects += engine.follow(key, taker, now)
+        for key, wanted in borrow:
+            effects += engine.follow(key, taker, now, wanted)
         effects += engine.renew(renew, taker, now)
         for key, num_output_tokens in take:
             engine.take(key, num_output_tokens)

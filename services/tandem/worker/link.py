@@ -21,11 +21,13 @@ from tandem.core.ids import HandoffKey, WorkerRef
 from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine
 from tandem.engine.ports import PeerError, TransportPeer
+from tandem.kv.handoff import MAX_BORROWED, Borrow
 from tandem.wire.convert import decode_kind
 from tandem.wire.convert_kv import (
     decode_announcement,
     decode_handoff_key,
     decode_peer,
+    encode_borrow,
     encode_handoff_key,
     encode_take,
     encode_worker,
@@ -71,13 +73,14 @@ _Call = grpc.aio.StreamStreamCall[kv_pb2.FollowRequest, kv_pb2.FollowUpdate]
 
 
 class Link:
-    """`wanted` are the hand-offs followed now. All on the event loop."""
+    """`wanted` are the hand-offs followed now, those of cached prefixes with what is to be lent. All on the event
+    loop."""
 
     def __init__(self, source: WorkerRef, context: LinkContext) -> None:
         self.source = source
         self._context = context
-        self._wanted: dict[HandoffKey, None] = {}
-        self._to_follow: dict[HandoffKey, None] = {}
+        self._wanted: dict[HandoffKey, Borrow | None] = {}
+        self._to_follow: dict[HandoffKey, Borrow | None] = {}
         self._to_renew: dict[HandoffKey, None] = {}
         self._to_take: dict[HandoffKey, int] = {}
         # True: because all that was offered is here.
@@ -92,8 +95,8 @@ class Link:
     def __repr__(self) -> str:
         return f"<link to {self.source}, {len(self._wanted)} followed, {self._num_failures} failures in a row>"
 
-    def follow(self, key: HandoffKey) -> None:
-        self._wanted[key] = self._to_follow[key] = None
+    def follow(self, key: HandoffKey, borrow: Borrow | None = None) -> None:
+        self._wanted[key] = self._to_follow[key] = borrow
         self._wake.set()
 
     def renew(self, keys: tuple[HandoffKey, ...]) -> None:
@@ -105,8 +108,9 @@ class Link:
         self._wake.set()
 
     def release(self, key: HandoffKey, *, is_taken: bool) -> None:
-        for pending in (self._wanted, self._to_follow, self._to_renew):
-            pending.pop(key, None)
+        self._wanted.pop(key, None)
+        self._to_follow.pop(key, None)
+        self._to_renew.pop(key, None)
         self._to_take.pop(key, None)
         self._to_release[key] = is_taken
         self._wake.set()
@@ -220,22 +224,34 @@ class Link:
                     return
 
     def _next_message(self) -> kv_pb2.FollowRequest:
-        """All that is to be said; the lease that it asks for counts from now."""
+        """All that is to be said, or as much as one message may hold; the lease that it asks for counts from now."""
         self._sequence += 1
-        self._unanswered[self._sequence] = (self._context.clock.now(), (*self._to_follow, *self._to_renew))
+        follow = self._some_to_follow()
+        self._unanswered[self._sequence] = (self._context.clock.now(), (*follow, *self._to_renew))
         message = kv_pb2.FollowRequest(
-            follow=map(encode_handoff_key, self._to_follow),
+            follow=[encode_handoff_key(key) for key, borrow in follow.items() if borrow is None],
+            borrow=[encode_borrow(key, borrow) for key, borrow in follow.items() if borrow is not None],
             renew=map(encode_handoff_key, self._to_renew),
             take=[encode_take(key, num_known) for key, num_known in self._to_take.items()],
             release=[encode_handoff_key(key) for key, is_taken in self._to_release.items() if not is_taken],
             taken=[encode_handoff_key(key) for key, is_taken in self._to_release.items() if is_taken],
             sequence=self._sequence,
         )
-        self._to_follow.clear()
         self._to_renew.clear()
         self._to_take.clear()
         self._to_release.clear()
         return message
+
+    def _some_to_follow(self) -> dict[HandoffKey, Borrow | None]:
+        """Take out hand-offs in their order, while the blocks that are named with them fit one message."""
+        taken: dict[HandoffKey, Borrow | None] = {}
+        room = MAX_BORROWED
+        for key, borrow in list(self._to_follow.items()):
+            room -= 0 if borrow is None else len(borrow.hashes)
+            if room < 0:
+                break
+            taken[key] = self._to_follow.pop(key)
+        return taken
 
     # ---- what the source says
 

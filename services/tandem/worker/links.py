@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 
 from tandem.core.ids import HandoffKey, WorkerRef
+from tandem.kv.handoff import Borrow
 from tandem.worker.link import Link, LinkContext
 
 _log = logging.getLogger(__name__)
@@ -30,8 +31,8 @@ class Links:
     def __len__(self) -> int:
         return len(self._links)
 
-    def follow(self, source: WorkerRef, key: HandoffKey) -> None:
-        self._tell(source, lambda link: link.follow(key))
+    def follow(self, source: WorkerRef, key: HandoffKey, borrow: Borrow | None) -> None:
+        self._tell(source, lambda link: link.follow(key, borrow))
 
     def take(self, source: WorkerRef, key: HandoffKey, num_output_tokens: int) -> None:
         self._tell(source, lambda link: link.take(key, num_output_tokens))

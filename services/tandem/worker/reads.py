@@ -11,7 +11,7 @@ from tandem.core.ids import WorkerRef
 from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine
 from tandem.engine.ports import BlockCopy, PeerError, TransportPeer
-from tandem.kv.pull_book import StartRead, Teardown
+from tandem.kv.pull_outcome import StartRead, Teardown
 from tandem.transfer.mover import Mover
 from tandem.transfer.orders import (
     Connected,

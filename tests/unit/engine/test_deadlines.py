@@ -8,7 +8,7 @@ from tandem.core.errors import ErrorKind
 from tandem.core.events import Failed, Pulled
 from tandem.engine.effects import Renew, Unfollow
 from tandem.engine.engine import Engine
-from tandem.kv.pull_book import StartRead
+from tandem.kv.pull_outcome import StartRead
 from tests.unit.engine.test_engine import KEY, OTHER, engine, events, generate, offer, prefill, resume, step
 
 

@@ -14,7 +14,7 @@ from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Re
 from tandem.engine.engine import Engine, HandoffLimits
 from tandem.kv.handoff import Announcement, BlockDigest
 from tandem.kv.pool import BlockPool
-from tandem.kv.pull_book import StartRead, Teardown
+from tandem.kv.pull_outcome import StartRead, Teardown
 from tandem.sched.plan import SliceResult, StepPlan, StepResult
 from tandem.sched.policy import SchedulerLimits
 

@@ -10,7 +10,8 @@ from tandem.core.errors import ErrorKind
 from tandem.core.events import SampledToken
 from tandem.core.ids import BlockId, HandoffId, HandoffKey, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.kv.handoff import Announcement, BlockDigest, HandoffError
-from tandem.kv.pull_book import Arrived, Lost, PullBook, PullOutcome, ReadEnded, StartRead, Teardown
+from tandem.kv.pull_book import PullBook
+from tandem.kv.pull_outcome import Arrived, Lost, PullOutcome, ReadEnded, StartRead, Teardown
 
 SOURCE = WorkerRef(WorkerId("p"), Incarnation(1), "p:1")
 KEY = HandoffKey(HandoffId("h"), 1)

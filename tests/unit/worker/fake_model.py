@@ -61,7 +61,8 @@ class FakeExecutor:
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.before_step(plan)
-        return StepResult(plan.number, tuple(self._run(piece) for piece in plan.slices))
+        digests = tuple(BlockDigest(block, (self._digest(block, place),)) for block, place in plan.digests)
+        return StepResult(plan.number, tuple(self._run(piece) for piece in plan.slices), digests)
 
     def digest(self, blocks: Sequence[BlockId], logical: Sequence[int]) -> list[tuple[int, ...]]:
         return [(self._digest(block, index),) for block, index in zip(blocks, logical, strict=True)]

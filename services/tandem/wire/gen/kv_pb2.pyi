@@ -75,7 +75,7 @@ class HandoffKey(_message.Message):
     def __init__(self, handoff: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class FollowRequest(_message.Message):
-    __slots__ = ("taker", "fingerprint", "follow", "renew", "release", "sequence", "take", "taken")
+    __slots__ = ("taker", "fingerprint", "follow", "renew", "release", "sequence", "take", "taken", "borrow")
     TAKER_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +84,7 @@ class FollowRequest(_message.Message):
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TAKE_FIELD_NUMBER: _ClassVar[int]
     TAKEN_FIELD_NUMBER: _ClassVar[int]
+    BORROW_FIELD_NUMBER: _ClassVar[int]
     taker: WorkerRef
     fingerprint: str
     follow: _containers.RepeatedCompositeFieldContainer[HandoffKey]
@@ -92,7 +93,18 @@ class FollowRequest(_message.Message):
     sequence: int
     take: _containers.RepeatedCompositeFieldContainer[TakeRest]
     taken: _containers.RepeatedCompositeFieldContainer[HandoffKey]
-    def __init__(self, taker: _Optional[_Union[WorkerRef, _Mapping]] = ..., fingerprint: _Optional[str] = ..., follow: _Optional[_Iterable[_Union[HandoffKey, _Mapping]]] = ..., renew: _Optional[_Iterable[_Union[HandoffKey, _Mapping]]] = ..., release: _Optional[_Iterable[_Union[HandoffKey, _Mapping]]] = ..., sequence: _Optional[int] = ..., take: _Optional[_Iterable[_Union[TakeRest, _Mapping]]] = ..., taken: _Optional[_Iterable[_Union[HandoffKey, _Mapping]]] = ...) -> None: ...
+    borrow: _containers.RepeatedCompositeFieldContainer[Borrow]
+    def __init__(self, taker: _Optional[_Union[WorkerRef, _Mapping]] = ..., fingerprint: _Optional[str] = ..., follow: _Optional[_Iterable[_Union[HandoffKey, _Mapping]]] = ..., renew: _Optional[_Iterable[_Union[HandoffKey, _Mapping]]] = ..., release: _Optional[_Iterable[_Union[HandoffKey, _Mapping]]] = ..., sequence: _Optional[int] = ..., take: _Optional[_Iterable[_Union[TakeRest, _Mapping]]] = ..., taken: _Optional[_Iterable[_Union[HandoffKey, _Mapping]]] = ..., borrow: _Optional[_Iterable[_Union[Borrow, _Mapping]]] = ...) -> None: ...
+
+class Borrow(_message.Message):
+    __slots__ = ("key", "first_index", "hashes")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    key: HandoffKey
+    first_index: int
+    hashes: bytes
+    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., first_index: _Optional[int] = ..., hashes: _Optional[bytes] = ...) -> None: ...
 
 class TakeRest(_message.Message):
     __slots__ = ("key", "num_output_tokens")
@@ -111,7 +123,7 @@ class OfferedBlock(_message.Message):
     def __init__(self, block: _Optional[int] = ..., digests: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Announcement(_message.Message):
-    __slots__ = ("key", "first_index", "blocks", "num_computed", "first_tokens", "num_cached", "moving")
+    __slots__ = ("key", "first_index", "blocks", "num_computed", "first_tokens", "num_cached", "moving", "last")
     KEY_FIELD_NUMBER: _ClassVar[int]
     FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +131,7 @@ class Announcement(_message.Message):
     FIRST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_FIELD_NUMBER: _ClassVar[int]
     MOVING_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
     key: HandoffKey
     first_index: int
     blocks: _containers.RepeatedCompositeFieldContainer[OfferedBlock]
@@ -126,7 +139,8 @@ class Announcement(_message.Message):
     first_tokens: _containers.RepeatedCompositeFieldContainer[SampledToken]
     num_cached: int
     moving: bool
-    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., first_index: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[OfferedBlock, _Mapping]]] = ..., num_computed: _Optional[int] = ..., first_tokens: _Optional[_Iterable[_Union[SampledToken, _Mapping]]] = ..., num_cached: _Optional[int] = ..., moving: _Optional[bool] = ...) -> None: ...
+    last: bool
+    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., first_index: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[OfferedBlock, _Mapping]]] = ..., num_computed: _Optional[int] = ..., first_tokens: _Optional[_Iterable[_Union[SampledToken, _Mapping]]] = ..., num_cached: _Optional[int] = ..., moving: _Optional[bool] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class HandoffEnded(_message.Message):
     __slots__ = ("key", "kind", "message")

@@ -190,7 +190,7 @@ class TokenRun(_message.Message):
     def __init__(self, key: _Optional[_Union[JobKey, _Mapping]] = ..., first_index: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[_kv_pb2.SampledToken, _Mapping]]] = ..., num_cached_tokens: _Optional[int] = ...) -> None: ...
 
 class PulledKV(_message.Message):
-    __slots__ = ("key", "num_blocks", "num_bytes", "num_cached_tokens", "num_exposed_bytes", "total_seconds", "exposed_seconds", "busy_seconds")
+    __slots__ = ("key", "num_blocks", "num_bytes", "num_cached_tokens", "num_exposed_bytes", "total_seconds", "exposed_seconds", "busy_seconds", "source")
     KEY_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -199,6 +199,7 @@ class PulledKV(_message.Message):
     TOTAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     EXPOSED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BUSY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     key: JobKey
     num_blocks: int
     num_bytes: int
@@ -207,7 +208,8 @@ class PulledKV(_message.Message):
     total_seconds: float
     exposed_seconds: float
     busy_seconds: float
-    def __init__(self, key: _Optional[_Union[JobKey, _Mapping]] = ..., num_blocks: _Optional[int] = ..., num_bytes: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_exposed_bytes: _Optional[int] = ..., total_seconds: _Optional[float] = ..., exposed_seconds: _Optional[float] = ..., busy_seconds: _Optional[float] = ...) -> None: ...
+    source: _kv_pb2.WorkerRef
+    def __init__(self, key: _Optional[_Union[JobKey, _Mapping]] = ..., num_blocks: _Optional[int] = ..., num_bytes: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_exposed_bytes: _Optional[int] = ..., total_seconds: _Optional[float] = ..., exposed_seconds: _Optional[float] = ..., busy_seconds: _Optional[float] = ..., source: _Optional[_Union[_kv_pb2.WorkerRef, _Mapping]] = ...) -> None: ...
 
 class JobEnd(_message.Message):
     __slots__ = ("key", "finished", "failed", "cancelled")
@@ -236,7 +238,7 @@ class JobCancelled(_message.Message):
     def __init__(self) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_queued_tokens", "num_blocks", "num_free_blocks", "num_leased_blocks", "num_promised_blocks", "draining", "num_drafted_tokens", "num_accepted_tokens", "num_steps_over_target", "lane_tokens", "lane_longest", "num_horizon_tokens", "number", "size_tokens", "size_longest")
+    __slots__ = ("num_running", "num_waiting", "num_queued_tokens", "num_blocks", "num_free_blocks", "num_leased_blocks", "num_promised_blocks", "draining", "num_drafted_tokens", "num_accepted_tokens", "num_steps_over_target", "lane_tokens", "lane_longest", "num_horizon_tokens", "number", "size_tokens", "size_longest", "num_borrowed_tokens")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -254,6 +256,7 @@ class Load(_message.Message):
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     SIZE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SIZE_LONGEST_FIELD_NUMBER: _ClassVar[int]
+    NUM_BORROWED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     num_queued_tokens: int
@@ -271,7 +274,8 @@ class Load(_message.Message):
     number: int
     size_tokens: _containers.RepeatedScalarFieldContainer[int]
     size_longest: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_queued_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_leased_blocks: _Optional[int] = ..., num_promised_blocks: _Optional[int] = ..., draining: _Optional[bool] = ..., num_drafted_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_steps_over_target: _Optional[int] = ..., lane_tokens: _Optional[_Iterable[int]] = ..., lane_longest: _Optional[_Iterable[int]] = ..., num_horizon_tokens: _Optional[int] = ..., number: _Optional[int] = ..., size_tokens: _Optional[_Iterable[int]] = ..., size_longest: _Optional[_Iterable[int]] = ...) -> None: ...
+    num_borrowed_tokens: int
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_queued_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_leased_blocks: _Optional[int] = ..., num_promised_blocks: _Optional[int] = ..., draining: _Optional[bool] = ..., num_drafted_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_steps_over_target: _Optional[int] = ..., lane_tokens: _Optional[_Iterable[int]] = ..., lane_longest: _Optional[_Iterable[int]] = ..., num_horizon_tokens: _Optional[int] = ..., number: _Optional[int] = ..., size_tokens: _Optional[_Iterable[int]] = ..., size_longest: _Optional[_Iterable[int]] = ..., num_borrowed_tokens: _Optional[int] = ...) -> None: ...
 
 class StepCost(_message.Message):
     __slots__ = ("base_s", "prefill_token_s", "decode_seq_s", "decode_context_s", "prefill_pair_s")
