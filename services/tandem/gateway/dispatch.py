@@ -152,7 +152,7 @@ class Dispatcher:
                 for predicted in active.take_predicted():
                     self._prefixes.reported(predicted, event.num_cached_tokens)
             if type(event) is Pulled and active.life.placement is not None:
-                self._fleet.measured(active.life.placement, worker, event)
+                self._fleet.measured(active.life.placement, event)
             # A job's first token says more than what was drawn.
             if (
                 type(event) is Token

@@ -163,14 +163,15 @@ class Fleet:
         if taker is not None:
             taker.expect_decode(request, is_coming=num_tokens > 0)
 
-    def measured(self, placement: Placement, reader: WorkerRef, pulled: Pulled) -> None:
-        """How fast KV moved between two workers; nothing when one of them is gone, or read it otherwise than it was
-        placed."""
-        source = placement.source_of(reader)
-        giver, taker = None if source is None else self._find(source), self._find(reader)
-        if giver is None or taker is None or (lent := giver.view()) is None or (read := taker.view()) is None:
+    def measured(self, placement: Placement, pulled: Pulled) -> None:
+        """How fast KV moved between two workers; nothing when one of them is gone, and nothing of a prefix: who reads
+        that computes prompts, and its steps would count for the link."""
+        if pulled.source is not None:
             return
-        self.routing.links.observe(lent, read, pulled.num_bytes, pulled.busy_s)
+        giver, taker = self._find(placement.prefill), self._find(placement.decode)
+        if giver is None or taker is None or (source := giver.view()) is None or (target := taker.view()) is None:
+            return
+        self.routing.links.observe(source, target, pulled.num_bytes, pulled.busy_s)
 
     async def submit(self, worker: WorkerRef, job: Job) -> None:
         """Raises TandemError when the worker refuses or cannot be reached."""

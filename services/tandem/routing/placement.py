@@ -35,12 +35,6 @@ class Placement:
     def is_remote(self) -> bool:
         return self.prefill != self.decode
 
-    def source_of(self, reader: WorkerRef) -> WorkerRef | None:
-        """Whose KV a worker reads; None: nobody's, as far as this placement goes."""
-        if reader == self.prefill and self.prefix is not None:
-            return self.prefix.worker
-        return self.prefill if reader == self.decode and self.is_remote else None
-
     @property
     def path(self) -> str:
         """What the client is told."""

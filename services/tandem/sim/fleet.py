@@ -93,11 +93,10 @@ class SimFleet:
         block_size = next(iter(self._links.values())).worker.spec.layout.block_size
         return prompt_hashes(root_hash(FINGERPRINT, block_size, request.cache_salt), request, block_size)
 
-    def measured(self, placement: Placement, reader: WorkerRef, event: Pulled) -> None:
-        """How fast a pull was that was placed so."""
-        source = placement.source_of(reader)
-        giver, taker = None if source is None else self.find(source), self.find(reader)
-        if giver is not None and taker is not None:
+    def measured(self, placement: Placement, event: Pulled) -> None:
+        """How fast a pull was; as `gateway.fleet`'s."""
+        giver, taker = self.find(placement.prefill), self.find(placement.decode)
+        if event.source is None and giver is not None and taker is not None:
             self.kv_links.observe(self.view(giver), self.view(taker), event.num_bytes, event.busy_s)
 
     # ---- what is on its way

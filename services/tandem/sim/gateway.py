@@ -167,7 +167,7 @@ class SimGateway:
                     self._catch_up(active, but=worker)
                 active.moved_at = self._agenda.now
                 if isinstance(event, Pulled) and active.life.placement is not None:
-                    self._fleet.measured(active.life.placement, worker, event)
+                    self._fleet.measured(active.life.placement, event)
                 self._carry_out(active, active.life.reported(worker, event))
         if has_room and self._waiting.may_go_on(self._fleet.view(link)):
             self._place_queued()

@@ -156,7 +156,6 @@ def test_one_worker_alone_reads_too() -> None:
     assert told(placed) == "m2 m2 reads 12000 of m1"
     assert isinstance(placed, Placement)
     assert placed.reasons["prefix"] == {"source": "m1", "num_blocks": 750}
-    assert placed.source_of(placed.prefill) == busy.ref and placed.source_of(busy.ref) is None
 
 
 def test_a_worker_that_would_refuse_the_whole_prompt_takes_what_is_left_of_it() -> None:
