@@ -98,6 +98,11 @@ class SimCluster:
         return self._fabric.num_bytes
 
     @property
+    def num_borrowed_tokens(self) -> int:
+        """Of prompts: their KV was read from other workers' prefix caches."""
+        return sum(worker.engine.load().num_borrowed_tokens for worker in self.workers)
+
+    @property
     def busiest_link_s(self) -> float:
         """The least time in which the busiest worker's link could have carried what it did, one way."""
         return self._fabric.busiest_s
