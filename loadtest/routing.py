@@ -1,6 +1,7 @@
 """Compares ways to choose workers on one trace in virtual time, with the real router; never starts a worker.
 
     TANDEM_TRACES=DIR python -m loadtest routing [--pools prefill=4,decode=4] [--speedup 3] [--count 12031]
+        [--no-remote-prefix]
 
 Every policy gets the same requests, workers and prefix index. Prompts are those of Mooncake's conversation trace (Qin
 et al., FAST 2025), whose blocks of 512 tokens say what they have in common.
@@ -22,6 +23,7 @@ from tandem.core.config import Config, EngineConfig, GatewayConfig
 from tandem.core.slo import Slo
 from tandem.routing.policies import RoutingPolicy
 from tandem.routing.router import Disaggregation
+from tandem.sim.cluster import SimCluster
 from tandem.sim.deployment import Deployment, parse_pools
 from tandem.sim.hardware import HARDWARE
 from tandem.sim.machine import RooflineMachine
@@ -45,6 +47,7 @@ class Setting:
     speedup: float
     count: int | None
     disaggregation: Disaggregation = "prefer"
+    remote_prefix: bool = True
     index_delay_s: float = 0.05
     budget: int = 8192
     seed: int = 0
@@ -52,9 +55,12 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
+    """`borrowed_share`: of prompt tokens, those read from other workers' caches; they count as cached too."""
+
     policy: str
     report: Report
     local_share: float
+    borrowed_share: float
     wall_s: float
 
 
@@ -67,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
         return 1
     setting = Setting(
         workload=str(path), pools=args.pools, speedup=args.speedup, count=args.count,
-        disaggregation=args.disaggregation, index_delay_s=args.index_delay_ms / 1e3, budget=args.budget,
+        disaggregation=args.disaggregation, remote_prefix=args.remote_prefix, index_delay_s=args.index_delay_ms / 1e3, budget=args.budget,
     )  # fmt: skip
     sys.stdout.write(f"{setting}\n")
     outcomes = [_said(compare(setting, policy)) for policy in args.policies.split(",")]
@@ -80,8 +86,8 @@ def compare(setting: Setting, policy: RoutingPolicy) -> Outcome:
     config = Config(
         engine=EngineConfig(max_num_batched_tokens=setting.budget, max_num_seqs=256),
         gateway=GatewayConfig(
-            routing_policy=policy, disaggregation=setting.disaggregation, max_queued=10**6,
-            queue_timeout_s=1e6, progress_timeout_s=1e6,
+            routing_policy=policy, disaggregation=setting.disaggregation, remote_prefix=setting.remote_prefix,
+            max_queued=10**6, queue_timeout_s=1e6, progress_timeout_s=1e6,
         ),
     )  # fmt: skip
     machine = RooflineMachine(Roofline(SHAPES["llama-3.1-8b"], HARDWARE["h200"]))
@@ -89,21 +95,26 @@ def compare(setting: Setting, policy: RoutingPolicy) -> Outcome:
     spec = replace(deployment.cluster(setting.seed), index_delay_s=setting.index_delay_s)
     asks = open_workload(setting.workload, seed=setting.seed, count=setting.count, rate=None, speedup=setting.speedup)
     clock = SystemClock()
-    began, num_local = clock.now(), 0
+    began, num_local, num_prompt = clock.now(), 0, 0
+    seen: set[SimCluster] = set()
 
     def each(trace: Trace) -> None:
-        nonlocal num_local
+        nonlocal num_local, num_prompt
         num_local += not trace.path.startswith("remote")
+        num_prompt += trace.num_prompt
 
     with collecting_seldom():
-        report, _ = simulate(spec, asks, Slo(), each=each)
-    return Outcome(policy, report, num_local / report.num_requests, clock.now() - began)
+        report, _ = simulate(spec, asks, Slo(), each=each, look=lambda cluster, _: seen.add(cluster))
+    (cluster,) = seen
+    borrowed_share = cluster.num_borrowed_tokens / num_prompt
+    return Outcome(policy, report, num_local / report.num_requests, borrowed_share, clock.now() - began)
 
 
 def told(outcomes: Sequence[Outcome]) -> str:
     """Markdown."""
     return table(
-        ("policy", "cached", "TTFT p50, ms", "p99", "ITL p99, ms", "local", "failed"), list(map(_row, outcomes))
+        ("policy", "cached", "read from others", "TTFT p50, ms", "p99", "ITL p99, ms", "local", "failed"),
+        list(map(_row, outcomes)),
     )
 
 
@@ -114,6 +125,7 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
     return (
         outcome.policy,
         f"{outcome.report.cached_share:.1%}",
+        f"{outcome.borrowed_share:.1%}",
         ms(ttft.p50),
         ms(ttft.p99),
         ms(itl.p99),
@@ -134,6 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--speedup", type=float, default=3.0, help="times the trace's own pace (default: 3)")
     parser.add_argument("--count", type=int, default=None, help="requests (default: the whole trace)")
     parser.add_argument("--disaggregation", choices=get_args(Disaggregation), default="prefer")
+    parser.add_argument("--remote-prefix", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--index-delay-ms", type=float, default=50.0)
     parser.add_argument("--budget", type=int, default=8192, help="tokens of a full step (default: 8192)")
     return parser

@@ -145,6 +145,9 @@ class GatewayConfig:
     routing_policy: Literal["cost", "random", "round_robin", "least_loaded", "prefix"] = _doc(
         "how workers are chosen; all but cost are there to compare with", "cost"
     )
+    remote_prefix: bool = _doc(
+        "a prompt's beginning is read from another worker's cache where that costs less than computing it", True
+    )
     max_body: Bytes = _doc("largest request body or gRPC message", Bytes(4 << 20))
     request_timeout_s: float = _doc("a request that has not arrived whole for this long is refused", 60.0)
     stalled_client_s: float = _doc("a client that takes nothing of its response for this long is cut off", 60.0)

@@ -11,7 +11,7 @@ from typing import TypedDict
 
 from tandem.core.errors import ErrorKind
 from tandem.core.ids import HandoffId, HandoffKey, JobKey, WorkerRef
-from tandem.core.request import Generate, Job, Prefill, Request, Resume
+from tandem.core.request import Generate, Job, Prefill, RemotePrefix, Request, Resume
 from tandem.flow.choice import Choice
 from tandem.flow.commands import CancelJob, Command, Place, ReleaseLease, Seek, Submit
 from tandem.flow.retry import FULL
@@ -75,19 +75,23 @@ class Course:
         """From the tokens that the client has."""
         strand.move(Step.PLACED)
         first = min(strand.choices)
-        job: Job = Generate(
+        job = Generate(
             request=self._request,
             attempt=self._next_attempt(),
             choice=first,
             num_choices=max(strand.choices) + 1 - first,
             output_tokens=tuple(self._choices[first].tokens),
+            prefix=self._prefix(placement, first),
         )
         # That a prompt was computed says nothing of whether its KV can be handed over.
         strand.progress_at = len(job.output_tokens) + placement.is_remote
+        strand.prefix = job.prefix
         if placement.is_remote:
             # Strands may be at one worker, where a newer attempt at a hand-off ends the older ones.
             handoff = HandoffId(f"{self._handoff}/{first}")
-            job = Resume(**_facts(job), handoff=handoff, source=placement.prefill)
+            return self._submit(
+                strand, placement.decode, Resume(**_facts(job), handoff=handoff, source=placement.prefill)
+            )
         return self._submit(strand, placement.decode, job)
 
     def take_over(self, strand: Strand, source: Source, worker: WorkerRef) -> list[Command]:
@@ -109,7 +113,7 @@ class Course:
         job, strand.asked = strand.asked.job, None
         if isinstance(job, Resume) and not job.offer_attempt:
             strand.move(Step.BOOKED)
-            prefill = Prefill(**_facts(job), handoff=job.handoff)
+            prefill = Prefill(**_facts(job), handoff=job.handoff, prefix=strand.prefix)
             strand.source = Source(job.source, prefill.offer, prefill)
             return self._submit(strand, job.source, prefill)
         strand.move(Step.STARTED)
@@ -206,6 +210,13 @@ class Course:
         return out
 
     # ---- inside
+
+    def _prefix(self, placement: Placement, first: int) -> RemotePrefix | None:
+        """A loan has a name of its own: who computes offers the KV under another."""
+        if placement.prefix is None:
+            return None
+        handoff = HandoffId(f"{self._handoff}/{first}/prefix")
+        return RemotePrefix(handoff=handoff, source=placement.prefix.worker, num_blocks=placement.prefix.num_blocks)
 
     def _next_attempt(self) -> int:
         self._attempt += 1

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from tandem.core.ids import HandoffKey, JobKey, WorkerRef
-from tandem.core.request import Job, Prefill
+from tandem.core.request import Job, Prefill, RemotePrefix
 
 
 class Phase(Enum):
@@ -96,9 +96,12 @@ class Source:
 class Strand:
     """`asked` is the job of which it is not known whether its worker takes it. `num_fruitless`: attempts that failed
     since the last progress, which is a token with the index `progress_at` or a later one; `num_moves`: times that it
-    went on elsewhere. `unfit` workers have failed to take over."""
+    went on elsewhere. `prefix`: what who computes its prompt is to read, as it was placed last. `unfit` workers have
+    failed to take over."""
 
-    __slots__ = ("asked", "choices", "num_fruitless", "num_moves", "phase", "progress_at", "source", "unfit", "works")
+    __slots__ = (
+        "asked", "choices", "num_fruitless", "num_moves", "phase", "prefix", "progress_at", "source", "unfit", "works",
+    )  # fmt: skip
 
     def __init__(self, choices: Iterable[int], num_fruitless: int = 0, num_moves: int = 0) -> None:
         self.choices = set(choices)
@@ -106,6 +109,7 @@ class Strand:
         self.works: list[Work] = []
         self.asked: Work | None = None
         self.source: Source | None = None
+        self.prefix: RemotePrefix | None = None
         self.unfit: set[WorkerRef] = set()
         self.num_fruitless = num_fruitless
         self.num_moves = num_moves
@@ -158,6 +162,7 @@ class Strand:
         """A choice goes its own way: another strand gets its part of every job."""
         part = Strand((choice,), self.num_fruitless, self.num_moves)
         part.phase, part.progress_at = self.phase, self.progress_at
+        part.prefix = self.prefix
         self.choices.discard(choice)
         for work in [work for work in self.works if choice in work.choices]:
             part.works.append(Work(work.worker, work.job, {choice}, work.has_given))

@@ -183,7 +183,8 @@ class Waiting:
             return True
         # What waits for a worker that computes prompts is helped by no other, nor by one that still has enough.
         want, mode = blocked
-        return (view.prefills or mode in ("off", "auto")) and want.suits(view)
+        num_lent = want.num_lendable(view.block_size) if self._routing.remote_prefix else 0
+        return (view.prefills or mode in ("off", "auto")) and want.suits(view, num_lent)
 
     # ---- inside
 
@@ -224,7 +225,8 @@ class Waiting:
         self._num_turns += 1
         worker = self._roster.find(want.model, placement.prefill)
         assert worker is not None, f"{placement.prefill} was chosen"
-        self.line.send(request, want.num_uncached(worker))
+        picked = placement.picked
+        self.line.send(request, want.num_uncached(worker) if picked is None else picked.cost.prefill.num_uncached)
         hit = None if want.hits is None else want.hits.get(worker.ref)
         return Turn(request, placement, 0 if hit is None else hit.num_blocks)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from tandem.admission.estimate import Spent
 from tandem.core.errors import TandemError
@@ -20,8 +20,8 @@ class ActiveRequest:
     last said something of it; `told_at`, when its client last had something new, first of all its admission.
 
     `was_begun`: a worker computes it, or has. `deadline` is the client's own, on the same clock; None: it has none.
-    `prefill_s`: the least that its prompt takes. `predicted`: of its prompt, by the worker that computes it, and None
-    once that has said. `pinned` names the workers of a probe, which is not routed. The queue
+    `prefill_s`: the least that its prompt takes. `predicted`: what of its prompt is where, until who computes it has
+    said what was. `pinned` names the workers of a probe, which is not routed. The queue
     is bounded by the request's choices and `max_tokens`.
     """
 
@@ -37,7 +37,7 @@ class ActiveRequest:
         self.pinned: Placement | None = None
         self.deadline: float | None = None
         self.prefill_s = 0.0
-        self.predicted: Prediction | None = None
+        self.predicted: Sequence[Prediction] = ()
         self.quota: QuotaEntry | None = None
         self.was_begun = False
         self._on_close = on_close
@@ -65,9 +65,9 @@ class ActiveRequest:
         self.was_begun = self.was_begun or isinstance(event, Token | Finished)
         self._events.push(event)
 
-    def take_predicted(self) -> Prediction | None:
+    def take_predicted(self) -> Sequence[Prediction]:
         """`predicted`, once."""
-        predicted, self.predicted = self.predicted, None
+        predicted, self.predicted = self.predicted, ()
         return predicted
 
     def spent(self) -> Spent | None:

@@ -78,7 +78,7 @@ class Fleet:
         self._failed: dict[Pair, float] = {}
         # Those of the failed that have moved blocks before: what falls back meanwhile is served.
         self._doubted: set[Pair] = set()
-        self.routing = Routing(config.routing_policy)
+        self.routing = Routing(config.routing_policy, remote_prefix=config.remote_prefix)
         self._roster = Roster(self._linked, self._failed.keys())
         self._probing: dict[Pair, asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
@@ -171,7 +171,10 @@ class Fleet:
             link.expect(request, num_tokens)
 
     def measured(self, placement: Placement, pulled: Pulled) -> None:
-        """How fast KV moved between two workers; nothing when one of them is gone."""
+        """How fast KV moved between two workers; nothing when one of them is gone, and nothing of a prefix: who reads
+        that computes prompts, and its steps would count for the link."""
+        if pulled.source is not None:
+            return
         giver, taker = self._find(placement.prefill), self._find(placement.decode)
         if giver is None or taker is None or (source := giver.view()) is None or (target := taker.view()) is None:
             return

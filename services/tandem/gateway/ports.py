@@ -136,12 +136,12 @@ class KnownPrefixes(Prefixes, Protocol):
         """What the prompt's full blocks are called; nothing where no worker serves the model."""
         ...
 
-    def predict(self, request: Request, worker: WorkerRef, num_blocks: int) -> Prediction | None:
-        """What a hit of so many leading blocks comes to; None for no hit."""
+    def predict(self, request: Request, worker: WorkerRef, num_blocks: int, num_before: int = 0) -> Prediction | None:
+        """What a hit of so many leading blocks comes to, less those before that are elsewhere; None for no hit."""
         ...
 
-    def reported(self, predicted: Prediction | None, num_cached: int) -> None:
-        """How many tokens of a prompt a worker found in its cache, against those that were predicted."""
+    def reported(self, predicted: Prediction, num_cached: int) -> None:
+        """How many tokens of a prompt were not computed, against those that were predicted."""
         ...
 
 
@@ -154,10 +154,10 @@ class _NoPrefixes:
     async def name(self, request: Request) -> Sequence[BlockHash]:
         return ()
 
-    def predict(self, request: Request, worker: WorkerRef, num_blocks: int) -> Prediction | None:
+    def predict(self, request: Request, worker: WorkerRef, num_blocks: int, num_before: int = 0) -> Prediction | None:
         return None
 
-    def reported(self, predicted: Prediction | None, num_cached: int) -> None:
+    def reported(self, predicted: Prediction, num_cached: int) -> None:
         return
 
 

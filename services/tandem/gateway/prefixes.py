@@ -83,14 +83,14 @@ class PrefixIndex:
         root = self._fleet.cache_root(request.model)
         return () if root is None else await name_prompt(request, *root)
 
-    def predict(self, request: Request, worker: WorkerRef, num_blocks: int) -> Prediction | None:
-        """What a hit of so many leading blocks comes to; None for no hit."""
+    def predict(self, request: Request, worker: WorkerRef, num_blocks: int, num_before: int = 0) -> Prediction | None:
+        """What a hit of so many leading blocks comes to, less those before that are elsewhere; None for no hit."""
         root = self._fleet.cache_root(request.model) if num_blocks else None
-        return None if root is None else predict(worker, num_blocks, len(request.prompt_tokens), root[1])
+        return None if root is None else predict(worker, num_blocks, len(request.prompt_tokens), root[1], num_before)
 
-    def reported(self, predicted: Prediction | None, num_cached: int) -> None:
-        """How many tokens of a prompt a worker found in its cache, against those that were predicted."""
-        if predicted is not None and self._false_hits.reported(predicted, num_cached):
+    def reported(self, predicted: Prediction, num_cached: int) -> None:
+        """How many tokens of a prompt were not computed, against those that were predicted."""
+        if self._false_hits.reported(predicted, num_cached):
             _log.warning("%s holds less than the prefix index says; its entries are loaded again", predicted.worker)
             self._mirror.doubt(predicted.worker)
 

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import NamedTuple, Protocol
 
 from tandem.core.ids import WorkerRef
+from tandem.routing.loan import NUM_LENDERS, may_lend
 from tandem.routing.view import Pair, Pool, Ranking, WorkerView
 from tandem.routing.want import Want
 
@@ -81,22 +82,29 @@ class Without:
         return _left(self._among.wholes(model), self._absent)
 
 
-class Giver(NamedTuple):
-    """One that may prefill, and those that may then decode. `is_ready`: it takes the prompt now."""
+class Site(NamedTuple):
+    """One that may compute the prompt, and those from which it may read what it lacks of it."""
 
     worker: WorkerView
+    lenders: tuple[WorkerView, ...] = ()
+
+
+class Giver(NamedTuple):
+    """One that may prefill, and those that may then decode."""
+
+    site: Site
     takers: tuple[WorkerView, ...]
-    is_ready: bool
 
 
 class Shortlist:
     """One request's, while it is placed."""
 
-    def __init__(self, among: Candidates, want: Want, excluded: Set[WorkerRef]) -> None:
+    def __init__(self, among: Candidates, want: Want, excluded: Set[WorkerRef], *, may_borrow: bool = True) -> None:
         self._among = among
         self._want = want
         self._excluded = excluded
         self._holders = self._find_holders()
+        self._lenders = self._holders if may_borrow else []
 
     def givers(self) -> list[Giver]:
         """Those that have a partner. All are walked over until enough are ready."""
@@ -106,9 +114,10 @@ class Shortlist:
         with closing(self._left(self._among.givers(self._want.model))) as givers:
             for worker in givers:
                 giver = self._giver(worker, few)
-                if giver.takers and (giver.is_ready or len(found) < 2 * NUM_BY_LOAD):
+                is_ready = self._suits(giver.site)
+                if giver.takers and (is_ready or len(found) < 2 * NUM_BY_LOAD):
                     found[worker.ref] = giver
-                    num_ready += giver.is_ready
+                    num_ready += is_ready
                 if num_ready == NUM_BY_LOAD:
                     break
         for worker in self._holders:
@@ -116,25 +125,25 @@ class Shortlist:
                 found[worker.ref] = giver
         return list(found.values())
 
-    def wholes(self) -> list[tuple[WorkerView, bool]]:
-        """Those that may do all of it, and whether they take the prompt now: a prefill worker decodes only where none
-        other is left."""
-        found: dict[WorkerRef, tuple[WorkerView, bool]] = {}
+    def wholes(self) -> list[Site]:
+        """Those that may do all of it: a prefill worker decodes only where none other is left."""
+        found: dict[WorkerRef, Site] = {}
         num_ready, has_decoder = 0, False
         with closing(self._left(self._among.wholes(self._want.model))) as workers:
             for worker in workers:
                 if has_decoder and not worker.decodes:
                     break
                 has_decoder = worker.decodes
-                is_ready = self._want.suits(worker)
+                site = self._site(worker)
+                is_ready = self._suits(site)
                 if is_ready or len(found) < 2 * NUM_BY_LOAD:
-                    found[worker.ref] = (worker, is_ready)
+                    found[worker.ref] = site
                     num_ready += is_ready
                 if num_ready == NUM_BY_LOAD:
                     break
         for worker in self._holders:
             if worker.ref not in found and (worker.decodes or not has_decoder):
-                found[worker.ref] = (worker, self._want.suits(worker))
+                found[worker.ref] = self._site(worker)
         return list(found.values())
 
     def takers(self, giver: WorkerView) -> list[WorkerView]:
@@ -163,7 +172,23 @@ class Shortlist:
         return list(found.values())
 
     def _giver(self, worker: WorkerView, few: Iterable[WorkerView]) -> Giver:
-        return Giver(worker, tuple(self._partners(worker, few)), self._want.suits(worker))
+        return Giver(self._site(worker), tuple(self._partners(worker, few)))
+
+    def _site(self, worker: WorkerView) -> Site:
+        if not self._lenders:
+            return Site(worker)
+        return Site(worker, tuple(islice((one for one in self._lenders if self._may_lend(one, worker)), NUM_LENDERS)))
+
+    def _may_lend(self, lender: WorkerView, taker: WorkerView) -> bool:
+        """A way that has failed in one direction is not taken in the other."""
+        failed = self._among.unlinked
+        pairs = (lender.ref, taker.ref), (taker.ref, lender.ref)
+        return may_lend(lender, taker, self._want) and not any(pair in failed for pair in pairs)
+
+    def _suits(self, site: Site) -> bool:
+        """Whether it will probably accept the prompt now, with what it may read."""
+        lent = max((self._want.held(lender).num_device_tokens for lender in site.lenders), default=0)
+        return self._want.suits(site.worker, lent)
 
     def _partners(self, giver: WorkerView, few: Iterable[WorkerView]) -> list[WorkerView]:
         """Of a few, or of all where none of those is linked."""

@@ -6,15 +6,16 @@ paid token by token while the client reads, and count `DECODE_WEIGHT`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from tandem.core.step_cost import StepCost, StepFeatures
+from tandem.core.step_cost import StepFeatures
 from tandem.routing.links import Links
-from tandem.routing.view import WorkerView
+from tandem.routing.loan import Loan
+from tandem.routing.steps import base_s, steps_of, wait_s
+from tandem.routing.view import WorkerView, token_bytes
 from tandem.routing.want import Want
 
-NOMINAL = StepCost(5e-3, 1e-4, 1e-4, 1e-8, 0.0)
-"""Of every worker while one of them has not told its own: then costs compare counts of tokens, and mean no seconds."""
 DECODE_WEIGHT = 0.2
 COMPUTE_WEIGHT = 1.0
 """Of the prompt's computation once more: those that come next wait for it, wherever it is placed. Without this a
@@ -30,13 +31,29 @@ HOST_BANDWIDTH = 10e9
 @dataclass(frozen=True, slots=True)
 class PrefillCost:
     """Where the prompt is computed: seconds in its queue, of the computation, and weighted of those that decode there
-    beside it."""
+    beside it. With a `loan` the rest is computed once that is read: `read_s` is what its queue does not hide of it."""
 
     worker: WorkerView
     num_uncached: int
     wait_s: float
     compute_s: float
     stall_s: float
+    read_s: float = 0.0
+    loan: Loan | None = None
+
+    @property
+    def first_s(self) -> float:
+        """Until all of it is computed."""
+        return self.wait_s + self.read_s + self.compute_s
+
+    @property
+    def num_lacking(self) -> int:
+        """Tokens that it computes or reads."""
+        return self.num_uncached + (0 if self.loan is None else self.loan.num_read)
+
+    @property
+    def total_s(self) -> float:
+        return self.first_s + COMPUTE_WEIGHT * self.compute_s + self.stall_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,40 +83,37 @@ class PairCost:
     @property
     def first_s(self) -> float:
         """Until the first token, and what holds up the second."""
-        return self.prefill.wait_s + self.prefill.compute_s + self.transfer_s
+        return self.prefill.first_s + self.transfer_s
 
     @property
     def total_s(self) -> float:
         prompts_s = 0.0 if self.is_local else self.decode.prompts_s
-        others_s = COMPUTE_WEIGHT * self.prefill.compute_s
-        return self.first_s + others_s + self.prefill.stall_s + self.decode.decode_s + self.decode.room_s + prompts_s
+        return self.prefill.total_s + self.transfer_s + self.decode.decode_s + self.decode.room_s + prompts_s
 
 
-def prefill_cost(worker: WorkerView, want: Want, *, is_told: bool) -> PrefillCost:
+def prefill_cost(worker: WorkerView, want: Want, *, is_told: bool, loan: Loan | None = None) -> PrefillCost:
     """`is_told`: all workers that are compared have told what their steps cost."""
-    cost, load = _steps(worker, is_told), worker.load
-    num_uncached = want.num_uncached(worker)
-    num_decoding = load.num_running if worker.decodes else 0
-    step = StepFeatures(num_decode_seqs=num_decoding, decode_context=_num_held(worker) if num_decoding else 0)
-    step_s, chunk_s = cost.predict(step), cost.chunk_s(want.num_context - num_uncached, num_uncached)
-    num_ahead = worker.num_ahead(num_uncached, want.lane)
-    longest = max(load.lane_longest, default=0)
-    ahead_s = num_ahead * (cost.prefill_token_s + cost.prefill_pair_s * longest / 2)
+    steps = steps_of(worker, is_told)
+    num_uncached = want.num_uncached(worker) if loan is None else want.num_context - loan.num_tokens
+    chunk_s = steps.chunk_s(want.num_context - num_uncached, num_uncached)
     held = want.held(worker)
-    host_s = (held.num_tokens - held.num_device_tokens) * _token_bytes(worker) / HOST_BANDWIDTH
+    host_s = (held.num_tokens - held.num_device_tokens) * token_bytes(worker) / HOST_BANDWIDTH
+    queue_s = wait_s(worker, num_uncached, want.lane, steps)
     return PrefillCost(
         worker,
         num_uncached,
-        wait_s=num_ahead / worker.num_step_tokens * step_s + ahead_s,
-        compute_s=host_s + num_uncached / worker.num_step_tokens * step_s + chunk_s,
-        stall_s=DECODE_WEIGHT * num_decoding * chunk_s,
+        wait_s=queue_s,
+        compute_s=host_s + math.ceil(num_uncached / worker.num_step_tokens) * base_s(worker, steps) + chunk_s,
+        stall_s=DECODE_WEIGHT * worker.num_decoding * chunk_s,
+        read_s=0.0 if loan is None else max(OVERLAPPED_WEIGHT * loan.read_s, loan.read_s - queue_s),
+        loan=loan,
     )
 
 
 def decode_cost(worker: WorkerView, want: Want, *, is_told: bool) -> DecodeCost:
-    cost = _steps(worker, is_told)
+    cost = steps_of(worker, is_told)
     num_others, num_context = worker.num_to_decode, want.num_context
-    step = StepFeatures(num_decode_seqs=num_others + 1, decode_context=_num_held(worker) + num_context)
+    step = StepFeatures(num_decode_seqs=num_others + 1, decode_context=worker.num_held_tokens + num_context)
     itl_s = cost.predict(step)
     slower_s = num_others * (cost.decode_seq_s + cost.decode_context_s * num_context)
     return DecodeCost(
@@ -114,25 +128,12 @@ def decode_cost(worker: WorkerView, want: Want, *, is_told: bool) -> DecodeCost:
 def transfer_s(giver: PrefillCost, taker: WorkerView, want: Want, links: Links) -> float:
     """Of the blocks that the taker lacks. They are read chunk by chunk while the next one is computed: exposed is the
     last chunk, or what the link cannot carry while the prompt is computed."""
-    per_token_s = _token_bytes(giver.worker) / links.bandwidth(giver.worker, taker)
+    per_token_s = token_bytes(giver.worker) / links.bandwidth(giver.worker, taker)
     num_tokens = want.num_context - want.held(taker).num_tokens
     all_s = num_tokens * per_token_s
     last_s = min(num_tokens, giver.num_uncached, giver.worker.num_step_tokens) * per_token_s
     exposed_s = max(last_s, all_s - giver.compute_s)
     return exposed_s + OVERLAPPED_WEIGHT * (all_s - exposed_s)
-
-
-def _steps(worker: WorkerView, is_told: bool) -> StepCost:
-    return worker.step_cost if is_told and worker.step_cost is not None else NOMINAL
-
-
-def _token_bytes(worker: WorkerView) -> float:
-    return worker.block_bytes / worker.block_size if worker.block_size else 0.0
-
-
-def _num_held(worker: WorkerView) -> int:
-    """Tokens whose KV somebody holds there: about what all that run attend to."""
-    return (worker.load.num_blocks - worker.load.num_free_blocks) * worker.block_size
 
 
 def _has_room(worker: WorkerView, want: Want) -> bool:

@@ -15,16 +15,23 @@ DOUBT_AFTER = 3
 
 
 class Prediction(NamedTuple):
-    """Of a prompt `worker` holds the first `num_tokens`, which are whole blocks of `block_size` tokens."""
+    """Of a prompt `worker` holds `num_tokens` after the first `num_before`, which somebody else has; both are whole
+    blocks of `block_size` tokens."""
 
     worker: WorkerRef
     num_tokens: int
     block_size: int
+    num_before: int = 0
 
 
-def predict(worker: WorkerRef, num_blocks: int, num_prompt_tokens: int, block_size: int) -> Prediction:
-    """What a hit of so many blocks comes to: the last token of a prompt is computed, whatever is held."""
-    return Prediction(worker, min(num_blocks, (num_prompt_tokens - 1) // block_size) * block_size, block_size)
+def predict(
+    worker: WorkerRef, num_blocks: int, num_prompt_tokens: int, block_size: int, num_before: int = 0
+) -> Prediction:
+    """What a hit of so many blocks comes to after the first `num_before` of them: the last token of a prompt is
+    computed, whatever is held."""
+    most = (num_prompt_tokens - 1) // block_size
+    before = min(num_before, most)
+    return Prediction(worker, (min(num_blocks, most) - before) * block_size, block_size, before * block_size)
 
 
 class FalseHits:
@@ -36,11 +43,12 @@ class FalseHits:
         self._in_a_row: dict[WorkerRef, int] = {}
 
     def reported(self, predicted: Prediction, num_cached: int) -> bool:
-        """The worker began that prompt, of which it held `num_cached` tokens. True: it is to be doubted. A block less
-        says little: it was evicted a moment ago."""
+        """That prompt was begun, of which `num_cached` tokens were not computed. True: who was to have them is to be
+        doubted. A block less says little: it was evicted a moment ago."""
+        num_found = max(0, num_cached - predicted.num_before)
         self.num_predicted += predicted.num_tokens
-        self.num_missed += max(0, predicted.num_tokens - num_cached)
-        if num_cached >= predicted.num_tokens - predicted.block_size:
+        self.num_missed += max(0, predicted.num_tokens - num_found)
+        if num_found >= predicted.num_tokens - predicted.block_size:
             if predicted.num_tokens > predicted.block_size:
                 self.forget(predicted.worker)
             return False

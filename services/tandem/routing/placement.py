@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tandem.core.ids import WorkerRef
 from tandem.routing.cost import PairCost
 from tandem.routing.pick import Pick
 
 
+class PrefixSource(NamedTuple):
+    """Who lends the first `num_blocks` blocks of a prompt to the worker that computes it."""
+
+    worker: WorkerRef
+    num_blocks: int
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Both may be the same worker. `fallback` says why a request that should be split is not, `why` why one is not that
-    might have been. `picked`: what it costs by prediction; `other`: the best of the other kind, split or local, where
-    both were compared."""
+    """Both may be the same worker. `prefix` is read rather than computed. `fallback` says why a request that should be
+    split is not, `why` why one is not that might have been. `picked`: what it costs by prediction; `other`: the best of
+    the other kind, split or local, where both were compared."""
 
     prefill: WorkerRef
     decode: WorkerRef
+    prefix: PrefixSource | None = None
     fallback: str = ""
     why: str = ""
     picked: Pick | None = None
@@ -39,6 +48,8 @@ class Placement:
     def reasons(self) -> dict[str, object]:
         """With the numbers, for JSON. Times in milliseconds; `decode`, `stall` and `no_room` are weighted."""
         told: dict[str, object] = {"prefill": self.prefill.id, "decode": self.decode.id}
+        if self.prefix is not None:
+            told["prefix"] = {"source": self.prefix.worker.id, "num_blocks": self.prefix.num_blocks}
         if self.picked is not None:
             told |= {"by": self.picked.by, "num_near": self.picked.num_near, "cost_ms": _told(self.picked.cost)}
         if self.other is not None:
@@ -51,6 +62,7 @@ def _told(cost: PairCost) -> dict[str, object]:
     seconds = {
         "total": cost.total_s,
         "wait": cost.prefill.wait_s,
+        "read": cost.prefill.read_s,
         "prefill": cost.prefill.compute_s,
         "transfer": cost.transfer_s,
         "stall": cost.prefill.stall_s + (0.0 if cost.is_local else cost.decode.prompts_s),

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from tandem.core.ids import WorkerRef
-from tandem.routing.candidates import Candidates, Giver, Shortlist, why_no_pair
+from tandem.routing.candidates import Candidates, Giver, Shortlist, Site, why_no_pair
 from tandem.routing.cost import PairCost
 from tandem.routing.links import Links
 from tandem.routing.offers import Offers, Pricer
 from tandem.routing.pick import Pick, margin_s, pick
-from tandem.routing.placement import NoPlacement, Placement
+from tandem.routing.placement import NoPlacement, Placement, PrefixSource
 from tandem.routing.policies import RoutingPolicy, ordered
 from tandem.routing.view import Cost, WorkerView, decode_cost, prefill_cost, whole_cost
 from tandem.routing.want import Want
@@ -27,10 +27,12 @@ Disaggregation = Literal["off", "auto", "prefer", "strict"]
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How workers are compared. `links` are their owner's and may change."""
+    """How workers are compared. `links` are their owner's and may change. `remote_prefix`: one may read what another
+    holds of a prompt; only the cost knows whether that pays."""
 
     policy: RoutingPolicy = "cost"
     links: Links = field(default_factory=Links)
+    remote_prefix: bool = True
 
 
 BUSY = NoPlacement("every worker has as much of prompts as it takes on", may_pass=True)
@@ -78,7 +80,7 @@ class _Choice:
         self._want = want
         self._excluded = excluded
         self._routing = routing
-        self._shortlist = Shortlist(among, want, excluded)
+        self._shortlist = Shortlist(among, want, excluded, may_borrow=routing.remote_prefix)
 
     def split(self, *, allow_mixed_pairs: bool) -> Placement | NoPlacement:
         problem = self._split_problem(allow_mixed_pairs=allow_mixed_pairs)
@@ -118,9 +120,10 @@ class _Choice:
 
     # ---- inside
 
-    def _pricer(self, givers: Sequence[Giver], workers: Sequence[tuple[WorkerView, bool]]) -> Pricer:
+    def _pricer(self, givers: Sequence[Giver], wholes: Sequence[Site]) -> Pricer:
         """Of workers of which one has not told what its steps cost only counts of tokens can be compared."""
-        views = [view for giver in givers for view in (giver.worker, *giver.takers)] + [view for view, _ in workers]
+        views = [view for giver in givers for view in (giver.site.worker, *giver.takers)]
+        views += [site.worker for site in wholes]
         return Pricer(self._want, self._routing.links, all(view.step_cost is not None for view in views))
 
     def _split_problem(self, *, allow_mixed_pairs: bool) -> NoPlacement | None:
@@ -180,7 +183,9 @@ def _is_worth_waiting(later: PairCost, now: PairCost) -> bool:
 
 
 def _placed(picked: Pick) -> Placement:
-    return Placement(picked.cost.prefill.worker.ref, picked.cost.decode.worker.ref, picked=picked)
+    prefill = picked.cost.prefill
+    prefix = None if prefill.loan is None else PrefixSource(prefill.loan.lender, prefill.loan.num_blocks)
+    return Placement(prefill.worker.ref, picked.cost.decode.worker.ref, prefix=prefix, picked=picked)
 
 
 def _fallback(local: Placement | NoPlacement, split: NoPlacement) -> Placement | NoPlacement:
@@ -194,7 +199,7 @@ def _why_local(mine: PairCost, split: PairCost) -> str:
     saved_s = split.total_s - mine.total_s
     if split.prefill.wait_s - mine.prefill.wait_s > saved_s / 2:
         return "prefill_busy"
-    if mine.prefill.num_uncached < split.prefill.num_uncached:
+    if mine.prefill.num_lacking < split.prefill.num_lacking:
         return "cached_prompt"
     if mine.prefill.num_uncached <= mine.prefill.worker.num_step_tokens:
         return "short_prompt"

@@ -59,6 +59,16 @@ class WorkerView:
         return self.load.num_horizon_tokens // HORIZON_STEPS or _STEP_TOKENS
 
     @property
+    def num_held_tokens(self) -> int:
+        """Whose KV somebody holds there: about what all that run attend to."""
+        return (self.load.num_blocks - self.load.num_free_blocks) * self.block_size
+
+    @property
+    def num_decoding(self) -> int:
+        """Sequences that decode there; what runs on a prefill worker are prompts."""
+        return self.load.num_running if self.decodes else 0
+
+    @property
     def num_to_decode(self) -> int:
         """Sequences that run there or are to run soon."""
         return self.load.num_running + self.load.num_waiting + self.num_coming
@@ -76,6 +86,11 @@ class WorkerView:
     def takes(self, num_tokens: int, lane: Lane) -> bool:
         """Whether it will probably accept a prompt of so many tokens to compute."""
         return self.load.takes(num_tokens, lane, self.unreported)
+
+
+def token_bytes(worker: WorkerView) -> float:
+    """Of one token's KV; 0 where that was not told."""
+    return worker.block_bytes / worker.block_size if worker.block_size else 0.0
 
 
 def prefill_cost(worker: WorkerView) -> Cost:

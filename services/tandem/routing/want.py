@@ -58,6 +58,13 @@ class Want:
         """Tokens that it would have to compute."""
         return self.num_tokens if self.hits is None else self.num_context - self.held(worker).num_tokens
 
-    def suits(self, worker: WorkerView) -> bool:
-        """Whether it will probably accept the prompt now."""
-        return worker.takes(self.num_uncached(worker), self.lane)
+    def num_lendable(self, block_size: int) -> int:
+        """Tokens that the worker which holds most of the prompt in device memory could lend."""
+        return block_size * max((hit.num_device_blocks for hit in (self.hits or {}).values()), default=0)
+
+    def suits(self, worker: WorkerView, num_lent: int = 0) -> bool:
+        """Whether it will probably accept the prompt now, if others lend it the first `num_lent` tokens."""
+        num_tokens = self.num_uncached(worker)
+        if num_lent:
+            num_tokens = max(1, min(num_tokens, self.num_context - num_lent))
+        return worker.takes(num_tokens, self.lane)

@@ -14,6 +14,7 @@ from tandem.sim.agenda import Agenda, Party
 from tandem.sim.delivery import Delivery
 from tandem.sim.faults import Fault, Faults, Stage
 from tandem.sim.gateway import SimGateway, ignore
+from tandem.sim.index import SimIndex
 from tandem.sim.log import Log, combined
 from tandem.sim.network import Network
 from tandem.sim.quotas import Terms
@@ -49,7 +50,7 @@ class SimCluster:
         self._agenda = Agenda()
         self._clients = Party(0, Log())
         self._fabric = Fabric(self._agenda, spec.read_latency_s)
-        self._network = Network(self._agenda, self._fabric, spec.latency_s, spec.index_delay_s)
+        self._network = Network(self._agenda, self._fabric, spec.latency_s, SimIndex(self._agenda, spec.index_delay_s))
         first = 1 + spec.num_gateways
         kinds = [kind for kind, number in spec.workers for _ in range(number)]
         self.workers = [
@@ -95,6 +96,11 @@ class SimCluster:
     def num_read_bytes(self) -> int:
         """KV that moved between workers."""
         return self._fabric.num_bytes
+
+    @property
+    def num_borrowed_tokens(self) -> int:
+        """Of prompts: their KV was read from other workers' prefix caches."""
+        return sum(worker.engine.load().num_borrowed_tokens for worker in self.workers)
 
     @property
     def busiest_link_s(self) -> float:

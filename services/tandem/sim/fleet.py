@@ -128,9 +128,9 @@ class SimFleet:
         return prompt_hashes(root_hash(FINGERPRINT, block_size, request.cache_salt), request, block_size)
 
     def measured(self, placement: Placement, event: Pulled) -> None:
-        """How fast a pull was."""
+        """How fast a pull was; as `gateway.fleet`'s."""
         giver, taker = self.find(placement.prefill), self.find(placement.decode)
-        if giver is not None and taker is not None:
+        if event.source is None and giver is not None and taker is not None:
             self.kv_links.observe(self.view(giver), self.view(taker), event.num_bytes, event.busy_s)
 
     # ---- what is on its way

@@ -40,7 +40,6 @@ from tandem.sim.calls import Calls
 from tandem.sim.delivery import Delivery
 from tandem.sim.fleet import SimFleet
 from tandem.sim.gateway_link import GatewayLink
-from tandem.sim.index import SimIndex
 from tandem.sim.network import Network
 from tandem.sim.quotas import SimQuotas, Terms
 from tandem.sim.stretch import Stretch
@@ -91,9 +90,8 @@ class SimGateway:
         self._fleet = SimFleet(agenda, network, config, party, self._place_queued)
         self._active: dict[RequestId, _Active] = {}
         self._quotas = SimQuotas(terms.tenants)
-        self._index = SimIndex(agenda, network.index_delay_s)
-        routing = Routing(config.routing_policy, self._fleet.kv_links)
-        self._waiting = Waiting(self._fleet.roster, config, terms.targets, self._index, routing)
+        routing = Routing(config.routing_policy, self._fleet.kv_links, config.remote_prefix)
+        self._waiting = Waiting(self._fleet.roster, config, terms.targets, network.index, routing)
         self._is_ticking = False
         for worker in workers:
             self.met(worker)
@@ -337,7 +335,7 @@ class SimGateway:
         self._calls.submit(link.worker, job, answered)
 
     def _tick(self) -> None:
-        self._index.collect(link.worker for link in self._fleet.links())
+        self._network.index.collect(link.worker for link in self._fleet.links())
         for active in list(self._active.values()):
             self._see_to(active)
         self._place_queued()

@@ -1,4 +1,4 @@
-"""What a simulated gateway knows of workers' prefix caches, some time after the fact; never how it is carried."""
+"""What simulated gateways know of workers' prefix caches, some time after the fact; never how it is carried."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tandem.sim.worker import SimWorker
 
 
 class SimIndex:
-    """The `Prefixes` of a line. `delay_s` passes from when facts are collected, which is now and then as real workers
-    batch them, until they are seen."""
+    """The `Prefixes` of every line: all gateways hear the same at the same time, as from one stream. `delay_s` passes
+    from when facts are collected, which is now and then as real workers batch them, until they are seen."""
 
     def __init__(self, agenda: Agenda, delay_s: float) -> None:
         self._agenda = agenda

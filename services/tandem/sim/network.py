@@ -18,6 +18,7 @@ from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Re
 from tandem.engine.engine import Engine
 from tandem.kv.pull_outcome import StartRead, Teardown
 from tandem.sim.agenda import Action, Agenda, Party
+from tandem.sim.index import SimIndex
 from tandem.sim.stretch import Stretch
 from tandem.sim.transport import Fabric
 from tandem.sim.worker import Command, SimWorker
@@ -47,13 +48,13 @@ def _link(one: Party, other: Party) -> Link:
 
 class Network:
     """An `Outlet`. `latency_s` is one way, and the same between all, so messages of one sender keep their order.
-    `index_delay_s`: from when a worker's prefix cache has changed until a gateway knows."""
+    `index`: what all gateways know of prefix caches."""
 
-    def __init__(self, agenda: Agenda, fabric: Fabric, latency_s: float, index_delay_s: float) -> None:
+    def __init__(self, agenda: Agenda, fabric: Fabric, latency_s: float, index: SimIndex) -> None:
         self._agenda = agenda
         self._fabric = fabric
         self._latency_s = latency_s
-        self.index_delay_s = index_delay_s
+        self.index = index
         self._workers: dict[WorkerRef, SimWorker] = {}
         self._listeners: tuple[Listener, ...] = ()
         self._cut: dict[Link, deque[Action]] = {}

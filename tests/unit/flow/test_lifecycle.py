@@ -35,7 +35,7 @@ from tandem.flow.commands import (
 )
 from tandem.flow.lifecycle import RequestLife
 from tandem.flow.strand import PHASE_TABLE, Phase, Step
-from tandem.routing.placement import Placement
+from tandem.routing.placement import Placement, PrefixSource
 
 P = WorkerRef(WorkerId("p"), Incarnation(1), "p:1")
 D = WorkerRef(WorkerId("d"), Incarnation(1), "d:1")
@@ -728,3 +728,28 @@ def test_after_a_loss_choices_with_tokens_go_alone_and_the_others_together() -> 
     assert life.accepted(D, jobs[1].key) == [] and life.phase is Phase.BOOKING
     assert shape(life.refused(D, jobs[2].key, TandemError(ErrorKind.OVERLOADED, "full"))) == ["place without d"]
     assert life.reported(D, drawn(1, 1, jobs[1].attempt)) == [Deliver(drawn(1, 1, jobs[1].attempt))]
+
+
+def test_who_computes_the_prompt_is_told_what_it_may_read_and_each_attempt_anew() -> None:
+    life = RequestLife(REQUEST, HandoffId("h"))
+    (book,) = life.placed(Placement(P, D, prefix=PrefixSource(OTHER, 7)))
+    assert isinstance(book, Submit) and isinstance(book.job, Resume)
+    (start,) = life.accepted(D, key())
+    assert isinstance(start, Submit) and isinstance(start.job, Prefill)
+    lent = start.job.prefix
+    assert lent is not None and (lent.source, lent.num_blocks) == (OTHER, 7)
+    assert lent.handoff != start.job.handoff, "a loan is not what is offered on"
+    life.worker_lost(P, "gone")
+    (again,) = life.placed(Placement(D, D))
+    assert isinstance(again, Submit) and again.job == Generate(request=REQUEST, attempt=2)
+    life.worker_lost(D, "gone")
+    (local,) = life.placed(Placement(P, P, prefix=PrefixSource(D, 3)))
+    assert isinstance(local, Submit) and isinstance(local.job, Generate) and local.job.prefix is not None
+    assert (local.job.prefix.source, local.job.prefix.num_blocks) == (D, 3)
+
+
+def test_a_lender_that_is_lost_is_the_concern_of_who_reads() -> None:
+    life = RequestLife(REQUEST, HandoffId("h"))
+    life.placed(Placement(P, D, prefix=PrefixSource(OTHER, 7)))
+    life.accepted(D, key())
+    assert life.worker_lost(OTHER, "gone") == [] and OTHER not in life.workers()

@@ -16,6 +16,7 @@ from tandem.core.step_cost import StepCost
 from tandem.flow.commands import Place, Seek
 from tandem.flow.waiting import REFUSAL_BACKOFF_S, Turn, Waiting
 from tandem.routing.breaker import FIRST_BACKOFF_S, LONGEST_BACKOFF_S
+from tandem.routing.placement import PrefixSource
 from tandem.routing.prefix_table import PrefixHit
 from tandem.routing.roster import Roster
 from tandem.routing.router import Disaggregation
@@ -133,6 +134,28 @@ def test_a_worker_that_would_refuse_the_whole_prompt_takes_what_it_lacks() -> No
     assert not rig.waiting.may_go_on(rig.views[P1.ref])
     rig.held.hits = {P1.ref: PrefixHit(18, 18)}
     assert rig.next().num_hit_blocks == 18
+
+
+def test_what_may_be_read_elsewhere_is_not_charged_and_may_go_where_the_whole_prompt_may_not() -> None:
+    full = replace(P1.load, lane_tokens=(500,) * 3, lane_longest=(400,) * 3, num_horizon_tokens=150)
+    rig = Rig(replace(P1, load=full), D1)
+    rig.waiting.admit(request(), hashes=HASHES)
+    assert rig.waiting.next(0.0) is None
+    rig.held.hits = {D1.ref: PrefixHit(18, 18)}
+    turn = rig.next()
+    assert turn.num_hit_blocks == 0 and turn.placement.prefix == PrefixSource(D1.ref, 18)
+    assert rig.waiting.line.charged(RequestId("r")) == 320 - 18 * 16
+
+
+def test_a_worker_that_has_room_for_what_is_left_wakes_the_line() -> None:
+    full = replace(P1.load, lane_tokens=(500,) * 3, lane_longest=(100,) * 3, num_horizon_tokens=150)
+    rig = Rig(replace(P1, load=full), D1)
+    rig.held.hits = {D1.ref: PrefixHit(18, 18)}
+    rig.waiting.admit(request(), hashes=HASHES)
+    assert rig.waiting.next(0.0) is None
+    less = replace(P1, load=replace(full, lane_tokens=(210,) * 3))
+    assert rig.waiting.may_go_on(less)
+    assert not rig.waiting.may_go_on(replace(P1, load=replace(full, lane_tokens=(260,) * 3)))
 
 
 def test_only_the_first_is_tried() -> None:

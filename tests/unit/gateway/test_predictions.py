@@ -31,12 +31,11 @@ class Known:
     async def name(self, request: Request) -> Sequence[BlockHash]:
         return NAMES
 
-    def predict(self, request: Request, worker: WorkerRef, num_blocks: int) -> Prediction | None:
-        return Prediction(worker, num_blocks * 8, 8) if num_blocks else None
+    def predict(self, request: Request, worker: WorkerRef, num_blocks: int, num_before: int = 0) -> Prediction | None:
+        return Prediction(worker, (num_blocks - num_before) * 8, 8, num_before * 8) if num_blocks else None
 
-    def reported(self, predicted: Prediction | None, num_cached: int) -> None:
-        if predicted is not None:
-            self.reports.append((predicted, num_cached))
+    def reported(self, predicted: Prediction, num_cached: int) -> None:
+        self.reports.append((predicted, num_cached))
 
 
 async def test_the_worker_that_computes_is_compared_once(make_rig: Callable[..., Rig]) -> None:

@@ -40,3 +40,14 @@ def test_workers_are_doubted_one_by_one_and_forgotten_when_they_go() -> None:
 def test_more_than_was_predicted_is_no_miss() -> None:
     hits = FalseHits()
     assert not hits.reported(LONG, 128) and (hits.num_predicted, hits.num_missed) == (64, 0)
+
+
+def test_what_another_worker_was_to_lend_is_not_missed_by_the_one_that_computes() -> None:
+    own, lent = predict(A, 2, 100, 16), predict(B, 5, 100, 16, num_before=2)
+    assert (own.num_tokens, lent.num_before, lent.num_tokens) == (32, 32, 48)
+    hits = FalseHits()
+    told = [(hits.reported(own, 32), hits.reported(lent, 32)) for _ in range(DOUBT_AFTER)]
+    assert told == [(False, False)] * (DOUBT_AFTER - 1) + [(False, True)], "only the lender is doubted"
+    assert (hits.num_predicted, hits.num_missed) == (80 * DOUBT_AFTER, 48 * DOUBT_AFTER)
+    assert not hits.reported(lent, 80) and hits.num_missed == 48 * DOUBT_AFTER
+    assert predict(B, 9, 33, 16, num_before=9) == Prediction(B, 0, 16, 32), "no more than the prompt has"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.load import Load
-from tandem.routing.candidates import NUM_BY_LOAD, Giver
+from tandem.routing.candidates import NUM_BY_LOAD, Giver, Site
 from tandem.routing.links import Links
 from tandem.routing.offers import Pricer
 from tandem.routing.pick import margin_s
@@ -115,7 +115,7 @@ def test_of_all_linked_pairs_the_one_of_least_cost_is_chosen(data: st.DataObject
         assert isinstance(outcome, NoPlacement)
         return
     assert isinstance(outcome, Placement)
-    priced = Pricer(Want("m"), Links(), is_told=False).pairs(Giver(p, (d,), True) for p, d in fit)
+    priced = Pricer(Want("m"), Links(), is_told=False).pairs(Giver(Site(p), (d,)) for p, d in fit)
     assert outcome.picked is not None and priced.best is not None
     assert outcome.picked.cost in priced.now
     assert outcome.picked.cost.total_s <= priced.best.total_s + margin_s(priced.best)
