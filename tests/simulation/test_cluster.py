@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import pytest
 
@@ -99,16 +100,22 @@ def test_a_full_line_refuses_and_an_endless_wait_ends() -> None:
     assert all(3.0 <= seconds < 3.1 for seconds in waited)
 
 
-def test_a_link_too_slow_for_its_reads_fails_them_loudly() -> None:
-    """Reads that outlast every deadline are torn down with their peer; blocks come back all the same."""
+@pytest.mark.parametrize("disaggregation", ["prefer", "strict"])
+def test_a_link_too_slow_for_its_reads_fails_them_loudly(disaggregation: Literal["prefer", "strict"]) -> None:
+    """Reads that outlast every deadline are torn down with their peer; blocks come back all the same. Where that is
+    allowed, one worker does it all."""
     config = handing_over(pull_timeout_s=0.5, drain_timeout_s=0.5, lease_s=1.0)
-    prefill = slow_spec("prefill", bandwidth=1e5, config=config)
-    one = cluster((prefill, 1), (slow_spec("decode", bandwidth=1e5, config=config), 1))
+    prefill = slow_spec("prefill", bandwidth=1e5, config=config), 1
+    decode = slow_spec("decode", bandwidth=1e5, config=config), 1
+    one = cluster(prefill, decode, gateway=GatewayConfig(disaggregation=disaggregation))
     traces = traces_of(one, mix(seed=6, count=6, rate=1.0))
     one.check()
-    # Once both have failed often enough they are left out, and then nobody is left.
-    assert {_kind(trace) for trace in traces} <= {ErrorKind.KV_LOST, ErrorKind.NO_WORKER}
     assert one.num_read_bytes == 0, "no read came to its end"
+    if disaggregation == "prefer":
+        assert all(_kind(trace) is None and trace.path.startswith("fallback") for trace in traces)
+    else:
+        # Once both have failed often enough they are left out, and then nobody is left.
+        assert {_kind(trace) for trace in traces} <= {ErrorKind.KV_LOST, ErrorKind.NO_WORKER}
 
 
 def test_a_read_longer_than_a_lease_is_renewed() -> None:

@@ -66,8 +66,7 @@ class Scheduler:
         self._open: dict[int, StepPlan] = {}
         self._held = HeldPulls()
         self._turned_away = TurnedAway()
-        self._num_arrived = 0
-        self._num_plans = 0
+        self._num_arrived = self._num_plans = 0
 
     # ---- jobs come and go
 
@@ -75,8 +74,7 @@ class Scheduler:
         """Accept a job. Raises TandemError, and keeps nothing of it, when it can never run or has no room."""
         if any(key in self._by_key for key in job.keys):
             raise TandemError(ErrorKind.INVALID_REQUEST, f"job {job.key} is here already")
-        held, size = self._entrance.commitments(), self.pool.block_size
-        check_job(job, held, self.limits, size, self._turned_away, now)
+        check_job(job, self._entrance.commitments(), self.limits, self.pool.block_size, self._turned_away, now)
         root = root_hash(self._fingerprint, self.pool.block_size, job.request.cache_salt)
         seq = Sequence(SeqId(self._num_arrived), job, root, self._num_arrived, now)
         # Now, rather than between two steps or between an announcement and our first read of what it names.
