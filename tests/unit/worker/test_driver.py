@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -135,10 +136,12 @@ def test_a_failed_step_ends_the_engine_where_it_copied_between_memories(copies: 
         assert rig.sink.has_ended.wait(10)
         assert rig.sink.ends == ["RuntimeError: out of memory"]
     else:
+        while not rig.sink.failures():
+            time.sleep(0.001)
         rig.executor.before_step = lambda plan: None
         done = rig.submit(2)
         while not any(isinstance(e, Emit) and e.event.key == done.key for e in rig.sink.effects):
-            pace()
+            time.sleep(0.001)
         assert rig.sink.ends == []
     assert [failure.kind for failure in rig.sink.failures()][:1] == [ErrorKind.INTERNAL]
 
