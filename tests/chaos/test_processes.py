@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -25,6 +26,7 @@ Say = Callable[[str], None]
 SEED = int(os.environ.get("TANDEM_CHAOS_SEED", "6"))
 NUM_ASKS = 120 if IS_SOAK else 48
 NUM_CLIENTS = 16
+CALM_S = 20.0
 SOAK_FAULTS = 2 * len(KINDS)
 FEW: tuple[Kind, ...] = (
     "kill prefill", "kill decode", "kill gateway", "stop decode", "kill redis", "cut gateways", "drain decode",
@@ -32,6 +34,14 @@ FEW: tuple[Kind, ...] = (
 """What `make test` has time for, in one of their orders."""
 
 pytestmark = pytest.mark.timeout(0 if IS_SOAK else 400)
+
+
+class Spell(NamedTuple):
+    """A time in which something struck, or nothing. Seconds of the monotonic clock."""
+
+    what: str
+    began: float
+    ended: float
 
 
 def expect(directory: Path, redis: Redis, model: Path, asks: list[Ask]) -> list[Seen]:
@@ -61,27 +71,48 @@ def run(directory: Path, redis: Redis, model: Path, seed: int, faults: list[Faul
         load = Load(asks, expected, list(KEYS.values()), world.targets)
         say("whole")
         load.start(seed, NUM_CLIENTS)
+        spells: list[Spell] = []
         try:
+            if IS_SOAK:
+                spells.append(calm())
             for fault in faults:
-                strike(world, load, fault, say)
+                spells.append(strike(world, load, fault, say))
         finally:
             load.stop()
         say("load ended")
         world.nothing_is_left()
-        summary(load.report.outcomes, say)
+        summary(load.report.outcomes, spells, say)
         return [*load.report.problems(), *world.errors()]
 
 
-def strike(world: World, load: Load, fault: Fault, say: Say) -> None:
+def calm() -> Spell:
+    """What the load itself makes clients wait for, to compare with."""
+    began = time.monotonic()
+    time.sleep(CALM_S)
+    return Spell("nothing", began, time.monotonic())
+
+
+def strike(world: World, load: Load, fault: Fault, say: Say) -> Spell:
     time.sleep(fault.pause_s)
+    began = time.monotonic()
     num_before = len(load.report.problems())
     say(f"{fault}; {load.report.num_open} requests are under way")
     world.strike(fault)
     for problem in load.report.problems()[num_before:]:
         say(f"    {problem}")
+    return Spell(fault.kind, began, time.monotonic())
 
 
-def summary(outcomes: list[Outcome], say: Say) -> None:
+def summary(outcomes: list[Outcome], spells: list[Spell], say: Say) -> None:
+    say("waits for the first event of streams that began until all was whole again, p50, p90 and longest:")
+    for what in dict.fromkeys(spell.what for spell in spells):
+        these = [spell for spell in spells if spell.what == what]
+        waits = sorted(
+            one.wait_s for one in outcomes if one.wait_s and any(x.began <= one.began < x.ended for x in these)
+        )
+        told = [f"{waits[int(share * (len(waits) - 1))]:6.2f}" for share in (0.5, 0.9, 1.0) if waits]
+        lasted_s = sum(spell.ended - spell.began for spell in these)
+        say(f"    {what:20} {lasted_s:6.1f} s {len(waits):5} streams {' '.join(told)} s")
     paths = {path: sum(1 for one in outcomes if one.path == path) for path in sorted({one.path for one in outcomes})}
     num_resent = sum(one.num_resent for one in outcomes)
     num_moved = sum(";moves=" in one.path for one in outcomes)

@@ -13,6 +13,7 @@ from tandem.core.ids import RequestId
 from tandem.core.request import Request, SamplingParams
 from tandem.gateway import fleet, worker_link
 from tandem.sim import faults
+from tandem.sim import fleet as sim_fleet
 from tandem.sim.cluster import ClusterSpec, SimCluster
 from tandem.sim.faults import RECONNECT_S, Fault, FaultKind
 from tandem.sim.trace import Trace
@@ -60,19 +61,25 @@ def test_the_scripts_have_every_kind_and_spare_one_worker_of_each_pool() -> None
     assert not {fault.worker for fault in faults if fault.kind != "lose registry"} & {0, 20, 44}
 
 
-def lone(kind: FaultKind, *, lasts_s: float, at_s: float = 0.1, max_tokens: int = 100) -> tuple[SimCluster, Trace]:
+def lone(kind: FaultKind, *, lasts_s: float, at_s: float = 0.1) -> tuple[SimCluster, Trace]:
     """One prefill and one decode worker, one request that both have begun, and one fault of the decode worker."""
+    cluster, (trace,) = struck([0.0], Fault(at_s=at_s, kind=kind, worker=1, other=0, lasts_s=lasts_s))
+    return cluster, trace
+
+
+def struck(due_s: list[float], fault: Fault) -> tuple[SimCluster, list[Trace]]:
+    """Requests at these times to one prefill and one decode worker; what became of them, in the order of their ends."""
     spec = replace(slow_spec(), config=CONFIG, max_run=1)
     workers = ((replace(spec, pool="prefill"), 1), (replace(spec, pool="decode"), 1))
     cluster = SimCluster(ClusterSpec(workers=workers, gateway=GATEWAY))
-    request = Request(
-        id=RequestId("r0"), model=MODEL, prompt_tokens=(5,) * 20, sampling=SamplingParams(max_tokens=max_tokens)
-    )
+    sampling = SamplingParams(max_tokens=100)
+    asks = [
+        Ask(Request(id=RequestId(f"r{i}"), model=MODEL, prompt_tokens=(5,) * 20, sampling=sampling), "", at_s)
+        for i, at_s in enumerate(due_s)
+    ]
     traces: list[Trace] = []
-    faults = [Fault(at_s=at_s, kind=kind, worker=1, other=0, lasts_s=lasts_s)]
-    cluster.run([Ask(request, "", 0.0)], traces.append, (), faults)
-    (trace,) = traces
-    return cluster, trace
+    cluster.run(asks, traces.append, (), [fault])
+    return cluster, traces
 
 
 def longest_gap(trace: Trace) -> float:
@@ -107,5 +114,19 @@ def test_kv_over_a_link_that_is_cut_arrives_after_it_was_mended() -> None:
     assert isinstance(trace.outcome, Finished) and trace.token_times[-1] > 1.0
 
 
+def test_workers_between_which_kv_is_lost_are_used_together_when_they_reach_each_other_again() -> None:
+    """The first request loses its KV after four seconds."""
+    fault = Fault(at_s=0.0, kind="cut peer", worker=1, other=0, lasts_s=20.0)
+    cluster, traces = struck([0.0, 8.0, 30.0], fault)
+    cluster.check()
+    paths = {trace.id: trace.path for trace in traces if isinstance(trace.outcome, Finished)}
+    assert paths == {
+        "r0": "fallback;reason=no_decode_worker;moves=1",
+        "r1": "fallback;reason=no_link_between_the_workers",
+        "r2": "remote",
+    }
+
+
 def test_times_are_those_of_the_programs() -> None:
     assert (RECONNECT_S, faults.DISCOVERY_S) == (worker_link.RECONNECT_S, fleet.DISCOVERY_PERIOD_S)
+    assert sim_fleet.PROBE_RETRY_S == fleet.PROBE_RETRY_S

@@ -50,8 +50,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LinkContext:
-    """What all links of a worker share. `lease_s`: how long offers last that nobody renews; `post` runs a command on
-    the engine's thread; `connect` makes a source readable or raises PeerError in its future."""
+    """What all links of a worker share. `post` runs a command on the engine's thread; `connect` makes a source
+    readable or raises PeerError in its future. `lease_s`: how long an offer lasts that nobody renews."""
 
     me: WorkerRef
     fingerprint: str

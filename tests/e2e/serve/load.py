@@ -11,13 +11,13 @@ import httpx
 from tests.e2e.serve.served import END_S, Served, until
 
 MODEL = "smollm2-135m-instruct"
-NUM_CLIENTS = 4
+NUM_CLIENTS = 3
 QUESTIONS = (
     "Write a very long story about a ship, a storm and an island.",
-    "storm and island, " * 60,
+    "storm and island, " * 40,
     "Count from one to fifty in words.",
 )
-NUM_TOKENS = 64
+NUM_TOKENS = 32
 
 
 class Load:

@@ -293,7 +293,7 @@ async def test_a_worker_that_keeps_failing_is_left_out_and_metrics_and_errors_sa
     make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(breaker, "BURST_S", 0.0)
-    rig = make_rig(queue_timeout_s=0.3)
+    rig = make_rig(queue_timeout_s=1.0)
     await rig.start()
     worker = await rig.add("m", "mixed")
     worker.after_submit = lambda job: [Failed(job.key, ErrorKind.INTERNAL, "the step failed")]
