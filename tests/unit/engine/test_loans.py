@@ -163,7 +163,7 @@ def test_a_loan_is_asked_for_digested_read_and_then_a_hit_like_any_other() -> No
     reads = two.tell(told)
     assert two.taker.engine.books().num_reading_blocks == 6 and two.taker.engine.books().num_pulls == 1
     unfollow, emitted = two.read(reads)
-    assert unfollow == Unfollow(GIVER, KEY, is_taken=True)
+    assert unfollow == Unfollow(GIVER, KEY)
     assert isinstance(emitted, Emit) and isinstance(emitted.event, Pulled)
     assert (emitted.event.source, emitted.event.num_blocks, emitted.event.num_cached_tokens) == (GIVER, 6, 0)
     assert two.taker.engine.load().num_borrowed_tokens == 12
@@ -213,7 +213,7 @@ def test_a_source_that_has_nothing_says_so_at_once() -> None:
     (end,) = two.ask(two.submit(replace(job, request=replace(job.request, cache_salt="another tenant's"))))
     assert isinstance(end, EndHandoff) and end.kind is ErrorKind.KV_LOST
     assert two.giver.is_clean
-    assert two.tell([end]) == [Unfollow(GIVER, KEY, is_taken=True)]
+    assert two.tell([end]) == [Unfollow(GIVER, KEY)]
     two.taker.run(1.0)
     assert [e.num_cached_tokens for e in two.taker.events("b", Finished) if isinstance(e, Finished)] == [0]
 
@@ -325,7 +325,7 @@ def test_whatever_fails_the_job_is_computed_here(stage: str, failure: Callable[[
     if stage != "asked":
         told = [*two.ask(effects), *two.digest()]
         reads = two.tell(told) if stage == "under read" else []
-    assert Unfollow(GIVER, KEY, is_taken=True) in two.taker.do(failure(two))
+    assert Unfollow(GIVER, KEY) in two.taker.do(failure(two))
     two.ask([Unfollow(GIVER, KEY)])
     assert two.taker.engine.books().num_reading_blocks == (6 if reads else 0)
     two.taker.run(two.now)
@@ -381,7 +381,27 @@ def test_two_jobs_that_name_one_loan_do_not_share_it() -> None:
     effects = two.submit(borrower("b"))
     assert two.submit(borrower("c")) == []
     two.read(two.tell([*two.ask(effects), *two.digest()]))
-    two.taker.run(1.0)
+    two.finish("b", 12)
+    (end,) = two.taker.events("c", Finished)
+    assert isinstance(end, Finished) and end.num_cached_tokens == 12
+    # What is still said of it must not be taken for what a later job asks for under the same name.
+    other = borrower("d")
+    assert two.submit(replace(other, request=replace(other.request, cache_salt="other"))) == []
+
+
+def test_what_is_lent_to_one_is_not_told_to_another_who_asks_for_something_else_under_the_same_name() -> None:
+    """Two gateways that draw the same names, say: KV of another prompt must never have this one's name."""
+    two = Two()
+    lent = two.ask(two.submit(borrower("b")))
+    lent += two.digest()
+    third = Side()
+    job = borrower("c")
+    follow = follow_of(third.do(third.engine.submit(replace(job, request=request("c", PROMPT[2:])), 1.0)))
+    (end,) = two.giver.do(two.giver.engine.follow(KEY, GIVER, 1.0, follow.borrow))
+    assert isinstance(end, EndHandoff)
+    (end,) = two.giver.do(two.giver.engine.follow(KEY, GIVER, 1.0))
+    assert isinstance(end, EndHandoff), "nor to a Resume"
+    two.read(two.tell(lent))
     two.finish("b", 12)
 
 
