@@ -108,6 +108,9 @@ class RequestLife:
         strand = self._course.asking(worker, key)
         if strand is None or strand.asked is None:
             return []
+        if error.kind is ErrorKind.CANCELLED:
+            # Not by this side: the taker gave the hand-off up before it began, and its word of that is lost or late.
+            error = TandemError(ErrorKind.KV_LOST, error.message)
         work, out = strand.asked, list[Command]()
         # Who could not be reached may have the job all the same: it is cancelled there.
         if error.kind is ErrorKind.WORKER_LOST:
