@@ -79,6 +79,7 @@ def shapes(**fixed: object) -> st.SearchStrategy[Knobs]:
     return st.builds(
         Knobs,
         num_blocks=st.lists(st.integers(8, 16), min_size=3, max_size=3).map(tuple),
+        num_host_slots=st.sampled_from([0, 0, 3, 20]),
         block_size=st.sampled_from([1, 2, 3]),
         budget=st.integers(2, 9),
         max_num_seqs=st.integers(2, 6),

@@ -202,6 +202,21 @@ class PoolMachine(RuleBasedStateMachine):
         self.let_go(owner)
         return hold
 
+    @rule(target=holds, owner=owners, stop=st.integers(1, 6))
+    def lend(self, owner: Owner, stop: int) -> Hold:
+        """Somebody else reads a prefix, whoever holds it here, if anybody."""
+        hashes, free = owner.hashes[:stop], set(self.pool.free_blocks())
+        blocks = self.pool.cached(hashes)
+        assert [self.content[b] for b in blocks] == hashes[: len(blocks)], "a block of another name is lent"
+        assert len(blocks) == next((i for i, h in enumerate(hashes) if h not in self.pool.names()), len(hashes))
+        if not blocks:
+            return multiple()  # type: ignore[return-value]
+        self.pool.lend(blocks)
+        assert set(self.pool.free_blocks()) == free - set(blocks)
+        hold = Hold(blocks, Holder.LEASE)
+        self.held.append(hold)
+        return hold
+
     @rule(num=st.integers(1, 4))
     def churn(self, num: int) -> None:
         """Somebody takes the oldest blocks and lets them go at once."""
@@ -228,6 +243,7 @@ class PoolMachine(RuleBasedStateMachine):
         busy = {b for o in self.live for b in o.table.ids()} | set(leased) | set(read) | set(copied)
         assert self.pool.num_free == self.pool.num_blocks - len(busy)
         assert self.pool.num_leased == len(set(leased)) and self.pool.num_reading == len(set(read))
+        assert all(self.pool.is_copied([block]) == (block in copied) for block in range(self.pool.num_blocks))
 
     @invariant()
     def facts_replay_to_what_is_present(self) -> None:

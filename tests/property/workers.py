@@ -26,6 +26,7 @@ class Knobs:
     are to read a prefix from some worker, which may have none of it."""
 
     num_blocks: tuple[int, ...] = (10, 10)
+    num_host_slots: int = 0
     block_size: int = 2
     budget: int = 6
     max_num_seqs: int = 4
@@ -96,10 +97,10 @@ class Worker:
         handoff = HandoffLimits(
             lease_s=knobs.lease_s, pull_timeout_s=knobs.pull_timeout_s, drain_timeout_s=knobs.drain_timeout_s
         )
-        pool = BlockPool(knobs.num_blocks[index], knobs.block_size)
+        pool = BlockPool(knobs.num_blocks[index], knobs.block_size, num_host_slots=knobs.num_host_slots)
         guesses = speculation(lambda: self.engine._jobs, index + incarnation, knobs.right_guesses)
         self.engine = Engine(pool, limits, handoff, "model", plan_depth=knobs.plan_depth, speculation=guesses)
-        self.store = KVStore(knobs.num_blocks[index], knobs.block_size)
+        self.store = KVStore(knobs.num_blocks[index], knobs.block_size, knobs.num_host_slots)
         self.executor = ModelExecutor(self.store)
         self.plans: list[StepPlan] = []
         self.inbox: list[Action] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from tandem.core.errors import ErrorKind, TandemError
@@ -15,15 +16,17 @@ from tandem.engine.job_table import JobTable
 from tandem.engine.reports import first_tokens, loss, misfit
 from tandem.kv.handoff import Announcement, Borrow, PullState
 from tandem.kv.pool import BlockPool, Holder
-from tandem.kv.pull import Pull
+from tandem.kv.pull import Loan, Pull
 from tandem.kv.pull_book import PullBook
 from tandem.kv.pull_outcome import Arrived, AskRest, LoanOver, Lost, PullOutcome, ReadEnded, StartRead, Teardown
 from tandem.sched.outcome import PullGrant
 from tandem.sched.scheduler import Scheduler
 
 LEAST_LOAN_S, MOST_LOAN_S = 0.2, 2.0
-"""A loan is given up that shows no sign of itself for as long as computing its tokens takes: then waiting has cost at
-most as much again. It gets no less than what connecting to a source takes, and no more than a first token can wait."""
+"""A loan is given up that shows no sign of itself for as long as computing its tokens takes: then waiting has cost as
+much again. It gets no less than what connecting to a source takes, and no more than a first token can wait."""
+LOAN_FACTOR = 2.0
+"""One that goes on may take so many times as long as computing: what runs here makes that slower than predicted."""
 
 
 class Taker:
@@ -72,8 +75,8 @@ class Taker:
         if wanted is None:
             return []
         self._open_book(now)
-        timeout_s = loan_timeout_s(wanted, self._pool.block_size, self._scheduler.pacer.model.published)
-        self.book.open_loan(key, job.key, job.prefix.source, wanted.first_index, timeout_s, now)
+        loan = loan_of(wanted, self._pool.block_size, self._scheduler.pacer.model.published)
+        self.book.open_loan(key, job.key, job.prefix.source, loan, now)
         return [Follow(job.prefix.source, key, wanted), *self.read_on(now)]
 
     def read_on(self, now: float) -> list[Effect]:
@@ -211,12 +214,13 @@ class Taker:
         return [Unfollow(lost.source, lost.key), *effects, *(Emit(loss(key, job, lost)) for key in keys)]
 
 
-def loan_timeout_s(wanted: Borrow, block_size: int, cost: StepCost | None) -> float:
-    """`cost` None: nobody knows how long computing takes."""
+def loan_of(wanted: Borrow, block_size: int, cost: StepCost | None) -> Loan:
+    """With its deadlines. `cost` None: nobody knows how long computing takes."""
     if cost is None:
-        return MOST_LOAN_S
+        return Loan(wanted.first_index, MOST_LOAN_S, math.inf)
     first, stop = wanted.first_index * block_size, len(wanted.hashes) * block_size
-    return max(LEAST_LOAN_S, min(MOST_LOAN_S, cost.chunk_s(first, stop - first)))
+    compute_s = max(LEAST_LOAN_S, cost.chunk_s(first, stop - first))
+    return Loan(wanted.first_index, min(MOST_LOAN_S, compute_s), LOAN_FACTOR * compute_s)
 
 
 def _renewals(pulls: Iterable[Pull]) -> list[Effect]:

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 from tandem.core.events import SampledToken
 from tandem.core.ids import BlockId, HandoffKey, JobKey, WorkerRef
 from tandem.kv.handoff import BlockDigest, PullState
 from tandem.kv.pull_outcome import LoanOver, PullStats
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """A cached prefix whose blocks before `first_index` are here. It is given up after `timeout_s` without a sign of
+    it, and after `limit_s` in all."""
+
+    first_index: int
+    timeout_s: float
+    limit_s: float
 
 
 class Pull:
@@ -13,8 +26,7 @@ class Pull:
     `num_known` blocks are to be read or were found here; of a sequence that moves that many is said only in the end.
     `num_ready` leading blocks are here. `is_told`: the source has said its last word.
 
-    A loan is of a cached prefix: of its blocks those before `first_index` are never offered, and it is of use without
-    the last ones."""
+    Of a loan the blocks before `first_index` are never offered, and it is of use without the last ones."""
 
     def __init__(
         self,
@@ -23,14 +35,15 @@ class Pull:
         source: WorkerRef,
         now: float,
         timeout_s: float,
-        loan_from: int | None = None,
+        loan: Loan | None = None,
     ) -> None:
         self.key = key
         self.job = job
         self.source = source
-        self.timeout_s = timeout_s
-        self.is_loan = loan_from is not None
-        self.first_index = loan_from or 0
+        self.timeout_s = timeout_s if loan is None else min(timeout_s, loan.timeout_s)
+        self.ends_at = math.inf if loan is None else now + loan.limit_s
+        self.is_loan = loan is not None
+        self.first_index = 0 if loan is None else loan.first_index
         self.state = PullState.WAITING
         self.was_announced = False
         self.is_moving = False
@@ -53,6 +66,12 @@ class Pull:
         self.num_exposed = 0
         # By the first of their blocks, how many came that are ahead of one that did not.
         self._ahead: dict[int, int] = {}
+
+    @property
+    def due_at(self) -> float:
+        """When it is overdue, if nothing comes."""
+        since = self.moved_at if self.lease_until is None else min(self.moved_at, self.lease_until)
+        return min(since + self.timeout_s, self.ends_at)
 
     @property
     def is_live(self) -> bool:

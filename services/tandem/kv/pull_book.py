@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tandem.core.errors import ErrorKind
 from tandem.core.ids import BlockId, HandoffKey, JobKey, WorkerRef
 from tandem.kv.handoff import Announcement, PullEvent, PullState, next_pull
-from tandem.kv.pull import Pull
+from tandem.kv.pull import Loan, Pull
 from tandem.kv.pull_outcome import (
     Arrived,
     AskRest,
@@ -54,12 +54,9 @@ class PullBook:
         """Wait for a source's announcements. A hand-off is pulled by one job at a time; the caller sees to it."""
         self._add(Pull(key, job, source, now, self._pull_timeout_s))
 
-    def open_loan(
-        self, key: HandoffKey, job: JobKey, source: WorkerRef, first_index: int, timeout_s: float, now: float
-    ) -> None:
-        """Wait for a cached prefix, of which the blocks before `first_index` are here; for no longer than `timeout_s`
-        without a sign of it. It has its blocks once they are `granted`."""
-        self._add(Pull(key, job, source, now, min(timeout_s, self._pull_timeout_s), first_index))
+    def open_loan(self, key: HandoffKey, job: JobKey, source: WorkerRef, loan: Loan, now: float) -> None:
+        """Wait for a cached prefix. It has its blocks here once they are `granted`."""
+        self._add(Pull(key, job, source, now, self._pull_timeout_s, loan))
 
     def find(self, key: HandoffKey) -> Pull | None:
         pull = self._pulls.get(key)
@@ -191,7 +188,7 @@ class PullBook:
         for pull in [p for p in self._pulls.values() if p.is_live]:
             if pull.lease_until is not None and now - pull.lease_until >= pull.timeout_s:
                 outcomes += self.abandon(pull.job, ErrorKind.KV_LOST, "the source does not renew the lease", now)
-            elif now - pull.moved_at >= pull.timeout_s:
+            elif now - pull.moved_at >= pull.timeout_s or now >= pull.ends_at:
                 outcomes += self._overdue(pull, now)
             else:
                 outcomes += self._arrive(pull, now)
@@ -214,8 +211,7 @@ class PullBook:
                 continue
             if pull.is_complete or pull.is_short:
                 return -math.inf
-            since = pull.moved_at if pull.lease_until is None else min(pull.moved_at, pull.lease_until)
-            due = min(due, since + pull.timeout_s)
+            due = min(due, pull.due_at)
         for read in self._reads.values():
             if read.abandoned_at is not None and not read.quarantined and read.pull.source not in self._torn:
                 due = min(due, read.abandoned_at + self._drain_timeout_s)

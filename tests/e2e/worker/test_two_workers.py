@@ -17,9 +17,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tandem.core.errors import ErrorKind
-from tandem.core.events import Cancelled, Failed, Finished, FinishReason
-from tandem.core.ids import HandoffId, RequestId
-from tandem.core.request import Generate, Prefill, Request, Resume
+from tandem.core.events import Cancelled, Failed, Finished, FinishReason, Token
+from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerRef
+from tandem.core.request import Generate, Prefill, RemotePrefix, Request, Resume
 from tests.e2e.client import Client, hand_over, new_request
 from tests.e2e.cluster import WorkerProcess
 from tests.e2e.worker.conftest import LEASE_S, MODEL_NAME, Start
@@ -257,6 +257,88 @@ async def test_a_second_signal_ends_a_worker_at_once(pair: Pair) -> None:
         assert await asyncio.to_thread(pair.decode.wait) == 0
         pair.replace("decode")
         await giver.settled()
+    await works(pair)
+
+
+async def borrow(taker: Client, source: WorkerRef, request: Request) -> JobKey:
+    """Generate with a prefix that the source is thought to have."""
+    num_blocks = len(request.prompt_tokens) // 16
+    prefix = RemotePrefix(handoff=HandoffId(f"loan-{request.id}"), source=source, num_blocks=num_blocks)
+    job = Generate(request=request, attempt=1, prefix=prefix)
+    await taker.submit(job)
+    return job.key
+
+
+def num_cached(client: Client, key: JobKey) -> int | None:
+    return next(event.num_cached_tokens for event in client.events[key] if isinstance(event, Token))
+
+
+@pytest.mark.parametrize("num_prompt", [17, 100, 700])
+async def test_a_prefix_that_another_worker_has_is_read_and_the_tokens_are_the_same(
+    pair: Pair, num_prompt: int
+) -> None:
+    async with pair.clients() as (giver, taker):
+        request = fresh_request(num_prompt, 24)
+        first = await giver.generate(request)
+        await giver.end_of(first)
+        again = replace(request, id=RequestId(f"{request.id}-again"))
+        key = await borrow(taker, pair.prefill.ref, again)
+        assert isinstance(await taker.end_of(key), Finished)
+        num_blocks = (num_prompt - 1) // 16
+        assert taker.tokens(key) == giver.tokens(first) and num_cached(taker, key) == 16 * num_blocks
+        pulled = taker.pulled(key)
+        assert pulled is not None and (pulled.num_blocks, pulled.source) == (num_blocks, pair.prefill.ref)
+        # Back again from where it grew: the giver has the prompt, and lacks nothing of it.
+        back = await borrow(giver, pair.decode.ref, replace(request, id=RequestId(f"{request.id}-back")))
+        assert isinstance(await giver.end_of(back), Finished)
+        assert giver.tokens(back) == giver.tokens(first) and giver.pulled(back) is None
+        await giver.settled()
+        await taker.settled()
+
+
+async def test_many_prefixes_are_read_in_both_directions_beside_hand_offs(pair: Pair) -> None:
+    async with pair.clients() as (one, two):
+        started = []
+        for i in range(8):
+            giver, taker = (one, two) if i % 2 else (two, one)
+            request = fresh_request(60 + 50 * i, 12)
+            await giver.end_of(await giver.generate(request))
+            again = replace(request, id=RequestId(f"{request.id}-again"))
+            started.append((taker, again, await borrow(taker, giver.worker, again)))
+            other = fresh_request(100, 8)
+            started.append((taker, other, (await hand_over(giver, taker, other))[0]))
+        for taker, request, key in started:
+            assert isinstance(await taker.end_of(key), Finished)
+            assert taker.tokens(key) == await in_one_place(taker, request)
+        await one.settled()
+        await two.settled()
+    assert pair.prefill.complaints() + pair.decode.complaints() == []
+
+
+@pytest.mark.parametrize("fate", ["evicts it", "stands still", "dies"])
+async def test_where_a_source_fails_the_job_is_computed(pair: Pair, fate: str) -> None:
+    async with pair.clients() as (giver, taker):
+        request = fresh_request(1200, 8)
+        if fate != "evicts it":
+            await giver.end_of(await giver.generate(request))
+        again = replace(request, id=RequestId(f"{request.id}-again"))
+        if fate == "stands still":
+            pair.prefill.signal(signal.SIGSTOP)
+        key = await borrow(taker, pair.prefill.ref, again)
+        if fate == "dies":
+            # Some of it may have been read by then, or all.
+            pair.prefill.kill()
+        end = await taker.end_of(key)
+        assert isinstance(end, Finished), end
+        assert num_cached(taker, key) == 0 or fate == "dies"
+        if fate == "stands still":
+            pair.prefill.signal(signal.SIGCONT)
+        assert taker.tokens(key) == await in_one_place(taker, again)
+        await taker.settled()
+        if fate == "dies":
+            pair.replace("prefill")
+        else:
+            await giver.settled()
     await works(pair)
 
 

@@ -132,6 +132,39 @@ def test_a_follow_of_a_fenced_attempt_does_not_wait() -> None:
     assert not book.renew(key(1), 1.0)
 
 
+def digests(first: int, stop: int) -> tuple[BlockDigest, ...]:
+    return tuple(BlockDigest(BlockId(i), (i,)) for i in range(first, stop))
+
+
+def lent(attempt: int = 1) -> LeaseBook:
+    """A loan of five blocks, of which the taker has two."""
+    book = LeaseBook(10.0)
+    assert book.may_lend(key(attempt)) and book.open(key(attempt), None, 0.0) is None
+    book.start(key(attempt), tuple(BlockId(i) for i in range(5)), 2)
+    return book
+
+
+def test_a_loan_is_announced_from_what_the_taker_lacks_on_and_says_when_it_is_all() -> None:
+    book = lent()
+    parts = [book.announce_lent(key(), digests(2, 4), 16), book.announce_lent(key(), digests(4, 5), 20)]
+    assert [(part.first_index, part.num_computed, part.is_last) for part in parts] == [(2, 16, False), (4, 20, True)]
+    assert book.follow(key(), TAKER, 1.0) == parts
+
+
+def test_only_a_newer_attempt_at_a_loan_is_lent() -> None:
+    book = lent(2)
+    assert [book.may_lend(key(attempt)) for attempt in (1, 2, 3)] == [False, False, True]
+    ended = book.open(key(3), None, 1.0)
+    assert ended is not None and ended.job is None and ended.blocks == tuple(range(5))
+    book.release(key(3), 2.0)
+    assert not book.may_lend(key(3)) and book.may_lend(key(4))
+
+
+def test_what_a_job_computes_for_is_never_taken_for_a_loan() -> None:
+    book = opened(1)
+    assert not book.may_lend(key(1)) and not book.may_lend(key(2))
+
+
 def test_memory_ends() -> None:
     book = LeaseBook(10.0, memory_s=60.0)
     book.release(key(2), 0.0)

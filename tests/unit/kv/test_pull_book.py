@@ -10,8 +10,9 @@ from tandem.core.errors import ErrorKind
 from tandem.core.events import SampledToken
 from tandem.core.ids import BlockId, HandoffId, HandoffKey, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.kv.handoff import Announcement, BlockDigest, HandoffError
+from tandem.kv.pull import Loan
 from tandem.kv.pull_book import PullBook
-from tandem.kv.pull_outcome import Arrived, Lost, PullOutcome, ReadEnded, StartRead, Teardown
+from tandem.kv.pull_outcome import Arrived, LoanOver, Lost, PullOutcome, ReadEnded, StartRead, Teardown
 
 SOURCE = WorkerRef(WorkerId("p"), Incarnation(1), "p:1")
 KEY = HandoffKey(HandoffId("h"), 1)
@@ -234,3 +235,98 @@ def test_an_offer_of_fewer_tokens_than_are_known_is_read_as_far_as_it_goes() -> 
     assert isinstance(read, StartRead) and len(read.local) == 2
     (_, arrived) = book.read_done(1, 2.0)
     assert isinstance(arrived, Arrived) and arrived.num_computed == 2
+
+
+# ---- loans
+
+
+def lending(timeout_s: float = 2.0, limit_s: float = 8.0) -> PullBook:
+    """A prefix of four blocks, the first found in the own cache; the lease holds until 10 s."""
+    book = PullBook(pull_timeout_s=20.0, drain_timeout_s=10.0)
+    book.open_loan(KEY, JOB, SOURCE, Loan(1, timeout_s, limit_s), 0.0)
+    assert book.granted(JOB, LOCAL, 1, 4, 0.0) == []
+    book.renewed((KEY,), 0.0, 10.0)
+    return book
+
+
+def lent(first: int, stop: int, *, is_last: bool = False) -> Announcement:
+    return replace(announcement(first, stop), is_last=is_last)
+
+
+def over(outcomes: list[PullOutcome]) -> LoanOver:
+    (only,) = [x for x in outcomes if not isinstance(x, ReadEnded)]
+    assert isinstance(only, LoanOver)
+    return only
+
+
+def read_of(outcomes: list[PullOutcome]) -> StartRead:
+    (only,) = outcomes
+    assert isinstance(only, StartRead)
+    return only
+
+
+def test_a_loan_is_read_as_it_is_announced_and_ends_with_the_last_word() -> None:
+    book = lending()
+    first = read_of(book.announced(lent(1, 2), 1.0))
+    assert (first.first_index, first.offered, first.local) == (1, (BlockDigest(BlockId(1), (1,)),), LOCAL[1:2])
+    second = read_of(book.announced(lent(2, 4, is_last=True), 1.5))
+    # Reads end in any order.
+    assert kinds(book.read_done(second.read, 2.0)) == ["ReadEnded"]
+    end = over(book.read_done(first.read, 2.5))
+    assert (end.num_ready, end.stats.num_hit_blocks, end.stats.num_blocks) == (4, 1, 3)
+    assert end.stats.busy_s == pytest.approx(1.5) and len(book) == 0
+
+
+def test_a_source_that_has_less_says_so() -> None:
+    book = lending()
+    read = read_of(book.announced(lent(1, 3, is_last=True), 1.0))
+    assert over(book.read_done(read.read, 2.0)).num_ready == 3
+
+
+def test_a_source_that_says_more_than_was_asked_for_is_read_no_further() -> None:
+    book = lending()
+    read = read_of(book.announced(lent(1, 9, is_last=True), 1.0))
+    assert len(read.offered) == len(read.local) == 3
+    assert over(book.read_done(read.read, 2.0)).num_ready == 4
+
+
+def test_of_a_loan_that_is_given_up_the_leading_blocks_stay() -> None:
+    book = lending()
+    first, second = (read_of(book.announced(lent(i, i + 1), 1.0)) for i in (1, 2))
+    book.read_done(first.read, 1.5)
+    assert over(book.source_lost(SOURCE, "gone", 1.6)).num_ready == 2
+    assert kinds(book.read_done(second.read, 3.0)) == ["ReadEnded"], "its blocks wait for it"
+
+
+@pytest.mark.parametrize("lease_until", [None, 1.5])
+def test_of_a_loan_without_a_lease_nothing_stays(lease_until: float | None) -> None:
+    book = PullBook(pull_timeout_s=20.0, drain_timeout_s=10.0)
+    book.open_loan(KEY, JOB, SOURCE, Loan(0, 2.0, 8.0), 0.0)
+    book.granted(JOB, LOCAL, 0, 4, 0.0)
+    if lease_until is not None:
+        book.renewed((KEY,), lease_until - 1.0, 1.0)
+    read = read_of(book.announced(lent(0, 4, is_last=True), 1.0))
+    assert kinds(book.read_done(read.read, 1.6)) == ["ReadEnded"]
+    assert over(book.tick(4.0)).num_ready == 0
+
+
+def test_a_loan_without_a_sign_is_given_up_and_so_is_one_that_takes_too_long() -> None:
+    book = lending()
+    assert book.next_deadline() == 2.0 and book.tick(1.9) == []
+    assert over(book.tick(2.0)).num_ready == 1
+    book = lending()
+    for i, at in ((1, 1.5), (2, 3.0), (3, 4.5)):
+        book.read_done(read_of(book.announced(lent(i, i + 1), at)).read, at)
+    assert book.next_deadline() == 6.5
+    book = lending(timeout_s=20.0)
+    assert book.next_deadline() == 8.0 and book.tick(7.9) == [] and over(book.tick(8.0)).num_ready == 1
+
+
+def test_a_loan_told_anew_on_a_new_stream_is_read_once() -> None:
+    book = lending()
+    read = read_of(book.announced(lent(1, 3), 1.0))
+    assert book.announced(lent(1, 3), 1.1) == []
+    last = read_of(book.announced(lent(1, 4, is_last=True), 1.2))
+    assert last.first_index == 3
+    book.read_done(last.read, 1.3)
+    assert over(book.read_done(read.read, 1.4)).num_ready == 4

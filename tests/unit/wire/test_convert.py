@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, Finished, FinishReason, JobEvent, Moving, Pulled, SampledToken, Token
 from tandem.core.ids import (
+    BlockHash,
     BlockId,
     GatewayId,
     HandoffId,
@@ -29,7 +30,7 @@ from tandem.core.load import PROMPT_SIZES, Books, Load
 from tandem.core.request import MAX_COUNT, Generate, Prefill, RemotePrefix, Request, Resume, SamplingParams
 from tandem.core.step_cost import StepCost
 from tandem.engine.ports import TransportPeer
-from tandem.kv.handoff import Announcement, BlockDigest
+from tandem.kv.handoff import MAX_BORROWED, Announcement, BlockDigest, Borrow
 from tandem.kv.layout import KVGroup, KVLayout, KVRegion
 from tandem.wire import convert, convert_job, convert_kv
 from tandem.wire.gen import kv_pb2, worker_pb2
@@ -87,7 +88,7 @@ sampled = st.builds(
 )
 finished = st.builds(Finished, keys, st.none() | st.sampled_from(FinishReason), U32, U32)
 failed = st.builds(Failed, keys, st.sampled_from(ErrorKind), st.text(max_size=20))
-pulled = st.builds(Pulled, keys, U32, U64, U32, U64, SECONDS, SECONDS, SECONDS)
+pulled = st.builds(Pulled, keys, U32, U64, U32, U64, SECONDS, SECONDS, SECONDS, st.none() | workers)
 tokens = st.builds(Token, keys, st.integers(0, 2**30), sampled)
 handoff_keys = st.builds(HandoffKey, NAMES.map(HandoffId), U32)
 moving = st.builds(Moving, keys, handoff_keys)
@@ -104,7 +105,14 @@ def announcements(draw: st.DrawFn) -> Announcement:
     offered = st.builds(BlockDigest, U64.map(BlockId), st.lists(U64, min_size=num_heads, max_size=num_heads).map(tuple))
     blocks = tuple(draw(st.lists(offered, max_size=4)))
     first = tuple(draw(st.lists(sampled, max_size=3)))
-    return Announcement(draw(handoff_keys), draw(U32), blocks, draw(U32), first, draw(U32), draw(st.booleans()))
+    facts = (draw(U32), draw(st.booleans()), draw(st.booleans()))
+    return Announcement(draw(handoff_keys), draw(U32), blocks, draw(U32), first, *facts)
+
+
+@st.composite
+def borrows(draw: st.DrawFn) -> Borrow:
+    hashes = draw(st.lists(st.binary(min_size=16, max_size=16).map(BlockHash), min_size=1, max_size=5))
+    return Borrow(draw(st.integers(0, len(hashes) - 1)), tuple(hashes))
 
 
 @st.composite
@@ -187,6 +195,26 @@ def test_peers_round_trip(peer: TransportPeer) -> None:
 @given(announcements())
 def test_announcements_round_trip(announcement: Announcement) -> None:
     assert convert_kv.decode_announcement(sent(convert_kv.encode_announcement(announcement))) == announcement
+
+
+@given(handoff_keys, borrows())
+def test_loans_that_are_asked_for_round_trip(key: HandoffKey, borrow: Borrow) -> None:
+    assert convert_kv.decode_borrow(sent(convert_kv.encode_borrow(key, borrow))) == (key, borrow)
+
+
+@pytest.mark.parametrize(
+    ("hashes", "first_index", "complaint"),
+    [
+        (b"x" * 17, 0, "16 bytes long"),
+        (b"", 0, "no block"),
+        (b"x" * 32, 2, "no block"),
+        (b"x" * 16 * (MAX_BORROWED + 1), 0, f"{MAX_BORROWED} may be"),
+    ],
+)
+def test_a_loan_of_nothing_or_too_much_is_refused(hashes: bytes, first_index: int, complaint: str) -> None:
+    key = kv_pb2.HandoffKey(handoff="h", attempt=1)
+    with pytest.raises(TandemError, match=complaint):
+        convert_kv.decode_borrow(kv_pb2.Borrow(key=key, first_index=first_index, hashes=hashes))
 
 
 @given(books)
@@ -358,6 +386,7 @@ def test_garbage_is_a_typed_error_or_a_lawful_value(garbage: bytes) -> None:
         (worker_pb2.WatchUpdate, convert.decode_update),
         (kv_pb2.TransportPeer, convert_kv.decode_peer),
         (kv_pb2.Announcement, convert_kv.decode_announcement),
+        (kv_pb2.Borrow, convert_kv.decode_borrow),
     ]
     for message_type, decode in decoders:
         try:
