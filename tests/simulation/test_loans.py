@@ -13,6 +13,7 @@ from tandem.core.ids import HandoffId, RequestId
 from tandem.core.load import Load
 from tandem.core.request import Generate, RemotePrefix, Request, SamplingParams
 from tandem.sim.agenda import Agenda, Party
+from tandem.sim.index import SimIndex
 from tandem.sim.log import Log, combined
 from tandem.sim.network import Network
 from tandem.sim.stretch import Stretch
@@ -44,7 +45,7 @@ class Rig:
     def __init__(self, bandwidth: float = 1e9, max_run: int = 64, num_blocks: int = 2000) -> None:
         self.agenda = Agenda()
         fabric = Fabric(self.agenda, READ_LATENCY_S)
-        self.network = Network(self.agenda, fabric, LATENCY_S, 0.05)
+        self.network = Network(self.agenda, fabric, LATENCY_S, SimIndex(self.agenda, 0.05))
         self.ears = Ears(lambda: self.agenda.now)
         spec = slow_spec(bandwidth=bandwidth, max_run=max_run, num_blocks=num_blocks)
         self.workers = [SimWorker(self.agenda, spec, f"w{i}", self.network, 0, Party(1 + i, Log())) for i in range(2)]
