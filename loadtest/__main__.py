@@ -28,6 +28,7 @@ _COMMANDS = {
     "report": _Command("loadtest.report_command", "print again what a bench wrote as JSON"),
     "peers": _Command("loadtest.peers.command", "install peers, or say which are"),
     "handoff": _Command("loadtest.handoff", "prefill, transfer and what of it is hidden, between two workers"),
+    "loan": _Command("loadtest.loan", "prompts that a worker computes against those that it reads from another one"),
     "placement": _Command("loadtest.placement", "what one placement costs as a cluster grows"),
     "routing": _Command("loadtest.routing", "ways to choose workers on a trace, in virtual time"),
     "drain": _Command("loadtest.drain", "a decode worker drains into another one: what moves, and what a client sees"),

@@ -264,8 +264,8 @@ class Cluster(AbstractContextManager["Cluster"]):
     def _tell_source(self, node: Node, effect: Follow | Take | Unfollow | Renew) -> None:
         giver, now = self._by_ref[effect.source], self.clock.now()
         match effect:
-            case Follow(_, key):
-                self._carry_out(giver, giver.engine.follow(key, node.ref, now))
+            case Follow(_, key, borrow):
+                self._carry_out(giver, giver.engine.follow(key, node.ref, now, borrow))
                 node.engine.renewed((key,), now, 10.0)
             case Take(_, key, num_known):
                 giver.engine.take(key, num_known)

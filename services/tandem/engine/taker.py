@@ -192,7 +192,7 @@ class Taker:
     def _repay(self, over: LoanOver) -> list[Effect]:
         """Whatever became of a loan, its job may start with what is here."""
         self._scheduler.borrowings.end(over.job, over.num_ready)
-        unfollow = Unfollow(over.source, over.key, is_taken=True)
+        unfollow = Unfollow(over.source, over.key)
         if not over.stats.num_blocks:
             return [unfollow]
         key = self._jobs.live_keys(over.job)[0]

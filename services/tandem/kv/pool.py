@@ -1,7 +1,8 @@
 """Owns which block is held by whom and which prefix it holds; never touches KV bytes and never reads a clock.
 
-Holders of a block are tables (sequences), leases (it is offered to another worker) and reads (another worker's bytes
-are arriving in it). A block with no holder is free; a free block with a hash is the prefix cache.
+Holders of a block are tables (of sequences, and of prefixes that they borrow), leases (it is offered to another worker)
+and reads (another worker's bytes are arriving in it). A block with no holder is free; a free block with a hash is the
+prefix cache.
 
 Presence implies parents: whoever holds a block holds a copy of every block before it, and a release frees the last
 block first, so among free blocks a child is always reused before the copy of its parent that was released with it.

@@ -60,8 +60,9 @@ class Pacer:
         """A plan was made under the last allowance."""
         step = features(plan.slices)
         predicted_s, has_other_work = self.model.predict(step), bool(plan.num_host_copies or plan.digests)
+        target_s = self._target_s if plan.slices else 0.0
         opened = _Planned(
-            step, predicted_s, self._target_s, self._num_budget_tokens, num_preempted, has_other_work
+            step, predicted_s, target_s, self._num_budget_tokens, num_preempted, has_other_work
         )  # fmt: skip
         self._open[plan.number] = opened
         # A driver that does not time its steps leaves them open.

@@ -163,7 +163,7 @@ def test_a_loan_is_asked_for_digested_read_and_then_a_hit_like_any_other() -> No
     reads = two.tell(told)
     assert two.taker.engine.books().num_reading_blocks == 6 and two.taker.engine.books().num_pulls == 1
     unfollow, emitted = two.read(reads)
-    assert unfollow == Unfollow(GIVER, KEY, is_taken=True)
+    assert unfollow == Unfollow(GIVER, KEY)
     assert isinstance(emitted, Emit) and isinstance(emitted.event, Pulled)
     assert (emitted.event.source, emitted.event.num_blocks, emitted.event.num_cached_tokens) == (GIVER, 6, 0)
     assert two.taker.engine.load().num_borrowed_tokens == 12
@@ -213,7 +213,7 @@ def test_a_source_that_has_nothing_says_so_at_once() -> None:
     (end,) = two.ask(two.submit(replace(job, request=replace(job.request, cache_salt="another tenant's"))))
     assert isinstance(end, EndHandoff) and end.kind is ErrorKind.KV_LOST
     assert two.giver.is_clean
-    assert two.tell([end]) == [Unfollow(GIVER, KEY, is_taken=True)]
+    assert two.tell([end]) == [Unfollow(GIVER, KEY)]
     two.taker.run(1.0)
     assert [e.num_cached_tokens for e in two.taker.events("b", Finished) if isinstance(e, Finished)] == [0]
 
@@ -325,7 +325,7 @@ def test_whatever_fails_the_job_is_computed_here(stage: str, failure: Callable[[
     if stage != "asked":
         told = [*two.ask(effects), *two.digest()]
         reads = two.tell(told) if stage == "under read" else []
-    assert Unfollow(GIVER, KEY, is_taken=True) in two.taker.do(failure(two))
+    assert Unfollow(GIVER, KEY) in two.taker.do(failure(two))
     two.ask([Unfollow(GIVER, KEY)])
     assert two.taker.engine.books().num_reading_blocks == (6 if reads else 0)
     two.taker.run(two.now)
