@@ -6,13 +6,12 @@ paid token by token while the client reads, and count `DECODE_WEIGHT`.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from tandem.core.step_cost import StepFeatures
 from tandem.routing.links import Links
 from tandem.routing.loan import Loan
-from tandem.routing.steps import base_s, steps_of, wait_s
+from tandem.routing.pace import Pace
 from tandem.routing.view import WorkerView, token_bytes
 from tandem.routing.want import Want
 
@@ -91,27 +90,26 @@ class PairCost:
         return self.prefill.total_s + self.transfer_s + self.decode.decode_s + self.decode.room_s + prompts_s
 
 
-def prefill_cost(worker: WorkerView, want: Want, *, is_told: bool, loan: Loan | None = None) -> PrefillCost:
-    """`is_told`: all workers that are compared have told what their steps cost."""
-    steps = steps_of(worker, is_told)
+def prefill_cost(pace: Pace, want: Want, loan: Loan | None = None) -> PrefillCost:
+    worker, cost = pace.worker, pace.cost
     num_uncached = want.num_uncached(worker) if loan is None else want.num_context - loan.num_tokens
-    chunk_s = steps.chunk_s(want.num_context - num_uncached, num_uncached)
+    chunk_s = cost.chunk_s(want.num_context - num_uncached, num_uncached)
     held = want.held(worker)
     host_s = (held.num_tokens - held.num_device_tokens) * token_bytes(worker) / HOST_BANDWIDTH
-    queue_s = wait_s(worker, num_uncached, want.lane, steps)
+    wait_s = pace.wait_s(num_uncached, want.lane)
     return PrefillCost(
         worker,
         num_uncached,
-        wait_s=queue_s,
-        compute_s=host_s + math.ceil(num_uncached / worker.num_step_tokens) * base_s(worker, steps) + chunk_s,
+        wait_s=wait_s,
+        compute_s=host_s + pace.num_steps(num_uncached) * pace.base_s + chunk_s,
         stall_s=DECODE_WEIGHT * worker.num_decoding * chunk_s,
-        read_s=0.0 if loan is None else max(OVERLAPPED_WEIGHT * loan.read_s, loan.read_s - queue_s),
+        read_s=0.0 if loan is None else max(OVERLAPPED_WEIGHT * loan.read_s, loan.read_s - wait_s),
         loan=loan,
     )
 
 
-def decode_cost(worker: WorkerView, want: Want, *, is_told: bool) -> DecodeCost:
-    cost = steps_of(worker, is_told)
+def decode_cost(pace: Pace, want: Want) -> DecodeCost:
+    worker, cost = pace.worker, pace.cost
     num_others, num_context = worker.num_to_decode, want.num_context
     step = StepFeatures(num_decode_seqs=num_others + 1, decode_context=worker.num_held_tokens + num_context)
     itl_s = cost.predict(step)
