@@ -57,10 +57,12 @@ class PrefillCost:
 
 @dataclass(frozen=True, slots=True)
 class DecodeCost:
-    """Where the answer is drawn: seconds between tokens, weighted seconds of all of them and of what they slow others
-    by; `prompts_s`, weighted: of prompts there that it would wait behind; `room_s` where there is no room."""
+    """Where the answer is drawn, by a worker that lacks `num_lacking` tokens of the prompt: seconds between tokens,
+    weighted seconds of all of them and of what they slow others by; `prompts_s`, weighted: of prompts there that it
+    would wait behind; `room_s` where there is no room."""
 
     worker: WorkerView
+    num_lacking: int
     itl_s: float
     decode_s: float
     prompts_s: float
@@ -116,6 +118,7 @@ def decode_cost(pace: Pace, want: Want) -> DecodeCost:
     slower_s = num_others * (cost.decode_seq_s + cost.decode_context_s * num_context)
     return DecodeCost(
         worker,
+        num_context - want.held(worker).num_tokens,
         itl_s,
         decode_s=DECODE_WEIGHT * want.num_output * (itl_s + slower_s),
         prompts_s=DECODE_WEIGHT * cost.prefill_token_s * worker.queued_tokens,
@@ -123,11 +126,11 @@ def decode_cost(pace: Pace, want: Want) -> DecodeCost:
     )
 
 
-def transfer_s(giver: PrefillCost, taker: WorkerView, want: Want, links: Links) -> float:
+def transfer_s(giver: PrefillCost, taker: DecodeCost, links: Links) -> float:
     """Of the blocks that the taker lacks. They are read chunk by chunk while the next one is computed: exposed is the
     last chunk, or what the link cannot carry while the prompt is computed."""
-    per_token_s = token_bytes(giver.worker) / links.bandwidth(giver.worker, taker)
-    num_tokens = want.num_context - want.held(taker).num_tokens
+    per_token_s = token_bytes(giver.worker) / links.bandwidth(giver.worker, taker.worker)
+    num_tokens = taker.num_lacking
     all_s = num_tokens * per_token_s
     last_s = min(num_tokens, giver.num_uncached, giver.worker.num_step_tokens) * per_token_s
     exposed_s = max(last_s, all_s - giver.compute_s)

@@ -45,13 +45,12 @@ def loan(giver: Pace, reader: Pace, want: Want, links: Links) -> Loan:
     return Loan(lender.ref, num_tokens // lender.block_size, num_tokens, num_read, reader.rest_s + heard_s)
 
 
-def may_lend(lender: WorkerView, taker: WorkerView, want: Want) -> bool:
-    """It has blocks, of the same kind, that the other lacks."""
+def may_lend(lender: WorkerView, taker: WorkerView) -> bool:
+    """Their blocks are of the same kind."""
     return (
         lender.ref != taker.ref
         and lender.fingerprint == taker.fingerprint
         and (lender.block_size, lender.block_bytes) == (taker.block_size, taker.block_bytes)
-        and want.held(lender).num_device_tokens > want.held(taker).num_tokens
     )
 
 

@@ -74,7 +74,10 @@ class Pricer:
         """The best of computing all that it lacks and of reading a part of that, and whether it will probably accept
         that now; what it would not accept is compared only where it accepts neither."""
         worker, want, pace = site.worker, self.want, self._pace(site.worker)
-        ways = [prefill_cost(pace, want)]
+        alone = prefill_cost(pace, want)
+        if not site.lenders:
+            return alone, worker.takes(alone.num_uncached, want.lane)
+        ways = [alone]
         for lender in site.lenders:
             ways.append(prefill_cost(pace, want, loan(self._pace(lender), pace, want, self.links)))
         accepted = [way for way in ways if worker.takes(way.num_uncached, want.lane)]
@@ -90,4 +93,4 @@ class Pricer:
         return pace
 
     def _pair(self, prefill: PrefillCost, decode: DecodeCost) -> PairCost:
-        return PairCost(prefill, decode, transfer_s(prefill, decode.worker, self.want, self.links))
+        return PairCost(prefill, decode, transfer_s(prefill, decode, self.links))

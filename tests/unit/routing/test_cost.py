@@ -86,9 +86,9 @@ def test_of_a_transfer_only_what_the_prompt_s_computation_cannot_hide_counts_ful
     prefill = prefill_cost(Pace(P1, is_told=True), want(8192))
     all_s = 8192 / BLOCK * P1.block_bytes / slow.bandwidth(P1, D1)
     assert all_s > prefill.compute_s, "the link is slower than the computation"
-    assert transfer_s(prefill, D1, want(8192), slow) > all_s - prefill.compute_s
-    assert transfer_s(prefill, D1, want(8192), fast) < 0.2 * all_s
-    assert transfer_s(prefill, D1, want(8192, {"d1": 8000}), slow) < 0.2 * all_s
+    assert transfer_s(prefill, decode_cost(Pace(D1, is_told=True), want(8192)), slow) > all_s - prefill.compute_s
+    assert transfer_s(prefill, decode_cost(Pace(D1, is_told=True), want(8192)), fast) < 0.2 * all_s
+    assert transfer_s(prefill, decode_cost(Pace(D1, is_told=True), want(8192, {"d1": 8000})), slow) < 0.2 * all_s
 
 
 def test_who_decodes_has_few_others_and_room() -> None:

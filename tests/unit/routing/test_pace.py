@@ -58,8 +58,6 @@ def test_who_decodes_is_in_a_step_too() -> None:
     assert Pace(view(pool="decode", running=10), is_told=True).rest_s == pytest.approx((5e-3 + 10e-4) / 2)
     prompts = view(pool="prefill", running=10)
     assert Pace(prompts, is_told=True).rest_s == 0.0, "those are queued tokens"
-        "those are prompts, which are queued tokens"
-    )
 
 
 def test_while_somebody_has_not_told_all_cost_the_same() -> None:
