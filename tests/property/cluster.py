@@ -509,9 +509,11 @@ class Cluster:
                 )
                 worker.next_index[key] = index + 1
             case PromptScored(_, first_index, tokens):
-                known = worker.num_scored.get(key, 0)
+                # They are told in the name of a choice that is open; others may be by then.
+                job = JobKey(key.request, key.attempt)
+                known = worker.num_scored.get(job, 0)
                 assert 1 <= first_index <= 1 + known, f"{worker.ref}: a gap before {event}"
-                worker.num_scored[key] = max(known, first_index - 1 + len(tokens))
+                worker.num_scored[job] = max(known, first_index - 1 + len(tokens))
             case Pulled():
                 self.num_pulled += event.source is None
                 self.num_borrowed += event.num_blocks if event.source is not None else 0

@@ -161,7 +161,7 @@ class Engine:
         """A taker wants a hand-off's announcements, from the first on; `borrow`: of cached blocks, to be lent now."""
         self._evacuation.follow(key, now)
         effects = [] if borrow is None else self._giver.lend_prefix(key, borrow, now)
-        return effects + self._giver.follow(key, taker, now)
+        return effects + self._giver.follow(key, taker, now, borrow)
 
     def renew(self, keys: Iterable[HandoffKey], taker: WorkerRef, now: float) -> list[Effect]:
         """A taker needs more time; `now` is the moment of the answer."""

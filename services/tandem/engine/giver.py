@@ -57,7 +57,7 @@ class Giver:
         follows hears so."""
         if not self._leases.may_lend(key):
             return []
-        older = self._leases.open(key, None, now)
+        older = self._leases.open(key, None, now, loan=borrow)
         effects = [] if older is None else self._give_back(older, ErrorKind.CANCELLED, "fenced")
         blocks = self._lending.lend(key, borrow)
         if blocks:
@@ -108,9 +108,9 @@ class Giver:
         )
         return [Announce(lease.taker, message)] if message is not None and lease.taker is not None else []
 
-    def follow(self, key: HandoffKey, taker: WorkerRef, now: float) -> list[Effect]:
-        """A taker wants a hand-off's announcements, from the first on."""
-        messages = self._leases.follow(key, taker, now)
+    def follow(self, key: HandoffKey, taker: WorkerRef, now: float, borrow: Borrow | None = None) -> list[Effect]:
+        """A taker wants a hand-off's announcements, from the first on, or those of what it borrows."""
+        messages = self._leases.follow(key, taker, now) if self._leases.offers(key, borrow) else None
         if messages is None:
             return [self._over(key, taker)]
         return [Announce(taker, message) for message in messages]

@@ -19,12 +19,15 @@ from tandem.kv.pool import BlockPool, Holder
 from tandem.kv.pull import Loan, Pull
 from tandem.kv.pull_book import PullBook
 from tandem.kv.pull_outcome import Arrived, AskRest, LoanOver, Lost, PullOutcome, ReadEnded, StartRead, Teardown
+from tandem.kv.recent import Recent
 from tandem.sched.outcome import PullGrant
 from tandem.sched.scheduler import Scheduler
 
 LEAST_LOAN_S, MOST_LOAN_S = 0.2, 2.0
 """A loan is given up that shows no sign of itself for as long as computing its tokens takes: then waiting has cost as
 much again. It gets no less than what connecting to a source takes, and no more than a first token can wait."""
+LOAN_MEMORY_S = 120.0
+"""No loan has the name of one that was asked for so long ago; as jobs are remembered."""
 LOAN_FACTOR = 2.0
 """One that goes on may take so many times as long as computing: what runs here makes that slower than predicted."""
 
@@ -49,6 +52,8 @@ class Taker:
         self._exits = exits
         self._renewal_s = lease_s / 3
         self._block_bytes = block_bytes
+        # What is said late of a loan that is over must not be taken for another one's.
+        self._borrowed: Recent[HandoffKey, None] = Recent(LOAN_MEMORY_S)
         self._next_renewal = 0.0
 
     def check_free(self, job: Resume) -> None:
@@ -68,13 +73,15 @@ class Taker:
         if job.prefix is None:
             return []
         key, borrowings = HandoffKey(job.prefix.handoff, job.attempt), self._scheduler.borrowings
-        if self.book.find(key) is not None:
+        self._borrowed.forget(now)
+        if key in self._borrowed or self.book.find(key) is not None:
             borrowings.waive(job.key)
             return []
         wanted = borrowings.begin(job.key)
         if wanted is None:
             return []
         self._open_book(now)
+        self._borrowed.put(key, None, now)
         loan = loan_of(wanted, self._pool.block_size, self._scheduler.pacer.model.published)
         self.book.open_loan(key, job.key, job.prefix.source, loan, now)
         return [Follow(job.prefix.source, key, wanted), *self.read_on(now)]

@@ -13,20 +13,32 @@ from dataclasses import dataclass
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import SampledToken
 from tandem.core.ids import BlockId, HandoffId, HandoffKey, JobKey, WorkerRef
-from tandem.kv.handoff import Announcement, BlockDigest, LeaseEvent, LeaseState, next_lease
+from tandem.kv.handoff import Announcement, BlockDigest, Borrow, LeaseEvent, LeaseState, next_lease
 from tandem.kv.recent import Recent
 
 
 class Lease:
     """One open hand-off. `num_announced` leading blocks of `blocks` may be read. `is_moving`: of a sequence that goes
-    on, so that blocks are added. Without a `job` it is a loan of cached blocks, which hold what they will hold."""
+    on, so that blocks are added. `loan`: what was asked for, where it is of cached blocks and computed for no job."""
 
-    __slots__ = ("announcements", "blocks", "is_moving", "job", "key", "num_announced", "state", "taker", "until")
+    __slots__ = (
+        "announcements",
+        "blocks",
+        "is_moving",
+        "job",
+        "key",
+        "loan",
+        "num_announced",
+        "state",
+        "taker",
+        "until",
+    )
 
-    def __init__(self, key: HandoffKey, job: JobKey | None, until: float, is_moving: bool) -> None:
+    def __init__(self, key: HandoffKey, job: JobKey | None, until: float, is_moving: bool, loan: Borrow | None) -> None:
         self.key = key
         self.job = job
         self.is_moving = is_moving
+        self.loan = loan
         self.state = LeaseState.PROMISED
         self.until = until
         self.blocks: tuple[BlockId, ...] = ()
@@ -65,7 +77,9 @@ class LeaseBook:
         self._over: Recent[HandoffId, _Over] = Recent(memory_s)
         self._awaited: Recent[HandoffKey, WorkerRef] = Recent(memory_s)
 
-    def open(self, key: HandoffKey, job: JobKey | None, now: float, *, is_moving: bool = False) -> Ended | None:
+    def open(
+        self, key: HandoffKey, job: JobKey | None, now: float, *, is_moving: bool = False, loan: Borrow | None = None
+    ) -> Ended | None:
         """Promise a hand-off; returns the older attempt that this one ends. Raises TandemError when it is fenced."""
         self.forget(now)
         old = self._leases.get(key.handoff)
@@ -74,7 +88,7 @@ class LeaseBook:
         if self.why_over(key) is not None:
             raise TandemError(ErrorKind.CANCELLED, f"hand-off {key} has ended")
         ended = self.release(old.key, now, ErrorKind.CANCELLED) if old is not None else None
-        lease = self._leases[key.handoff] = Lease(key, job, now + self.lease_s, is_moving)
+        lease = self._leases[key.handoff] = Lease(key, job, now + self.lease_s, is_moving, loan)
         lease.taker = self._awaited.pop(key)
         return ended
 
@@ -116,6 +130,11 @@ class LeaseBook:
         announcement = Announcement(key, first, blocks, num_computed, first_tokens, num_cached, lease.is_moving)
         lease.announcements.append(announcement)
         return announcement
+
+    def offers(self, key: HandoffKey, loan: Borrow | None) -> bool:
+        """Nothing else is offered under this key. Whoever reads what he did not ask for takes it for what he did."""
+        lease = self.find(key)
+        return lease is None or lease.loan == loan
 
     def may_lend(self, key: HandoffKey) -> bool:
         """Nobody has used this key, and the older attempt that it would end, if any, is a loan as well."""

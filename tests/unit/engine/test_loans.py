@@ -381,7 +381,27 @@ def test_two_jobs_that_name_one_loan_do_not_share_it() -> None:
     effects = two.submit(borrower("b"))
     assert two.submit(borrower("c")) == []
     two.read(two.tell([*two.ask(effects), *two.digest()]))
-    two.taker.run(1.0)
+    two.finish("b", 12)
+    (end,) = two.taker.events("c", Finished)
+    assert isinstance(end, Finished) and end.num_cached_tokens == 12
+    # What is still said of it must not be taken for what a later job asks for under the same name.
+    other = borrower("d")
+    assert two.submit(replace(other, request=replace(other.request, cache_salt="other"))) == []
+
+
+def test_what_is_lent_to_one_is_not_told_to_another_who_asks_for_something_else_under_the_same_name() -> None:
+    """Two gateways that draw the same names, say: KV of another prompt must never have this one's name."""
+    two = Two()
+    lent = two.ask(two.submit(borrower("b")))
+    lent += two.digest()
+    third = Side()
+    job = borrower("c")
+    follow = follow_of(third.do(third.engine.submit(replace(job, request=request("c", PROMPT[2:])), 1.0)))
+    (end,) = two.giver.do(two.giver.engine.follow(KEY, GIVER, 1.0, follow.borrow))
+    assert isinstance(end, EndHandoff)
+    (end,) = two.giver.do(two.giver.engine.follow(KEY, GIVER, 1.0))
+    assert isinstance(end, EndHandoff), "nor to a Resume"
+    two.read(two.tell(lent))
     two.finish("b", 12)
 
 

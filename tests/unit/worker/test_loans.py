@@ -11,8 +11,10 @@ import pytest
 
 from tandem.core.config import HandoffConfig
 from tandem.core.events import Cancelled, Finished, FinishReason, Pulled, Token
-from tandem.core.ids import HandoffId, Incarnation, JobKey, WorkerRef
+from tandem.core.ids import BlockHash, HandoffId, HandoffKey, Incarnation, JobKey, WorkerRef
 from tandem.core.request import Generate, Prefill, RemotePrefix, Request, Resume
+from tandem.kv.handoff import MAX_BORROWED, Borrow
+from tandem.worker.link import Link
 from tests.e2e.client import new_request
 from tests.unit.worker.conftest import Gate, Node, Nodes, pace
 from tests.unit.worker.fake_model import MODEL, continuation
@@ -243,3 +245,17 @@ async def test_a_link_that_breaks_asks_for_its_loans_anew(nodes: Nodes) -> None:
     taker.transport.gate.set()
     await ends_right(taker, key, PROMPT, NUM_BLOCKS * 4)
     await settled(giver, taker)
+
+
+async def test_one_message_names_no_more_blocks_than_may_be(nodes: Nodes) -> None:
+    """As when a link that has broken asks for many long loans anew."""
+    node = await nodes.start()
+    link = Link(node.worker.me, node.worker._link_context())
+    half = Borrow(0, (BlockHash(b"x" * 16),) * (MAX_BORROWED // 2))
+    wanted: dict[str, Borrow | None] = {"a": half, "b": half, "c": None, "d": half, "e": None}
+    for name, borrow in wanted.items():
+        link.follow(HandoffKey(HandoffId(name), 1), borrow)
+    messages = [link._next_message(), link._next_message()]
+    asked = [[*(b.key.handoff for b in m.borrow), *(key.handoff for key in m.follow)] for m in messages]
+    assert asked == [["a", "b", "c"], ["d", "e"]]
+    assert max(message.ByteSize() for message in messages) < 2**19
