@@ -73,8 +73,8 @@ def main(argv: Sequence[str]) -> int:
         return 1
     setting = Setting(
         workload=str(path), pools=args.pools, speedup=args.speedup, count=args.count,
-        disaggregation=args.disaggregation, remote_prefix=args.remote_prefix,
-        index_delay_s=args.index_delay_ms / 1e3, budget=args.budget,
+        disaggregation=args.disaggregation, remote_prefix=args.remote_prefix, budget=args.budget,
+        index_delay_s=args.index_delay_ms / 1e3,
     )  # fmt: skip
     sys.stdout.write(f"{setting}\n")
     outcomes = [_said(compare(setting, policy)) for policy in args.policies.split(",")]

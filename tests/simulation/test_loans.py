@@ -16,6 +16,7 @@ from tandem.core.ids import HandoffId, RequestId
 from tandem.core.load import Load
 from tandem.core.request import Generate, RemotePrefix, Request, SamplingParams
 from tandem.sim.agenda import Agenda, Party
+from tandem.sim.index import SimIndex
 from tandem.sim.log import Log, combined
 from tandem.sim.network import Network
 from tandem.sim.shapes import SMOLLM_135M
@@ -51,7 +52,7 @@ class Rig:
     ) -> None:
         self.agenda = Agenda()
         fabric = Fabric(self.agenda, READ_LATENCY_S)
-        self.network = Network(self.agenda, fabric, LATENCY_S, 0.05)
+        self.network = Network(self.agenda, fabric, LATENCY_S, SimIndex(self.agenda, 0.05))
         self.ears = Ears(lambda: self.agenda.now)
         config = Config(
             engine=EngineConfig(host_cache_memory=Bytes(num_host_blocks * SMOLLM_135M.layout(16).block_bytes)),

@@ -20,6 +20,7 @@ from tandem.routing.router import place
 from tandem.routing.view import ClusterView, WorkerView
 from tandem.routing.want import Want
 from tandem.sim.cluster import ClusterSpec, SimCluster
+from tandem.sim.executor import token_at
 from tandem.workload.ask import MODEL, Ask
 from tests.simulation.clusters import gpu_spec, run
 
@@ -92,6 +93,40 @@ def test_hits_that_are_seen_late_are_missed() -> None:
         return sum(trace.outcome.num_cached_tokens for trace in done)  # type: ignore[union-attr]
 
     assert cached(0.05) > 1.4 * cached(1e9)
+
+
+def answered(*, num_gateways: int, remote_prefix: bool) -> tuple[int, int]:
+    """Tokens that were cached and those of them that were read from others, where each second turn repeats an answer
+    that only a worker that decodes has."""
+    spec = ClusterSpec(
+        workers=((gpu_spec("prefill", max_num_batched_tokens=8192), 2), (gpu_spec("decode"), 2)),
+        gateway=GatewayConfig(remote_prefix=remote_prefix),
+        num_gateways=num_gateways,
+    )
+    asks = []
+    for number in range(12):
+        turn, talk = divmod(number, 6)
+        first = tuple((talk * 7919 + i) % 30_000 for i in range(2000))
+        answer = tuple(token_at(talk, 0, index) for index in range(1200))
+        asked = Request(
+            id=RequestId(f"r{number}"),
+            model=MODEL,
+            prompt_tokens=first if turn == 0 else (*first, *answer, *range(100)),
+            sampling=SamplingParams(max_tokens=1200 if turn == 0 else 4, seed=talk),
+        )
+        asks.append(Ask(asked, "talk", 30.0 * turn + 0.1 * talk))
+    cluster = SimCluster(spec)
+    traces = run(cluster, asks)
+    return sum(t.outcome.num_cached_tokens for t in traces), cluster.num_borrowed_tokens  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("num_gateways", [1, 3])
+def test_an_answer_that_only_its_decode_worker_has_is_read_from_there(num_gateways: int) -> None:
+    """Gateways hear the same of prefix caches, whoever placed what is in them."""
+    cached, borrowed = answered(num_gateways=num_gateways, remote_prefix=True)
+    alone, none = answered(num_gateways=num_gateways, remote_prefix=False)
+    assert none == 0 and alone <= 6 * 2000
+    assert borrowed >= 6 * 1184 and cached >= 6 * (2000 + 1184), "all but the last block or so of each"
 
 
 GPU = StepCost(2e-3, 3e-5, 2e-5, 1e-8, 1e-9)

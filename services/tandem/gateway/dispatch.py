@@ -35,7 +35,7 @@ from tandem.flow.commands import (
 )
 from tandem.flow.lifecycle import RequestLife
 from tandem.flow.strand import Phase
-from tandem.flow.waiting import Turn, Waiting
+from tandem.flow.waiting import Waiting
 from tandem.gateway.active import ActiveRequest
 from tandem.gateway.background import surviving
 from tandem.gateway.caller import Caller
@@ -45,7 +45,6 @@ from tandem.gateway.intake import Intake
 from tandem.gateway.ports import NO_PREFIXES, KnownPrefixes, Quotas, ServedModel
 from tandem.gateway.probe import has_moved, probe_request
 from tandem.routing.breaker import BreakerState
-from tandem.routing.false_hits import Prediction
 from tandem.routing.placement import Placement
 from tandem.routing.view import Pool, WorkerView
 from tandem.sched.targets import NO_TARGETS, LatencyTargets
@@ -178,17 +177,10 @@ class Dispatcher:
         while (turn := self._waiting.next(self._clock.now())) is not None:
             active = self._active[turn.request]
             self._fleet.expect(turn.placement.prefill, turn.request, self._waiting.line.charged(turn.request))
-            active.predicted = self._predicted(active.life.request, turn)
+            active.predicted = self._prefixes.predict(active.life.request, turn.placement, turn.num_hit_blocks)
             self._carry_out(active, active.life.placed(turn.placement))
 
     # ---- inside
-
-    def _predicted(self, request: Request, turn: Turn) -> Sequence[Prediction]:
-        """What the worker that computes a prompt holds, and what it is to read of another beyond that."""
-        hits = [self._prefixes.predict(request, turn.placement.prefill, turn.num_hit_blocks)]
-        if (lent := turn.placement.prefix) is not None:
-            hits.append(self._prefixes.predict(request, lent.worker, lent.num_blocks, turn.num_hit_blocks))
-        return [hit for hit in hits if hit is not None]
 
     def _begin(self, request: Request, max_retries: int) -> ActiveRequest:
         life = RequestLife(request, HandoffId(secrets.token_hex(12)), max_retries)

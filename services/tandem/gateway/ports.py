@@ -17,6 +17,7 @@ from tandem.gateway.standing import Standing
 from tandem.gateway.text import TextModel
 from tandem.routing.breaker import BreakerState
 from tandem.routing.false_hits import Prediction
+from tandem.routing.placement import Placement
 from tandem.routing.prefix_table import PrefixHit
 from tandem.routing.view import Pool
 
@@ -136,8 +137,9 @@ class KnownPrefixes(Prefixes, Protocol):
         """What the prompt's full blocks are called; nothing where no worker serves the model."""
         ...
 
-    def predict(self, request: Request, worker: WorkerRef, num_blocks: int, num_before: int = 0) -> Prediction | None:
-        """What a hit of so many leading blocks comes to, less those before that are elsewhere; None for no hit."""
+    def predict(self, request: Request, placement: Placement, num_hit_blocks: int) -> Sequence[Prediction]:
+        """What the worker that computes a prompt has of it, which are so many leading blocks, and what it is to read
+        from another beyond these."""
         ...
 
     def reported(self, predicted: Prediction, num_cached: int) -> None:
@@ -154,8 +156,8 @@ class _NoPrefixes:
     async def name(self, request: Request) -> Sequence[BlockHash]:
         return ()
 
-    def predict(self, request: Request, worker: WorkerRef, num_blocks: int, num_before: int = 0) -> Prediction | None:
-        return None
+    def predict(self, request: Request, placement: Placement, num_hit_blocks: int) -> Sequence[Prediction]:
+        return ()
 
     def reported(self, predicted: Prediction, num_cached: int) -> None:
         return

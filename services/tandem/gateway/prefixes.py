@@ -19,6 +19,7 @@ from tandem.gateway.background import surviving
 from tandem.gateway.prompt_names import name_prompt
 from tandem.kv.held_blocks import HeldBlocks
 from tandem.routing.false_hits import FalseHits, Prediction, predict
+from tandem.routing.placement import Placement
 from tandem.routing.prefix_mirror import Entry, PrefixMirror
 from tandem.routing.prefix_table import PrefixHit, PrefixTable
 from tandem.stores.index_format import Snapshot
@@ -83,10 +84,17 @@ class PrefixIndex:
         root = self._fleet.cache_root(request.model)
         return () if root is None else await name_prompt(request, *root)
 
-    def predict(self, request: Request, worker: WorkerRef, num_blocks: int, num_before: int = 0) -> Prediction | None:
-        """What a hit of so many leading blocks comes to, less those before that are elsewhere; None for no hit."""
-        root = self._fleet.cache_root(request.model) if num_blocks else None
-        return None if root is None else predict(worker, num_blocks, len(request.prompt_tokens), root[1], num_before)
+    def predict(self, request: Request, placement: Placement, num_hit_blocks: int) -> Sequence[Prediction]:
+        """What the worker that computes a prompt has of it, which are so many leading blocks, and what it is to read
+        from another beyond these."""
+        hits = [(placement.prefill, num_hit_blocks, 0)]
+        if placement.prefix is not None:
+            hits.append((*placement.prefix, num_hit_blocks))
+        root = self._fleet.cache_root(request.model)
+        if root is None:
+            return ()
+        num_prompt = len(request.prompt_tokens)
+        return [predict(worker, num, num_prompt, root[1], before) for worker, num, before in hits if num]
 
     def reported(self, predicted: Prediction, num_cached: int) -> None:
         """How many tokens of a prompt were not computed, against those that were predicted."""

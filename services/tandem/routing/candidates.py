@@ -104,7 +104,8 @@ class Shortlist:
         self._want = want
         self._excluded = excluded
         self._holders = self._find_holders()
-        self._lenders = self._holders if may_borrow else []
+        lenders = self._holders if may_borrow else []
+        self._lenders = [(view, want.held(view).num_device_tokens) for view in lenders]
 
     def givers(self) -> list[Giver]:
         """Those that have a partner. All are walked over until enough are ready."""
@@ -177,13 +178,15 @@ class Shortlist:
     def _site(self, worker: WorkerView) -> Site:
         if not self._lenders:
             return Site(worker)
-        return Site(worker, tuple(islice((one for one in self._lenders if self._may_lend(one, worker)), NUM_LENDERS)))
+        num_held = self._want.held(worker).num_tokens
+        fit = (lender for lender, num in self._lenders if num > num_held and self._may_lend(lender, worker))
+        return Site(worker, tuple(islice(fit, NUM_LENDERS)))
 
     def _may_lend(self, lender: WorkerView, taker: WorkerView) -> bool:
         """A way that has failed in one direction is not taken in the other."""
         failed = self._among.unlinked
         pairs = (lender.ref, taker.ref), (taker.ref, lender.ref)
-        return may_lend(lender, taker, self._want) and not any(pair in failed for pair in pairs)
+        return may_lend(lender, taker) and not any(pair in failed for pair in pairs)
 
     def _suits(self, site: Site) -> bool:
         """Whether it will probably accept the prompt now, with what it may read."""

@@ -6,13 +6,12 @@ paid token by token while the client reads, and count `DECODE_WEIGHT`.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from tandem.core.step_cost import StepFeatures
 from tandem.routing.links import Links
 from tandem.routing.loan import Loan
-from tandem.routing.steps import base_s, steps_of, wait_s
+from tandem.routing.pace import Pace
 from tandem.routing.view import WorkerView, token_bytes
 from tandem.routing.want import Want
 
@@ -58,10 +57,12 @@ class PrefillCost:
 
 @dataclass(frozen=True, slots=True)
 class DecodeCost:
-    """Where the answer is drawn: seconds between tokens, weighted seconds of all of them and of what they slow others
-    by; `prompts_s`, weighted: of prompts there that it would wait behind; `room_s` where there is no room."""
+    """Where the answer is drawn, by a worker that lacks `num_lacking` tokens of the prompt: seconds between tokens,
+    weighted seconds of all of them and of what they slow others by; `prompts_s`, weighted: of prompts there that it
+    would wait behind; `room_s` where there is no room."""
 
     worker: WorkerView
+    num_lacking: int
     itl_s: float
     decode_s: float
     prompts_s: float
@@ -91,33 +92,33 @@ class PairCost:
         return self.prefill.total_s + self.transfer_s + self.decode.decode_s + self.decode.room_s + prompts_s
 
 
-def prefill_cost(worker: WorkerView, want: Want, *, is_told: bool, loan: Loan | None = None) -> PrefillCost:
-    """`is_told`: all workers that are compared have told what their steps cost."""
-    steps = steps_of(worker, is_told)
+def prefill_cost(pace: Pace, want: Want, loan: Loan | None = None) -> PrefillCost:
+    worker, cost = pace.worker, pace.cost
     num_uncached = want.num_uncached(worker) if loan is None else want.num_context - loan.num_tokens
-    chunk_s = steps.chunk_s(want.num_context - num_uncached, num_uncached)
+    chunk_s = cost.chunk_s(want.num_context - num_uncached, num_uncached)
     held = want.held(worker)
     host_s = (held.num_tokens - held.num_device_tokens) * token_bytes(worker) / HOST_BANDWIDTH
-    queue_s = wait_s(worker, num_uncached, want.lane, steps)
+    wait_s = pace.wait_s(num_uncached, want.lane)
     return PrefillCost(
         worker,
         num_uncached,
-        wait_s=queue_s,
-        compute_s=host_s + math.ceil(num_uncached / worker.num_step_tokens) * base_s(worker, steps) + chunk_s,
+        wait_s=wait_s,
+        compute_s=host_s + pace.num_steps(num_uncached) * pace.base_s + chunk_s,
         stall_s=DECODE_WEIGHT * worker.num_decoding * chunk_s,
-        read_s=0.0 if loan is None else max(OVERLAPPED_WEIGHT * loan.read_s, loan.read_s - queue_s),
+        read_s=0.0 if loan is None else max(OVERLAPPED_WEIGHT * loan.read_s, loan.read_s - wait_s),
         loan=loan,
     )
 
 
-def decode_cost(worker: WorkerView, want: Want, *, is_told: bool) -> DecodeCost:
-    cost = steps_of(worker, is_told)
+def decode_cost(pace: Pace, want: Want) -> DecodeCost:
+    worker, cost = pace.worker, pace.cost
     num_others, num_context = worker.num_to_decode, want.num_context
     step = StepFeatures(num_decode_seqs=num_others + 1, decode_context=worker.num_held_tokens + num_context)
     itl_s = cost.predict(step)
     slower_s = num_others * (cost.decode_seq_s + cost.decode_context_s * num_context)
     return DecodeCost(
         worker,
+        num_context - want.held(worker).num_tokens,
         itl_s,
         decode_s=DECODE_WEIGHT * want.num_output * (itl_s + slower_s),
         prompts_s=DECODE_WEIGHT * cost.prefill_token_s * worker.queued_tokens,
@@ -125,11 +126,11 @@ def decode_cost(worker: WorkerView, want: Want, *, is_told: bool) -> DecodeCost:
     )
 
 
-def transfer_s(giver: PrefillCost, taker: WorkerView, want: Want, links: Links) -> float:
+def transfer_s(giver: PrefillCost, taker: DecodeCost, links: Links) -> float:
     """Of the blocks that the taker lacks. They are read chunk by chunk while the next one is computed: exposed is the
     last chunk, or what the link cannot carry while the prompt is computed."""
-    per_token_s = token_bytes(giver.worker) / links.bandwidth(giver.worker, taker)
-    num_tokens = want.num_context - want.held(taker).num_tokens
+    per_token_s = token_bytes(giver.worker) / links.bandwidth(giver.worker, taker.worker)
+    num_tokens = taker.num_lacking
     all_s = num_tokens * per_token_s
     last_s = min(num_tokens, giver.num_uncached, giver.worker.num_step_tokens) * per_token_s
     exposed_s = max(last_s, all_s - giver.compute_s)

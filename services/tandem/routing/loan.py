@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tandem.core.ids import WorkerRef
 from tandem.routing.links import Links
-from tandem.routing.steps import following_s, rest_s, steps_of
+from tandem.routing.pace import Pace
 from tandem.routing.view import WorkerView, token_bytes
 from tandem.routing.want import Want
 
@@ -31,27 +31,26 @@ class Loan:
     read_s: float
 
 
-def loan(lender: WorkerView, taker: WorkerView, want: Want, links: Links, *, is_told: bool) -> Loan:
-    """Of what the lender has in device memory. Workers hear of each other between their steps only: the lender of the
-    question; and the taker, which asks when its step ends, of the answer and of what came, each at the end of another
+def loan(giver: Pace, reader: Pace, want: Want, links: Links) -> Loan:
+    """Of what the giver has in device memory. Workers hear of each other between their steps only: the giver of the
+    question; and the reader, which asks when its step ends, of the answer and of what came, each at the end of another
     one while it has others to compute."""
+    lender, taker = giver.worker, reader.worker
     num_tokens = want.held(lender).num_device_tokens
     num_read = num_tokens - want.held(taker).num_tokens
-    ask_s = MESSAGES_S + rest_s(lender, steps_of(lender, is_told))
+    ask_s = MESSAGES_S + giver.rest_s
     wire_s = MESSAGES_S + num_read * token_bytes(lender) / links.bandwidth(lender, taker)
-    next_s, left_s = following_s(taker, steps_of(taker, is_told))
-    heard_s = min(_whole(ask_s, next_s) + _whole(wire_s, next_s), ask_s + wire_s + left_s)
-    read_s = rest_s(taker, steps_of(taker, is_told)) + heard_s
-    return Loan(lender.ref, num_tokens // lender.block_size, num_tokens, num_read, read_s)
+    next_s = reader.next_s
+    heard_s = min(_whole(ask_s, next_s) + _whole(wire_s, next_s), ask_s + wire_s + reader.left_s)
+    return Loan(lender.ref, num_tokens // lender.block_size, num_tokens, num_read, reader.rest_s + heard_s)
 
 
-def may_lend(lender: WorkerView, taker: WorkerView, want: Want) -> bool:
-    """It has blocks, of the same kind, that the other lacks."""
+def may_lend(lender: WorkerView, taker: WorkerView) -> bool:
+    """Their blocks are of the same kind."""
     return (
         lender.ref != taker.ref
         and lender.fingerprint == taker.fingerprint
         and (lender.block_size, lender.block_bytes) == (taker.block_size, taker.block_bytes)
-        and want.held(lender).num_device_tokens > want.held(taker).num_tokens
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tandem.core.ids import WorkerRef
 from tandem.routing.candidates import Giver, Site
 from tandem.routing.cost import DecodeCost, PairCost, PrefillCost, decode_cost, prefill_cost, transfer_s
 from tandem.routing.links import Links
 from tandem.routing.loan import loan
+from tandem.routing.pace import Pace
 from tandem.routing.view import WorkerView
 from tandem.routing.want import Want
 
@@ -34,11 +35,12 @@ class Offers:
 
 @dataclass(frozen=True, slots=True)
 class Pricer:
-    """`is_told`: every worker in question has told what its steps cost."""
+    """`is_told`: every worker in question has told what its steps cost. `paces` are those that were asked for."""
 
     want: Want
     links: Links
     is_told: bool
+    paces: dict[WorkerRef, Pace] = field(default_factory=dict)
 
     def pairs(self, givers: Iterable[Giver]) -> Offers:
         """A split, of every giver with every taker of its own."""
@@ -71,16 +73,24 @@ class Pricer:
     def _prefill(self, site: Site) -> tuple[PrefillCost, bool]:
         """The best of computing all that it lacks and of reading a part of that, and whether it will probably accept
         that now; what it would not accept is compared only where it accepts neither."""
-        worker, want = site.worker, self.want
-        ways = [prefill_cost(worker, want, is_told=self.is_told)]
+        worker, want, pace = site.worker, self.want, self._pace(site.worker)
+        alone = prefill_cost(pace, want)
+        if not site.lenders:
+            return alone, worker.takes(alone.num_uncached, want.lane)
+        ways = [alone]
         for lender in site.lenders:
-            lent = loan(lender, worker, want, self.links, is_told=self.is_told)
-            ways.append(prefill_cost(worker, want, is_told=self.is_told, loan=lent))
+            ways.append(prefill_cost(pace, want, loan(self._pace(lender), pace, want, self.links)))
         accepted = [way for way in ways if worker.takes(way.num_uncached, want.lane)]
         return min(accepted or ways, key=lambda way: way.total_s), bool(accepted)
 
     def _decode(self, worker: WorkerView) -> DecodeCost:
-        return decode_cost(worker, self.want, is_told=self.is_told)
+        return decode_cost(self._pace(worker), self.want)
+
+    def _pace(self, worker: WorkerView) -> Pace:
+        pace = self.paces.get(worker.ref)
+        if pace is None:
+            pace = self.paces[worker.ref] = Pace(worker, is_told=self.is_told)
+        return pace
 
     def _pair(self, prefill: PrefillCost, decode: DecodeCost) -> PairCost:
-        return PairCost(prefill, decode, transfer_s(prefill, decode.worker, self.want, self.links))
+        return PairCost(prefill, decode, transfer_s(prefill, decode, self.links))

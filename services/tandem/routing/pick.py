@@ -36,9 +36,11 @@ def margin_s(best: PairCost) -> float:
 
 def pick(offers: Sequence[PairCost], want: Want) -> Pick:
     """There must be one."""
-    ranked = sorted(offers, key=lambda offer: (offer.total_s, _name(offer)))
-    limit_s = ranked[0].total_s + margin_s(ranked[0])
-    near = [offer for offer in ranked if offer.total_s <= limit_s]
+    totals = [offer.total_s for offer in offers]
+    least_s, best = min(zip(totals, offers, strict=True), key=lambda one: (one[0], _name(one[1])))
+    limit_s = least_s + margin_s(best)
+    few = [(total_s, _name(offer), offer) for total_s, offer in zip(totals, offers, strict=True) if total_s <= limit_s]
+    near = [offer for _, _, offer in sorted(few, key=lambda one: one[:2])]
     if len(near) == 1:
         return Pick(near[0], "cost", 1)
     if want.session:

@@ -753,3 +753,13 @@ def test_a_lender_that_is_lost_is_the_concern_of_who_reads() -> None:
     life.placed(Placement(P, D, prefix=PrefixSource(OTHER, 7)))
     life.accepted(D, key())
     assert life.worker_lost(OTHER, "gone") == [] and OTHER not in life.workers()
+
+
+def test_a_prefill_whose_hand_off_its_taker_gave_up_before_it_came_is_placed_anew() -> None:
+    life = RequestLife(REQUEST, HandoffId("h"))
+    life.placed(Placement(P, D))
+    life.accepted(D, key())
+    commands = life.refused(P, key(), TandemError(ErrorKind.CANCELLED, "hand-off h/0#1 has ended"))
+    assert shape(commands) == ["cancel d", "place without p"] and life.phase is Phase.QUEUED
+    (again,) = life.placed(Placement(P, D))
+    assert isinstance(again, Submit) and again.job.attempt == 2

@@ -9,6 +9,7 @@ from tandem.core.events import Finished, FinishReason, SampledToken, Token
 from tandem.core.ids import BlockHash, WorkerRef
 from tandem.core.request import Request
 from tandem.routing.false_hits import Prediction
+from tandem.routing.placement import Placement
 from tandem.routing.prefix_table import PrefixHit
 from tests.unit.gateway.rig import Rig, collect, token
 from tests.unit.gateway.scripted_worker import until
@@ -31,8 +32,8 @@ class Known:
     async def name(self, request: Request) -> Sequence[BlockHash]:
         return NAMES
 
-    def predict(self, request: Request, worker: WorkerRef, num_blocks: int, num_before: int = 0) -> Prediction | None:
-        return Prediction(worker, (num_blocks - num_before) * 8, 8, num_before * 8) if num_blocks else None
+    def predict(self, request: Request, placement: Placement, num_hit_blocks: int) -> Sequence[Prediction]:
+        return [Prediction(placement.prefill, num_hit_blocks * 8, 8)] if num_hit_blocks else []
 
     def reported(self, predicted: Prediction, num_cached: int) -> None:
         self.reports.append((predicted, num_cached))

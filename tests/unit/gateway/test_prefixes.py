@@ -8,10 +8,12 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from tandem.core.events import BlockEvicted, BlockStored, KVFact
-from tandem.core.ids import BlockHash, Incarnation, WorkerId, WorkerRef
+from tandem.core.ids import BlockHash, Incarnation, RequestId, WorkerId, WorkerRef
+from tandem.core.request import Request, SamplingParams
 from tandem.gateway.prefixes import PrefixIndex
 from tandem.kv.prefix_log import PrefixLog
 from tandem.kv.prefix_word import DEVICE, name_of
+from tandem.routing.placement import Placement, PrefixSource
 from tandem.stores.client import connect
 from tandem.stores.prefix_index import MAX_FACTS, IndexReader, IndexWriter, shard_of
 from tandem.worker.publisher import BEACON_S, Publisher
@@ -140,3 +142,20 @@ async def test_a_snapshot_of_the_life_before_is_not_this_ones(cluster: Cluster) 
         await cluster.pass_by(SOON_S)
     assert cluster.held() == words(BLOCKS[9:11]) and not cluster.num_wanted()
     assert cluster.gateway.table.num_workers == 1
+
+
+async def test_what_was_to_be_read_from_another_and_was_not_there_is_missed_by_that_one(cluster: Cluster) -> None:
+    other = WorkerRef(WorkerId("other"), Incarnation(1), "host:2")
+    asked = Request(
+        id=RequestId("r"), model="m", prompt_tokens=tuple(range(100)), sampling=SamplingParams(max_tokens=1)
+    )
+    placed = Placement(cluster.ref, cluster.ref, prefix=PrefixSource(other, 30))
+    own, lent = cluster.gateway.predict(asked, placed, 10)
+    assert (own.worker, own.num_tokens) == (cluster.ref, 10)
+    assert (lent.worker, lent.num_before, lent.num_tokens) == (other, 10, 20)
+    for prediction in (own, lent):
+        cluster.gateway.reported(prediction, 10)
+    assert cluster.gateway.counts()["tandem_prefix_missed_tokens_total"] == 20
+    (only,) = cluster.gateway.predict(asked, placed, 0)
+    assert (only.worker, only.num_tokens) == (other, 30)
+    assert not cluster.gateway.predict(asked, Placement(cluster.ref, cluster.ref), 0)

@@ -14,6 +14,7 @@ from tandem.core.topology import Distance, Topology
 from tandem.routing.cost import NO_ROOM_S, decode_cost, prefill_cost, transfer_s
 from tandem.routing.links import PRIOR_BANDWIDTH, Links
 from tandem.routing.loan import MESSAGES_S, Loan, loan
+from tandem.routing.pace import Pace
 from tandem.routing.placement import NoPlacement, Placement
 from tandem.routing.policies import RoutingPolicy
 from tandem.routing.prefix_table import PrefixHit
@@ -57,10 +58,10 @@ D1, D2 = worker("d1", "decode"), worker("d2", "decode")
 
 
 def test_what_is_cached_is_not_computed_and_a_queue_is_waited_for() -> None:
-    cold = prefill_cost(P1, want(4000), is_told=True)
-    warm = prefill_cost(P1, want(4000, {"p1": 3200}), is_told=True)
-    behind = prefill_cost(worker("p1", "prefill", num_queued_tokens=4000), want(4000), is_told=True)
-    told_of_none = prefill_cost(worker("p1", "prefill", unreported=(1000, 3000)), want(4000), is_told=True)
+    cold = prefill_cost(Pace(P1, is_told=True), want(4000))
+    warm = prefill_cost(Pace(P1, is_told=True), want(4000, {"p1": 3200}))
+    behind = prefill_cost(Pace(worker("p1", "prefill", num_queued_tokens=4000), is_told=True), want(4000))
+    told_of_none = prefill_cost(Pace(worker("p1", "prefill", unreported=(1000, 3000)), is_told=True), want(4000))
     assert (cold.num_uncached, warm.num_uncached) == (4000, 800)
     assert warm.compute_s < 0.25 * cold.compute_s and cold.wait_s == 0
     assert behind.wait_s == pytest.approx(told_of_none.wait_s, rel=0.1)
@@ -68,13 +69,13 @@ def test_what_is_cached_is_not_computed_and_a_queue_is_waited_for() -> None:
 
 
 def test_a_prompt_that_is_held_as_a_whole_still_has_a_token_to_compute() -> None:
-    assert prefill_cost(P1, want(160, {"p1": 160}), is_told=True).num_uncached == BLOCK
+    assert prefill_cost(Pace(P1, is_told=True), want(160, {"p1": 160})).num_uncached == BLOCK
     assert want(161, {"p1": 160}).num_uncached(P1) == 1
 
 
 def test_blocks_in_host_memory_cost_more_than_those_in_the_device_and_less_than_none() -> None:
     def seconds(hit: PrefixHit) -> float:
-        return prefill_cost(P1, replace(want(4000), hits={P1.ref: hit}), is_told=True).compute_s
+        return prefill_cost(Pace(P1, is_told=True), replace(want(4000), hits={P1.ref: hit})).compute_s
 
     assert seconds(PrefixHit(200, 200)) < seconds(PrefixHit(200, 50)) < seconds(PrefixHit(50, 50))
 
@@ -82,17 +83,17 @@ def test_blocks_in_host_memory_cost_more_than_those_in_the_device_and_less_than_
 def test_of_a_transfer_only_what_the_prompt_s_computation_cannot_hide_counts_fully() -> None:
     fast, slow = Links(), Links()
     slow.observe(P1, D1, 1 << 32, 10.0)
-    prefill = prefill_cost(P1, want(8192), is_told=True)
+    prefill = prefill_cost(Pace(P1, is_told=True), want(8192))
     all_s = 8192 / BLOCK * P1.block_bytes / slow.bandwidth(P1, D1)
     assert all_s > prefill.compute_s, "the link is slower than the computation"
-    assert transfer_s(prefill, D1, want(8192), slow) > all_s - prefill.compute_s
-    assert transfer_s(prefill, D1, want(8192), fast) < 0.2 * all_s
-    assert transfer_s(prefill, D1, want(8192, {"d1": 8000}), slow) < 0.2 * all_s
+    assert transfer_s(prefill, decode_cost(Pace(D1, is_told=True), want(8192)), slow) > all_s - prefill.compute_s
+    assert transfer_s(prefill, decode_cost(Pace(D1, is_told=True), want(8192)), fast) < 0.2 * all_s
+    assert transfer_s(prefill, decode_cost(Pace(D1, is_told=True), want(8192, {"d1": 8000})), slow) < 0.2 * all_s
 
 
 def test_who_decodes_has_few_others_and_room() -> None:
-    free, busy = (decode_cost(worker("d1", "decode", num_running=n), want(1000), is_told=True) for n in (1, 60))
-    full = decode_cost(worker("d1", "decode", num_free_blocks=10), want(1000), is_told=True)
+    free, busy = (decode_cost(Pace(worker("d1", "decode", num_running=n), is_told=True), want(1000)) for n in (1, 60))
+    full = decode_cost(Pace(worker("d1", "decode", num_free_blocks=10), is_told=True), want(1000))
     assert busy.decode_s > free.decode_s and busy.itl_s > free.itl_s
     assert (free.room_s, full.room_s) == (0.0, NO_ROOM_S)
     assert chosen(place(among(P1, worker("d1", "decode", num_free_blocks=10), D2), want(1000), "prefer")) == "p1 d2"
@@ -166,7 +167,7 @@ def test_a_worker_that_would_refuse_the_whole_prompt_takes_what_is_left_of_it() 
 
 
 def lent(lender: WorkerView, taker: WorkerView, hits: Mapping[str, int] | None = None) -> Loan:
-    return loan(lender, taker, want(16_000, hits or HELD), Links(), is_told=True)
+    return loan(Pace(lender, is_told=True), Pace(taker, is_told=True), want(16_000, hits or HELD), Links())
 
 
 def test_a_loan_waits_for_the_ends_of_steps_on_both_sides() -> None:
@@ -183,7 +184,7 @@ def test_a_loan_waits_for_the_ends_of_steps_on_both_sides() -> None:
 
 def test_a_loan_is_hidden_by_the_queue() -> None:
     asked, taker = want(16_000, HELD), worker("p2", "prefill", num_queued_tokens=30_000)
-    free, hidden = (prefill_cost(one, asked, is_told=True, loan=lent(P1, one)) for one in (P2, taker))
+    free, hidden = (prefill_cost(Pace(one, is_told=True), asked, lent(P1, one)) for one in (P2, taker))
     assert free.num_uncached == hidden.num_uncached == 4000 and free.num_lacking == 16_000
     assert hidden.read_s < 0.2 * free.read_s
 

@@ -11,7 +11,7 @@ from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.load import HORIZON_STEPS, Load
 from tandem.core.step_cost import StepCost
-from tandem.routing.steps import NOMINAL, rest_s, steps_of, wait_s
+from tandem.routing.pace import NOMINAL, Pace
 from tandem.routing.view import Pool, WorkerView
 
 COST = StepCost(5e-3, 1e-4, 1e-4, 0.0, 0.0)
@@ -27,7 +27,7 @@ def view(*prompts: int, pool: Pool = "prefill", running: int = 0) -> WorkerView:
 
 
 def waited(worker: WorkerView, num_tokens: int) -> float:
-    return wait_s(worker, num_tokens, Lane.INTERACTIVE, COST)
+    return Pace(worker, is_told=True).wait_s(num_tokens, Lane.INTERACTIVE)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 10, 999, 5000])
@@ -55,9 +55,10 @@ def test_more_in_the_queue_is_never_waited_for_shorter_and_never_longer_than_all
 
 
 def test_who_decodes_is_in_a_step_too() -> None:
-    assert rest_s(view(pool="decode", running=10), COST) == pytest.approx((5e-3 + 10e-4) / 2)
-    assert rest_s(view(pool="prefill", running=10), COST) == 0.0, "those are prompts, which are queued tokens"
+    assert Pace(view(pool="decode", running=10), is_told=True).rest_s == pytest.approx((5e-3 + 10e-4) / 2)
+    prompts = view(pool="prefill", running=10)
+    assert Pace(prompts, is_told=True).rest_s == 0.0, "those are queued tokens"
 
 
 def test_while_somebody_has_not_told_all_cost_the_same() -> None:
-    assert steps_of(view(), is_told=False) is NOMINAL and steps_of(view(), is_told=True) is COST
+    assert Pace(view(), is_told=False).cost is NOMINAL and Pace(view(), is_told=True).cost is COST
