@@ -16,7 +16,7 @@ from tandem.core.request import Prefill, Request
 from tandem.flow.commands import Blame, CancelJob, Command, Deliver, End, EndChoice, Place, Score, Seek
 from tandem.flow.course import Course
 from tandem.flow.receipt import Receipt
-from tandem.flow.retry import BLAMED, ELSEWHERE, FULL, cause_of, given_up
+from tandem.flow.retry import BLAMED, ELSEWHERE, FULL, given_up
 from tandem.flow.strand import Phase, Strand, Work
 from tandem.routing.placement import Placement
 
@@ -108,7 +108,7 @@ class RequestLife:
         strand = self._course.asking(worker, key)
         if strand is None or strand.asked is None:
             return []
-        work, out, error = strand.asked, list[Command](), cause_of(error)
+        work, out = strand.asked, list[Command]()
         # Who could not be reached may have the job all the same: it is cancelled there.
         if error.kind is ErrorKind.WORKER_LOST:
             out.append(Blame(frozenset({worker})))

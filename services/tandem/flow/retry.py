@@ -14,12 +14,6 @@ BLAMED = frozenset({ErrorKind.KV_LOST, ErrorKind.INTERNAL})
 """What tells against a worker that reports it."""
 
 
-def cause_of(refusal: TandemError) -> TandemError:
-    """What a refusal says of the request. CANCELLED is of a prefill whose taker gave the hand-off up before it came,
-    and whose word of that is lost or late: nobody on this side has cancelled it."""
-    return TandemError(ErrorKind.KV_LOST, refusal.message) if refusal.kind is ErrorKind.CANCELLED else refusal
-
-
 def given_up(error: TandemError, num_attempts: int) -> TandemError:
     """The end of a request whose last attempt failed with `error`."""
     if num_attempts == 1:
