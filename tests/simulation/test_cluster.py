@@ -10,6 +10,7 @@ from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished
 from tandem.gateway import dispatch
+from tandem.routing.router import Disaggregation
 from tandem.sim import gateway as sim_gateway
 from tandem.sim import worker as sim_worker
 from tandem.sim.residuals import always
@@ -99,15 +100,17 @@ def test_a_full_line_refuses_and_an_endless_wait_ends() -> None:
     assert all(3.0 <= seconds < 3.1 for seconds in waited)
 
 
-def test_a_link_too_slow_for_its_reads_fails_them_loudly() -> None:
-    """Reads that outlast every deadline are torn down with their peer; blocks come back all the same."""
+@pytest.mark.parametrize(("mode", "kinds"), [("strict", {ErrorKind.KV_LOST, ErrorKind.NO_WORKER}), ("prefer", {None})])
+def test_a_link_too_slow_for_its_reads_fails_them_loudly(mode: Disaggregation, kinds: set[ErrorKind | None]) -> None:
+    """Reads that outlast every deadline are torn down with their peer; blocks come back all the same. Where a request
+    need not be split it is computed in one place then."""
     config = handing_over(pull_timeout_s=0.5, drain_timeout_s=0.5, lease_s=1.0)
     prefill = slow_spec("prefill", bandwidth=1e5, config=config)
-    one = cluster((prefill, 1), (slow_spec("decode", bandwidth=1e5, config=config), 1))
+    gateway = GatewayConfig(disaggregation=mode)
+    one = cluster((prefill, 1), (slow_spec("decode", bandwidth=1e5, config=config), 1), gateway=gateway)
     traces = traces_of(one, mix(seed=6, count=6, rate=1.0))
     one.check()
-    # Once both have failed often enough they are left out, and then nobody is left.
-    assert {_kind(trace) for trace in traces} <= {ErrorKind.KV_LOST, ErrorKind.NO_WORKER}
+    assert {_kind(trace) for trace in traces} <= kinds
     assert one.num_read_bytes == 0, "no read came to its end"
 
 
