@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tandem.admission.fair_queue import FairQueue
@@ -25,12 +25,16 @@ class Service(NamedTuple):
 
 @dataclass(slots=True)
 class _Standing:
+    """`num_expected` tokens of its prompt will probably be computed, as it was when it came; `num_charged` by now."""
+
     model: str
     ticket: Ticket
     number: int
     num_prompt: int
+    num_expected: int
     num_charged: int
     is_sent: bool = False
+    has_drawn: bool = False
     credit: int = 0
 
 
@@ -71,7 +75,7 @@ class Line:
         queue = self._queues.setdefault(request.model, FairQueue())
         number = queue.push(request.id, ticket)
         self._standings[request.id] = _Standing(
-            request.model, ticket, number, len(request.prompt_tokens), ticket.num_tokens
+            request.model, ticket, number, len(request.prompt_tokens), ticket.num_tokens, ticket.num_tokens
         )
         self._num_waiting += 1
         return queue.fullest() if self._num_waiting > self._max_queued else None
@@ -88,9 +92,13 @@ class Line:
         self._num_waiting -= 1
 
     def put_back(self, request: RequestId) -> None:
-        """They did not take it, or it was lost: back to its place; nothing when it waits or has no standing."""
+        """They did not take it, or it was lost: back to its place; nothing when it waits or has no standing. One whose
+        client has begun to read counts as the shortest of all for as long as it waits; what it costs is charged when it
+        is sent."""
         standing = self._standings.get(request)
         if standing is not None and standing.is_sent:
+            if standing.has_drawn:
+                standing.ticket = replace(standing.ticket, num_tokens=1)
             self._recharge(standing, standing.ticket.num_tokens)
             self._queues[standing.model].put_back(request, standing.ticket, standing.number, standing.credit)
             standing.is_sent = False
@@ -100,6 +108,7 @@ class Line:
         """It got so many more output tokens; nothing when it has no standing."""
         standing = self._standings.get(request)
         if standing is not None:
+            standing.has_drawn = True
             self._queues[standing.model].charge(standing.ticket.account, num_tokens)
 
     def leave(self, request: RequestId, num_cached: int | None = None) -> None:
@@ -129,7 +138,8 @@ class Line:
 
     def charged(self, request: RequestId) -> int:
         """Tokens of its prompt that will probably be computed."""
-        return self._standings[request].num_charged
+        standing = self._standings[request]
+        return standing.num_charged if standing.is_sent else standing.num_expected
 
     def num_ahead(self, model: str, ticket: Ticket) -> int:
         """Tokens of prompts that would be sent before one that comes now."""

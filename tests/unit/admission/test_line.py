@@ -86,3 +86,24 @@ def test_when_more_wait_than_may_the_one_with_most_loses_its_newest() -> None:
     line.leave(RequestId("a3"))
     line.check()
     assert len(line) == 3
+
+
+def test_what_comes_back_in_the_middle_of_its_answer_goes_before_what_has_not_begun() -> None:
+    line = Line(10)
+    for name, num_tokens in (("begun", 900), ("fresh", 800), ("short", 5), ("other", 5)):
+        enter(line, request(name, "b" if name == "other" else "a", num_tokens))
+    for name in ("begun", "fresh"):
+        line.send(RequestId(name), 700)
+    line.drew(RequestId("begun"), 3)
+    for name in ("begun", "fresh"):
+        line.put_back(RequestId(name))
+        line.check()
+    assert line.charged(RequestId("begun")) == 900, "as much is to be computed as before"
+    assert served(line) == 3
+    order: list[RequestId] = []
+    while (first := line.first("m")) is not None:
+        line.send(first, 100)
+        order.append(first)
+        line.check()
+    assert order == ["begun", "other", "short", "fresh"]
+    assert served(line) == 3 + 300, "and it is charged like any other"
