@@ -7,7 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tandem.core.config import Bytes, Config, EngineConfig, WorkerConfig
 from tandem.core.events import Finished, JobEvent, Pulled, Token
 from tandem.core.ids import HandoffId, RequestId
 from tandem.core.load import Load
@@ -16,9 +19,11 @@ from tandem.sim.agenda import Agenda, Party
 from tandem.sim.index import SimIndex
 from tandem.sim.log import Log, combined
 from tandem.sim.network import Network
+from tandem.sim.shapes import SMOLLM_135M
 from tandem.sim.stretch import Stretch
 from tandem.sim.transport import Fabric
 from tandem.sim.worker import SimWorker
+from tests.property.effort import effort
 from tests.simulation.clusters import LAPTOP, slow_spec
 
 LATENCY_S, READ_LATENCY_S = 2e-4, 5e-5
@@ -42,12 +47,18 @@ class Ears:
 class Rig:
     """Two workers, a network between them, and one who submits."""
 
-    def __init__(self, bandwidth: float = 1e9, max_run: int = 64, num_blocks: int = 2000) -> None:
+    def __init__(
+        self, bandwidth: float = 1e9, max_run: int = 64, num_blocks: int = 2000, num_host_blocks: int = 0
+    ) -> None:
         self.agenda = Agenda()
         fabric = Fabric(self.agenda, READ_LATENCY_S)
         self.network = Network(self.agenda, fabric, LATENCY_S, SimIndex(self.agenda, 0.05))
         self.ears = Ears(lambda: self.agenda.now)
-        spec = slow_spec(bandwidth=bandwidth, max_run=max_run, num_blocks=num_blocks)
+        config = Config(
+            engine=EngineConfig(host_cache_memory=Bytes(num_host_blocks * SMOLLM_135M.layout(16).block_bytes)),
+            worker=WorkerConfig(queue_horizon_ms=1e6),  # no gateway in which jobs could wait
+        )
+        spec = slow_spec(bandwidth=bandwidth, max_run=max_run, num_blocks=num_blocks, config=config, host_bandwidth=1e9)
         self.workers = [SimWorker(self.agenda, spec, f"w{i}", self.network, 0, Party(1 + i, Log())) for i in range(2)]
         self.network.attach(self.workers, [self.ears])
 
@@ -123,3 +134,36 @@ def test_looking_ahead_changes_nothing(num_blocks: int) -> None:
     assert told[0] == told[1] and len([e for _, e in told[0] if isinstance(e, Finished)]) == 14
     assert sum(worker.engine.load().num_borrowed_tokens for worker in one.workers) > 1000
     assert one.agenda.num_run > 1.5 * other.agenda.num_run, "it did look ahead"
+
+
+@effort(100)
+@given(
+    bandwidth=st.sampled_from([1e6, 1e8, 1e10]),
+    num_blocks=st.sampled_from([120, 300]),
+    num_host_blocks=st.sampled_from([0, 50, 500]),
+    jobs=st.lists(
+        st.tuples(
+            st.floats(0.0, 20.0),
+            st.integers(0, 1),
+            st.sampled_from([300, 805, 1605]),
+            st.integers(1, 60),
+            st.sampled_from([-1, 0, 1]),
+        ),
+        min_size=2,
+        max_size=16,
+    ),
+)
+def test_whatever_is_borrowed_all_end_and_looking_ahead_changes_nothing(
+    bandwidth: float, num_blocks: int, num_host_blocks: int, jobs: list[tuple[float, int, int, int, int]]
+) -> None:
+    """Also from a worker that has nothing, or from itself."""
+    seen = []
+    for max_run in (1, 64):
+        rig = Rig(bandwidth, max_run, num_blocks, num_host_blocks)
+        for i, (at_s, worker, num_prompt, max_tokens, source) in enumerate(jobs):
+            rig.submit(at_s, worker, f"j{i}", num_prompt, max_tokens, source)
+        rig.run()
+        ends = {e.key.request: (at, e) for at, e in rig.ears.events if isinstance(e, Finished)}
+        assert len(ends) == len(jobs)
+        seen.append((rig.digest, ends, [worker.engine.load() for worker in rig.workers]))
+    assert seen[0] == seen[1]
