@@ -2,6 +2,7 @@
 
     TANDEM_TRACES=DIR python -m loadtest routing [--pools prefill=4,decode=4] [--speedup 3] [--count 12031]
         [--no-remote-prefix]
+    python -m loadtest routing --workload agent --rate 6 --speedup 1 --count 400
 
 Every policy gets the same requests, workers and prefix index. Prompts are those of Mooncake's conversation trace (Qin
 et al., FAST 2025), whose blocks of 512 tokens say what they have in common.
@@ -46,6 +47,7 @@ class Setting:
     pools: str
     speedup: float
     count: int | None
+    rate: float | None = None
     disaggregation: Disaggregation = "prefer"
     remote_prefix: bool = True
     index_delay_s: float = 0.05
@@ -68,11 +70,11 @@ def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     folder = os.environ.get("TANDEM_TRACES", "")
     path = Path(folder) / TRACE
-    if not folder or not path.is_file():
+    if not args.workload and (not folder or not path.is_file()):
         sys.stderr.write(f"loadtest routing: set TANDEM_TRACES to a folder with {TRACE}\n")
         return 1
     setting = Setting(
-        workload=str(path), pools=args.pools, speedup=args.speedup, count=args.count,
+        workload=args.workload or str(path), pools=args.pools, speedup=args.speedup, count=args.count, rate=args.rate,
         disaggregation=args.disaggregation, remote_prefix=args.remote_prefix, budget=args.budget,
         index_delay_s=args.index_delay_ms / 1e3,
     )  # fmt: skip
@@ -94,7 +96,9 @@ def compare(setting: Setting, policy: RoutingPolicy) -> Outcome:
     machine = RooflineMachine(Roofline(SHAPES["llama-3.1-8b"], HARDWARE["h200"]))
     deployment = Deployment(machine=machine, pools=parse_pools(setting.pools), config=config)
     spec = replace(deployment.cluster(setting.seed), index_delay_s=setting.index_delay_s)
-    asks = open_workload(setting.workload, seed=setting.seed, count=setting.count, rate=None, speedup=setting.speedup)
+    asks = open_workload(
+        setting.workload, seed=setting.seed, count=setting.count, rate=setting.rate, speedup=setting.speedup
+    )
     clock = SystemClock()
     began, num_local, num_prompt = clock.now(), 0, 0
     seen: set[SimCluster] = set()
@@ -143,6 +147,8 @@ def _said(outcome: Outcome) -> Outcome:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="loadtest routing", description="Compare ways to choose workers.")
     parser.add_argument("--policies", default=",".join(POLICIES), help="default: all")
+    parser.add_argument("--workload", default="", help="a mix, or a file of one or of a trace (default: the trace)")
+    parser.add_argument("--rate", type=float, default=None, help="requests per second of a mix")
     parser.add_argument("--pools", default="prefill=4,decode=4")
     parser.add_argument("--speedup", type=float, default=3.0, help="times the trace's own pace (default: 3)")
     parser.add_argument("--count", type=int, default=None, help="requests (default: the whole trace)")
