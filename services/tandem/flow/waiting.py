@@ -23,12 +23,13 @@ from tandem.flow.commands import Place, Seek
 from tandem.flow.expectation import expect
 from tandem.routing.breaker import Breaker
 from tandem.routing.candidates import Candidates, Without
+from tandem.routing.failed_loans import FailedLoans
 from tandem.routing.placement import NoPlacement, Placement
 from tandem.routing.prefix_table import PrefixHit
 from tandem.routing.roster import Roster
 from tandem.routing.router import BUSY, BY_COST, WORTH_WAITING, Disaggregation, Routing, place, place_undivided
 from tandem.routing.takeover import find_taker
-from tandem.routing.view import WorkerView
+from tandem.routing.view import Pair, WorkerView
 from tandem.routing.want import EXPECTED_OUTPUT, Want
 from tandem.sched.targets import NO_TARGETS, LatencyTargets
 
@@ -84,6 +85,7 @@ class Waiting:
     ) -> None:  # fmt: skip
         self.line = Line(config.max_queued)
         self.breaker = Breaker()
+        self.loans = FailedLoans()
         self._roster = roster
         self._config = config
         self._targets = targets
@@ -161,6 +163,18 @@ class Waiting:
 
     # ---- what is heard of workers
 
+    def lent(self, way: Pair, has_come: bool, now: float) -> None:
+        """Whether anything came of a loan that was to be read from one worker by another."""
+        if has_come:
+            self.loans.came(way)
+        else:
+            self.loans.failed(way, now)
+
+    def forget(self, worker: WorkerRef) -> None:
+        """It is gone."""
+        self.breaker.forget(worker)
+        self.loans.forget(worker)
+
     def refused(self, workers: Iterable[WorkerRef], now: float) -> None:
         self._full_until.update(dict.fromkeys(workers, now + REFUSAL_BACKOFF_S))
 
@@ -194,6 +208,8 @@ class Waiting:
             return None
         claim = self._claims[request]
         want = self._looked_up(claim, self.line.charged(request))
+        if shut := self.loans.ways(now):
+            want = replace(want, shut=shut)
         mode = claim.mode or self._config.disaggregation
         outcome = self._place(request, want, mode, now)
         if isinstance(outcome, Placement):

@@ -135,8 +135,7 @@ class Dispatcher:
                 continue
             active.moved_at = now
             if type(event) is Token and event.num_cached_tokens is not None:
-                for predicted in active.take_predicted():
-                    self._prefixes.reported(predicted, event.num_cached_tokens)
+                self._compare(active, event.num_cached_tokens, now)
             if type(event) is Pulled:
                 self._measured(active, worker, event)
             # A job's first token says more than what was drawn.
@@ -152,7 +151,7 @@ class Dispatcher:
             self._obey(active, partial(active.life.reported, worker, event))
 
     def lost(self, worker: WorkerRef, reason: str) -> None:
-        self._waiting.breaker.forget(worker)
+        self._waiting.forget(worker)
         for active in list(self._active.values()):
             self._obey(active, partial(active.life.worker_lost, worker, reason))
 
@@ -254,6 +253,14 @@ class Dispatcher:
         active.told_at = active.moved_at
         self._waiting.line.drew(active.life.request.id, 1)
         active.push(token)
+
+    def _compare(self, active: ActiveRequest, num_cached: int, now: float) -> None:
+        """What was predicted of its prompt with what was found."""
+        placement = active.life.placement
+        for predicted in active.take_predicted():
+            self._prefixes.reported(predicted, num_cached)
+            if placement is not None and placement.prefix is not None and placement.prefix.worker == predicted.worker:
+                self._waiting.lent((predicted.worker, placement.prefill), num_cached > predicted.num_before, now)
 
     def _measured(self, active: ActiveRequest, worker: WorkerRef, event: Pulled) -> None:
         """Of what came to another worker than was chosen, nobody remembers from where."""

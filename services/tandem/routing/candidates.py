@@ -183,10 +183,10 @@ class Shortlist:
         return Site(worker, tuple(islice(fit, NUM_LENDERS)))
 
     def _may_lend(self, lender: WorkerView, taker: WorkerView) -> bool:
-        """A way that has failed in one direction is not taken in the other."""
+        """A way that has failed for hand-offs in one direction is not taken in the other."""
+        way, back = (lender.ref, taker.ref), (taker.ref, lender.ref)
         failed = self._among.unlinked
-        pairs = (lender.ref, taker.ref), (taker.ref, lender.ref)
-        return may_lend(lender, taker) and not any(pair in failed for pair in pairs)
+        return may_lend(lender, taker) and way not in self._want.shut and way not in failed and back not in failed
 
     def _suits(self, site: Site) -> bool:
         """Whether it will probably accept the prompt now, with what it may read."""

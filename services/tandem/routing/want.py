@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from tandem.core.ids import WorkerRef
 from tandem.core.lane import Lane
 from tandem.routing.prefix_table import PrefixHit
-from tandem.routing.view import WorkerView
+from tandem.routing.view import Pair, WorkerView
 
 EXPECTED_OUTPUT = 256
 """Tokens at most that a placement reckons with: many clients leave `max_tokens` far above what they get."""
@@ -25,7 +25,8 @@ class Held(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Want:
     """A prompt of `num_prompt` tokens, probably followed by `num_output`. `hits`: what each worker holds of it; None:
-    nobody looked, and probably `num_tokens` are to compute wherever it goes.
+    nobody looked, and probably `num_tokens` are to compute wherever it goes. `shut`: (lender, taker) between which
+    loans of prefixes fail.
 
     `key` names the request and `session` those that belong together, for choices among equals; `turn` counts what a
     gateway has placed.
@@ -37,6 +38,7 @@ class Want:
     num_prompt: int = 0
     num_output: int = EXPECTED_OUTPUT
     hits: Mapping[WorkerRef, PrefixHit] | None = None
+    shut: Set[Pair] = frozenset()
     key: str = ""
     session: str = ""
     turn: int = 0

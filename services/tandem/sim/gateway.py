@@ -190,7 +190,7 @@ class SimGateway:
         if link is None:
             return
         self._take_in(link)
-        self._waiting.breaker.forget(worker)
+        self._waiting.forget(worker)
         for active in list(self._active.values()):
             if worker in active.life.workers() or active.life.seeks():
                 self._catch_up(active, but=worker)

@@ -15,6 +15,7 @@ from tandem.core.request import Request, SamplingParams
 from tandem.core.step_cost import StepCost
 from tandem.flow.commands import Place, Seek
 from tandem.flow.waiting import REFUSAL_BACKOFF_S, Turn, Waiting
+from tandem.routing import failed_loans as loans
 from tandem.routing.breaker import FIRST_BACKOFF_S, LONGEST_BACKOFF_S
 from tandem.routing.placement import PrefixSource
 from tandem.routing.prefix_table import PrefixHit
@@ -145,6 +146,20 @@ def test_what_may_be_read_elsewhere_is_not_charged_and_may_go_where_the_whole_pr
     turn = rig.next()
     assert turn.num_hit_blocks == 0 and turn.placement.prefix == PrefixSource(D1.ref, 18)
     assert rig.waiting.line.charged(RequestId("r")) == 320 - 18 * 16
+
+
+def test_nothing_is_borrowed_over_a_way_that_fails_until_it_is_tried_again() -> None:
+    rig = Rig(P1, D1)
+    rig.held.hits = {D1.ref: PrefixHit(18, 18)}
+    told = []
+    for name, now in (("a", 0.0), ("b", 0.0), ("c", 0.0), ("d", loans.FIRST_BACKOFF_S)):
+        rig.waiting.admit(request(name), hashes=HASHES)
+        turn = rig.waiting.next(now)
+        assert turn is not None
+        told.append(turn.placement.prefix is not None)
+        if turn.placement.prefix is not None:
+            rig.waiting.lent((D1.ref, P1.ref), has_come=False, now=now)
+    assert told == [True, True, False, True]
 
 
 def test_a_worker_that_has_room_for_what_is_left_wakes_the_line() -> None:

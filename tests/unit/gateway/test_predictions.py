@@ -4,14 +4,19 @@ is compared with the first report, once."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import pytest
 
 from tandem.core.events import Finished, FinishReason, SampledToken, Token
 from tandem.core.ids import BlockHash, WorkerRef
-from tandem.core.request import Request
+from tandem.core.request import Prefill, Request
+from tandem.flow.waiting import Turn
 from tandem.routing.false_hits import Prediction
-from tandem.routing.placement import Placement
+from tandem.routing.placement import Placement, PrefixSource
 from tandem.routing.prefix_table import PrefixHit
-from tests.unit.gateway.rig import Rig, collect, token
+from tandem.routing.view import Pair
+from tests.unit.gateway.rig import Rig, collect, pulled, token
 from tests.unit.gateway.scripted_worker import until
 
 NAMES = (BlockHash(b"a" * 16), BlockHash(b"b" * 16))
@@ -33,6 +38,8 @@ class Known:
         return NAMES
 
     def predict(self, request: Request, placement: Placement, num_hit_blocks: int) -> Sequence[Prediction]:
+        if placement.prefix is not None:
+            return [Prediction(placement.prefix.worker, placement.prefix.num_blocks * 8, 8)]
         return [Prediction(placement.prefill, num_hit_blocks * 8, 8)] if num_hit_blocks else []
 
     def reported(self, predicted: Prediction, num_cached: int) -> None:
@@ -68,3 +75,34 @@ async def test_what_is_not_predicted_is_not_compared(make_rig: Callable[..., Rig
     worker.tell(Token(key, 0, SampledToken(100), num_cached_tokens=0), Finished(key, FinishReason.STOP, 1, 0))
     await collect(request)
     assert known.matched == [NAMES] and not known.reports
+
+
+async def test_whether_anything_came_of_a_loan_is_told(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scripted workers have no room, so nobody would lend: the placements are set here."""
+    rig = make_rig(prefixes=Known())
+    await rig.start()
+    prefill, decode = await rig.pair()
+    way = (decode.ref, prefill.ref)
+    lent: list[tuple[Pair, bool]] = []
+    monkeypatch.setattr(rig.dispatch._waiting, "lent", lambda way, has_come, now: lent.append((way, has_come)))
+    place = rig.dispatch._waiting.next
+
+    def borrowing(now: float) -> Turn | None:
+        turn = place(now)
+        if turn is None:
+            return None
+        return turn._replace(placement=replace(turn.placement, prefix=PrefixSource(decode.ref, 2)))
+
+    monkeypatch.setattr(rig.dispatch._waiting, "next", borrowing)
+    for num_cached in (0, 16):
+        request = await rig.running()
+        job = prefill.jobs[-1]
+        assert isinstance(job, Prefill) and job.prefix is not None and job.prefix.source == decode.ref
+        key = request.life.key
+        prefill.tell(Token(key, 0, SampledToken(100), num_cached_tokens=num_cached), Finished(key, None, 1, 0))
+        await until(lambda num=num_cached: len(lent) == 1 + (num > 0))
+        decode.tell(token(key, 0), pulled(key), token(key, 1), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 0))
+        await collect(request)
+    assert lent == [(way, False), (way, True)]
