@@ -1,0 +1,34 @@
+"""A prompt that only the decode worker holds is read from there by the worker that was to compute it, through a real
+gateway and two real workers: the same answer, and next to nothing computed."""
+
+from __future__ import annotations
+
+import httpx
+
+from tests.e2e.gateway.conftest import Pair
+from tests.e2e.gateway.http import completion
+from tests.e2e.gateway.processes import PATIENCE_S, until
+
+LENGTH = 4000
+BLOCK_TOKENS = 16
+
+
+def test_what_the_decode_worker_holds_is_read_from_there(calm: Pair) -> None:
+    before = calm.gateway.metrics()["tandem_prefix_index_blocks"]
+    whole = calm.ask(LENGTH, 7201, split=False)
+    num_blocks = LENGTH // BLOCK_TOKENS
+    until(lambda: calm.gateway.metrics()["tandem_prefix_index_blocks"] >= before + num_blocks - 1, "the index to know")
+    answer = httpx.post(
+        f"{calm.gateway.url}/v1/completions",
+        json=completion(LENGTH, 7201, 8),
+        headers={"x-tandem-explain": "1"},
+        timeout=PATIENCE_S,
+        trust_env=False,
+    )
+    assert answer.headers["x-tandem-path"] == "remote"
+    told = answer.json()
+    (reasons,) = told["tandem"]["reasons"]
+    assert reasons["prefix"]["source"] == "d" and reasons["prefill"] == "p"
+    assert told["choices"][0]["text"] == whole.text()
+    assert told["usage"]["prompt_tokens_details"]["cached_tokens"] == (num_blocks - 1) * BLOCK_TOKENS
+    calm.wait_idle()
