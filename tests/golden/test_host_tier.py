@@ -4,7 +4,6 @@ too little room as well: token-identical to transformers, whatever was copied ou
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,12 +13,12 @@ from tandem.core.events import Finished
 from tandem.core.request import SamplingParams
 from tests.golden.cluster import Cluster, Knobs, Outcome
 from tests.golden.conftest import TinyModels
-from tests.golden.models import TINY_VOCAB, Reference
+from tests.golden.models import Reference
+from tests.golden.talks import LONGEST, NUM_OUTPUTS, OPENINGS, turns_of
 from tests.golden.test_choices import Choices
 
-_NUM_CHATS, _NUM_TURNS, _OUTPUTS = 3, 3, 10
-_GREEDY = SamplingParams(max_tokens=_OUTPUTS, temperature=0.0)
-_SAMPLED = SamplingParams(max_tokens=_OUTPUTS, temperature=0.8, seed=11)
+_GREEDY = SamplingParams(max_tokens=NUM_OUTPUTS, temperature=0.0)
+_SAMPLED = SamplingParams(max_tokens=NUM_OUTPUTS, temperature=0.8, seed=11)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,32 +39,10 @@ _PRODUCT = [
 ]
 
 
-def _words(length: int, seed: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(TINY_VOCAB) for _ in range(length)]
-
-
-# All begin with the same words.
-_OPENINGS = tuple(_words(17, 0) + _words(20 + 3 * i, 1 + i) for i in range(_NUM_CHATS))
-_LONGEST = len(_OPENINGS[-1]) + _NUM_TURNS * (_OUTPUTS + 7)
-
-
-def _turns(reference: Reference) -> list[list[tuple[list[int], list[int]]]]:
-    """By turn, what each conversation asks and what transformers answers."""
-    histories = [list(opening) for opening in _OPENINGS]
-    turns = []
-    for turn in range(_NUM_TURNS):
-        asked = [list(history) for history in histories]
-        answers = [reference.greedy(prompt, _OUTPUTS) for prompt in asked]
-        turns.append(list(zip(asked, answers, strict=True)))
-        histories = [[*p, *a, *_words(7, 100 * turn + i)] for i, (p, a) in enumerate(turns[-1])]
-    return turns
-
-
 def _cluster(reference: Reference, case: _Case, kind: type[Cluster] = Cluster) -> Cluster:
     """Room for the longest conversation and two blocks more."""
     knobs = case.knobs
-    num_blocks = -(-_LONGEST // knobs.block_size) + 2
+    num_blocks = -(-LONGEST // knobs.block_size) + 2
     executors = [
         reference.executor(block_size=knobs.block_size, num_blocks=num_blocks, num_host_slots=case.num_host_slots)
         for _ in range(1 + knobs.remote)
@@ -74,7 +51,7 @@ def _cluster(reference: Reference, case: _Case, kind: type[Cluster] = Cluster) -
 
 
 def _check(reference: Reference, product: Sequence[_Case]) -> None:
-    turns = _turns(reference)
+    turns = turns_of(reference)
     wrong = []
     for case in product:
         with _cluster(reference, case) as cluster:
@@ -122,7 +99,7 @@ def test_choices_share_what_came_back(tiny: TinyModels, case: _Case) -> None:
         with _cluster(reference, case, Choices) as cluster:
             assert isinstance(cluster, Choices)
             seen: list[list[int]] = []
-            for prompt in _OPENINGS * 2:
+            for prompt in OPENINGS * 2:
                 outcomes = cluster.ask_choices(prompt, _SAMPLED, range(4))
                 cluster.run()
                 seen += [outcome.ids for outcome in outcomes]

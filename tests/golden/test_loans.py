@@ -4,7 +4,6 @@ are transformers', whatever was read, was gone by then, or found no room."""
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,10 +15,10 @@ from tandem.core.request import Generate, RemotePrefix, Request, SamplingParams
 from tandem.transfer.orders import Connect
 from tests.golden.cluster import Cluster, Knobs, Outcome
 from tests.golden.conftest import TinyModels
-from tests.golden.models import TINY_VOCAB, Reference
+from tests.golden.models import Reference
+from tests.golden.talks import LONGEST, NUM_OUTPUTS, turns_of
 
-_NUM_CHATS, _NUM_TURNS, _OUTPUTS = 3, 3, 10
-_GREEDY = SamplingParams(max_tokens=_OUTPUTS, temperature=0.0)
+_GREEDY = SamplingParams(max_tokens=NUM_OUTPUTS, temperature=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,36 +64,16 @@ class Borrowers(Cluster):
         return name
 
 
-def _words(length: int, seed: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(TINY_VOCAB) for _ in range(length)]
-
-
-_OPENINGS = tuple(_words(17, 0) + _words(20 + 3 * i, 1 + i) for i in range(_NUM_CHATS))
-_LONGEST = len(_OPENINGS[-1]) + _NUM_TURNS * (_OUTPUTS + 7)
-
-
-def _turns(reference: Reference) -> list[list[tuple[list[int], list[int]]]]:
-    """By turn, what each conversation asks and what transformers answers."""
-    histories = [list(opening) for opening in _OPENINGS]
-    turns = []
-    for turn in range(_NUM_TURNS):
-        answers = [reference.greedy(prompt, _OUTPUTS) for prompt in histories]
-        turns.append(list(zip(histories, answers, strict=True)))
-        histories = [[*p, *a, *_words(7, 100 * turn + i)] for i, (p, a) in enumerate(turns[-1])]
-    return turns
-
-
 def _check(reference: Reference, case: _Case) -> None:
     size = case.knobs.block_size
-    longest = -(-_LONGEST // size)
+    longest = -(-LONGEST // size)
     num_blocks = 4 * longest if case.num_spare is None else longest + case.num_spare
     executors = [
         reference.executor(block_size=size, num_blocks=num_blocks, num_host_slots=case.num_host_slots) for _ in range(2)
     ]
     with Borrowers(executors, case.knobs) as cluster:
         cluster.connect()
-        for turn, chats in enumerate(_turns(reference)):
+        for turn, chats in enumerate(turns_of(reference)):
             names = []
             for prompt, _ in chats:
                 names.append(cluster.borrow(turn, prompt))

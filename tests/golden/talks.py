@@ -1,0 +1,31 @@
+"""A few conversations of several turns on tiny models, which all begin alike; never asks anybody but the reference."""
+
+from __future__ import annotations
+
+import random
+
+from tests.golden.models import TINY_VOCAB, Reference
+
+NUM_TURNS, NUM_OUTPUTS = 3, 10
+_NUM_TALKS, _NUM_ASKED = 3, 7
+
+
+def _words(length: int, seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(TINY_VOCAB) for _ in range(length)]
+
+
+OPENINGS = tuple(_words(17, 0) + _words(20 + 3 * i, 1 + i) for i in range(_NUM_TALKS))
+LONGEST = len(OPENINGS[-1]) + NUM_TURNS * (NUM_OUTPUTS + _NUM_ASKED)
+"""Tokens that a conversation comes to at most."""
+
+
+def turns_of(reference: Reference) -> list[list[tuple[list[int], list[int]]]]:
+    """By turn, what each conversation asks and what transformers answers, greedily."""
+    histories = [list(opening) for opening in OPENINGS]
+    turns = []
+    for turn in range(NUM_TURNS):
+        answers = [reference.greedy(prompt, NUM_OUTPUTS) for prompt in histories]
+        turns.append(list(zip(histories, answers, strict=True)))
+        histories = [[*p, *a, *_words(_NUM_ASKED, 100 * turn + i)] for i, (p, a) in enumerate(turns[-1])]
+    return turns
