@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.serve.served import Served
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def _start_when_needed() -> Iterator[Callable[[], Served]]:
     running: list[Served] = []
     with ExitStack() as stack:
