@@ -57,7 +57,7 @@ class Network:
         self.index = index
         self._workers: dict[WorkerRef, SimWorker] = {}
         self._listeners: tuple[Listener, ...] = ()
-        self._cut: dict[Link, deque[Action]] = {}
+        self._cut: dict[Link, deque[tuple[Action, Party, Party]]] = {}
 
     def attach(self, workers: Iterable[SimWorker], listeners: Iterable[Listener]) -> None:
         """Who can be reached; before anything is sent."""
@@ -90,9 +90,9 @@ class Network:
         self._cut[_link(one, other)].clear()
 
     def mend(self, one: Party, other: Party) -> None:
-        """What has waited comes now, in its order."""
-        for action in self._cut.pop(_link(one, other), ()):
-            action()
+        """What has waited comes now, in its order, if there still is somebody to whom."""
+        for action, by, to in self._cut.pop(_link(one, other), ()):
+            self._agenda.after(0.0, "", action, by=by, to=to)
 
     def post(self, worker: WorkerRef, label: str, command: Command, by: Party) -> None:
         """Run a command at a worker, between two of its steps."""
@@ -120,7 +120,7 @@ class Network:
         if held is None:
             action()
         else:
-            held.append(action)
+            held.append((action, by, to))
 
     def _carry(self, worker: SimWorker, effect: Effect) -> None:
         by = worker.party
