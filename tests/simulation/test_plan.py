@@ -81,6 +81,7 @@ def test_the_plan_is_the_cheapest_of_all_that_hold(slo: Slo, rate: float) -> Non
             assert best.first.deployment.price_per_hour == min(holding)
 
 
+@pytest.mark.slow
 def test_bounds_never_forbid_what_holds() -> None:
     slo = Slo(ttft_s=8.0, itl_s=0.5)
     one = promise(slo, rate=3.0)
@@ -125,6 +126,7 @@ def test_what_no_number_of_workers_mends_is_not_tried() -> None:
     assert "Nothing that was tried holds ITL 15 ms" in text and "cannot be cut into 4" in text
 
 
+@pytest.mark.slow
 def test_another_seed_adds_no_more_than_there_may_be() -> None:
     slo = Slo(ttft_s=1000.0)
     one, never = promise(slo, rate=1.0), promise(Slo(ttft_s=1e-9), rate=1.0, seed=4)

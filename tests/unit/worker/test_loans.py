@@ -235,6 +235,7 @@ async def test_a_worker_that_drains_lends_on(nodes: Nodes) -> None:
     await settled(giver, taker)
 
 
+@pytest.mark.slow
 async def test_a_link_that_breaks_asks_for_its_loans_anew(nodes: Nodes) -> None:
     giver, taker = await nodes.start(), await nodes.start()
     await warm(giver)
