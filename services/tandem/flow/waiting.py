@@ -85,7 +85,7 @@ class Waiting:
     ) -> None:  # fmt: skip
         self.line = Line(config.max_queued)
         self.breaker = Breaker()
-        self.loans = FailedLoans()
+        self._loans = FailedLoans()
         self._roster = roster
         self._config = config
         self._targets = targets
@@ -166,14 +166,14 @@ class Waiting:
     def lent(self, way: Pair, has_come: bool, now: float) -> None:
         """Whether anything came of a loan that was to be read from one worker by another."""
         if has_come:
-            self.loans.came(way)
+            self._loans.came(way)
         else:
-            self.loans.failed(way, now)
+            self._loans.failed(way, now)
 
     def forget(self, worker: WorkerRef) -> None:
         """It is gone."""
         self.breaker.forget(worker)
-        self.loans.forget(worker)
+        self._loans.forget(worker)
 
     def refused(self, workers: Iterable[WorkerRef], now: float) -> None:
         self._full_until.update(dict.fromkeys(workers, now + REFUSAL_BACKOFF_S))
@@ -208,7 +208,7 @@ class Waiting:
             return None
         claim = self._claims[request]
         want = self._looked_up(claim, self.line.charged(request))
-        if shut := self.loans.ways(now):
+        if shut := self._loans.ways(now):
             want = replace(want, shut=shut)
         mode = claim.mode or self._config.disaggregation
         outcome = self._place(request, want, mode, now)

@@ -157,9 +157,10 @@ class WorkerLink:
         self._seen(self)
 
     async def submit(self, job: Job) -> None:
-        """Raises TandemError: the worker's refusal, or WORKER_LOST when it does not answer."""
-        request = encode_submission(Submission(self._gateway, self.ref.incarnation, job))
+        """Raises TandemError: the worker's refusal, or WORKER_LOST when it does not answer. Whatever comes of it, the
+        job is not expected here any more."""
         try:
+            request = encode_submission(Submission(self._gateway, self.ref.incarnation, job))
             reply = await self._stub.Submit(request, timeout=CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             raise TandemError(ErrorKind.WORKER_LOST, f"worker {self.ref.id}: {reason_of(error)}") from error

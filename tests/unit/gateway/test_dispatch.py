@@ -11,8 +11,9 @@ import pytest
 from tandem.admission.tenant import Tenant
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Failed, Finished, FinishReason, Moving
-from tandem.core.ids import HandoffId, HandoffKey
-from tandem.core.request import Generate, Prefill, Resume
+from tandem.core.ids import HandoffId, HandoffKey, RequestId
+from tandem.core.request import Generate, Prefill, Request, Resume, SamplingParams
+from tandem.gateway.caller import Caller
 from tandem.gateway.intake import Intake
 from tandem.gateway.ports import Meter, Standing
 from tandem.routing import breaker
@@ -352,3 +353,15 @@ async def test_what_drains_together_goes_to_several_workers(rig: Rig) -> None:
     await until(lambda: all(view.num_coming == 0 for view in rig.fleet.view().workers))
     for request in requests:
         await request.aclose()
+
+
+async def test_what_cannot_be_sent_is_not_expected_any_more(rig: Rig) -> None:
+    """Token ids come from clients, and one may not fit its field."""
+    await rig.pair()
+    request = Request(
+        id=RequestId("huge"), model="tiny", prompt_tokens=(1 << 40,), sampling=SamplingParams(max_tokens=3)
+    )
+    with pytest.raises(TandemError) as refused:
+        await collect(await rig.dispatch.open(request, Caller(request_id=request.id)))
+    assert refused.value.kind is ErrorKind.INVALID_REQUEST
+    assert [(view.num_coming, view.unreported) for view in rig.fleet.view().workers] == [(0, ()), (0, ())]
