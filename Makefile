@@ -6,6 +6,9 @@
 # Tests start many processes, each of which would compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
+# All their tests are slow, and only to import them takes seconds in each process.
+SLOW_ROOMS := chaos e2e golden
+
 BIN := .venv/bin
 ARGS ?=
 
@@ -28,7 +31,8 @@ check: setup ## what should be green before every commit, in two minutes
 	$(BIN)/python .ci/generate_proto.py --check
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
-	TANDEM_QUICK=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile -m "not slow and not ray and not golden and not soak" $(ARGS)
+	TANDEM_QUICK=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile $(SLOW_ROOMS:%=--ignore=tests/%) \
+		-m "not slow and not ray and not golden and not soak" $(ARGS)
 
 golden: setup ## the full grid of exactness against the reference
 	$(BIN)/python -m pytest -m golden --timeout=1800 $(ARGS)

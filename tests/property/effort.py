@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 IS_SOAK = os.environ.get("TANDEM_SOAK") == "1"
 SOAK_FACTOR = 60
 IS_QUICK = os.environ.get("TANDEM_QUICK") == "1"
-QUICK_PART = 5
+QUICK_PART = 3
 
 
 def effort(examples: int, steps: int = 50) -> settings:
