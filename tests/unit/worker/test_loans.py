@@ -120,8 +120,8 @@ async def test_a_source_that_is_gone_costs_no_request(nodes: Nodes) -> None:
     taker = await nodes.start(handoff=QUICK)
     gone = replace(taker.worker.me, id=type(taker.worker.me.id)("gone"), address="127.0.0.1:9")
     older = replace(taker.worker.me, incarnation=Incarnation(1))
-    for source in (gone, older):
-        request = new_request(MODEL, [source.incarnation % 50, *PROMPT], 3)
+    for first_token, source in enumerate((gone, older)):
+        request = new_request(MODEL, [first_token, *PROMPT], 3)
         await ends_right(taker, await borrow(taker, source, request), request.prompt_tokens, 0)
     await settled(taker)
 
