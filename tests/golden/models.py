@@ -34,9 +34,10 @@ from tandem.runtime.executor import TorchExecutor
 from tandem.runtime.grammar_masks import GrammarMasks
 from tandem.runtime.load import load_executor
 from tandem.runtime.model_config import read_model_config
-from tandem.runtime.philox import uniform
-from tandem.runtime.sampler import kept_tokens
+from tandem.runtime.sampler import filters_of
 from tandem.sched.plan import Slice
+from tandem_kernels.reference.philox import uniform
+from tandem_kernels.reference.sample import kept_tokens
 
 Kernels = Literal["auto", "compiled", "reference"]
 Quantization = Literal["none", "int8"]
@@ -241,7 +242,7 @@ def check_sampled(
     logits = reference.last_logits([*prompt, *got[:-1]], len(got)).to(torch.float64)
     ties: list[NearTie] = []
     for index, (row, token) in enumerate(zip(logits, got, strict=True)):
-        kept = kept_tokens(row, params).tolist()
+        kept = kept_tokens(row, filters_of(params)).tolist()
         shares = torch.softmax(row[kept] / params.temperature, 0).cumsum(0).tolist()
         assert token in kept, f"output {index}: {token} was filtered out"
         place, number = kept.index(token), uniform(params.seed, 0, index)

@@ -22,8 +22,9 @@ from tandem.runtime.bundle import read_bundle
 from tandem.runtime.executor import TorchExecutor
 from tandem.runtime.grammar import GrammarMasks
 from tandem.runtime.model_config import read_model_config
-from tandem.runtime.philox import uniform
-from tandem.runtime.sampler import kept_tokens
+from tandem.runtime.sampler import filters_of
+from tandem_kernels.reference.philox import uniform
+from tandem_kernels.reference.sample import kept_tokens
 from tests.golden.cluster import Cluster, Knobs, Outcome, can_guess
 from tests.golden.conftest import TinyModels
 from tests.golden.models import NEAR_TIE, TINY_VOCAB, Reference
@@ -91,7 +92,7 @@ def _masked(
         if params.temperature == 0:
             output.append(int(row.argmax()))
             continue
-        kept = kept_tokens(row, params)
+        kept = kept_tokens(row, filters_of(params))
         shares = torch.softmax(row[kept] / params.temperature, 0).cumsum(0)
         output.append(int(kept[int((shares <= uniform(params.seed, choice, len(output))).sum())]))
     return output

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from tandem_kernels.contract import AttentionBatch
+from tandem_kernels.contract import AttentionBatch, LayerKV
 from tandem_kernels.reference import cache_write, paged_attention
 
 _DIM = 16
@@ -17,6 +17,10 @@ _LAYERS = 2
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+def _layer(pool: torch.Tensor) -> LayerKV:
+    return LayerKV(pool[:, :, 1, 0], pool[:, :, 1, 1])
 
 
 def _dense(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
@@ -48,7 +52,7 @@ def _case(
         key, value = (torch.randn((context, groups, _DIM)).to(dtype) for _ in range(2))
         positions = torch.arange(context)
         slots = torch.tensor(blocks)[positions // block_size] * block_size + positions % block_size
-        cache_write(key, value, pool[:, :, 1, 0], pool[:, :, 1, 1], slots)
+        cache_write(key, value, _layer(pool), slots)
         tables.append(blocks + blocks[:1] * (max(needed) - count))
         keys.append(key)
         values.append(value)
@@ -57,6 +61,8 @@ def _case(
         query_starts=starts.to(torch.int32),
         context_lens=torch.tensor([context for _, context in spans], dtype=torch.int32),
         block_tables=torch.tensor(tables, dtype=torch.int32),
+        num_decodes=0,
+        max_rows=max(rows for rows, _ in spans),
     )
     query = torch.randn((int(starts[-1]), heads, _DIM)).to(dtype)
     return pool, query, batch, keys, values
@@ -77,7 +83,7 @@ _SPANS = {
 @pytest.mark.parametrize("block_size", [1, 8, 16])
 def test_attention_equals_dense(spans: list[tuple[int, int]], heads: int, groups: int, block_size: int) -> None:
     pool, query, batch, keys, values = _case(spans, heads, groups, block_size, torch.float32)
-    out = paged_attention(query, pool[:, :, 1, 0], pool[:, :, 1, 1], batch, 0.3)
+    out = paged_attention(query, _layer(pool), batch, 0.3)
     starts = batch.query_starts.tolist()
     for i in range(len(spans)):
         rows = slice(starts[i], starts[i + 1])
@@ -90,7 +96,7 @@ def test_attention_equals_dense(spans: list[tuple[int, int]], heads: int, groups
 )
 def test_other_dtypes(dtype: torch.dtype, tolerance: float) -> None:
     pool, query, batch, keys, values = _case(_SPANS["mixed"], 4, 2, 8, dtype)
-    out = paged_attention(query, pool[:, :, 1, 0], pool[:, :, 1, 1], batch, 0.25)
+    out = paged_attention(query, _layer(pool), batch, 0.25)
     assert out.dtype == dtype
     starts = batch.query_starts.tolist()
     for i in range(len(starts) - 1):
@@ -102,18 +108,18 @@ def test_other_dtypes(dtype: torch.dtype, tolerance: float) -> None:
 def test_no_sequences() -> None:
     pool = torch.zeros((2, 1, 1, 2, 4, _DIM))
     empty = torch.zeros(0, dtype=torch.int32)
-    batch = AttentionBatch(torch.zeros(1, dtype=torch.int32), empty, empty.view(0, 1))
-    out = paged_attention(torch.zeros((0, 2, _DIM)), pool[:, :, 0, 0], pool[:, :, 0, 1], batch, 1.0)
+    batch = AttentionBatch(torch.zeros(1, dtype=torch.int32), empty, empty.view(0, 1), 0, 0)
+    out = paged_attention(torch.zeros((0, 2, _DIM)), LayerKV(pool[:, :, 0, 0], pool[:, :, 0, 1]), batch, 1.0)
     assert out.shape == (0, 2, _DIM)
 
 
 def test_what_lies_beyond_the_context_does_not_matter() -> None:
     spans = [(1, 5), (3, 9), (1, 20)]
     pool, query, batch, _, _ = _case(spans, 4, 2, 8, torch.float32)
-    before = paged_attention(query, pool[:, :, 1, 0], pool[:, :, 1, 1], batch, 0.3)
+    before = paged_attention(query, _layer(pool), batch, 0.3)
     for (_, context), table in zip(spans, batch.block_tables.tolist(), strict=True):
         pool[table[(context - 1) // 8], :, 1, :, context % 8 or 8 :] = 1e6
-    after = paged_attention(query, pool[:, :, 1, 0], pool[:, :, 1, 1], batch, 0.3)
+    after = paged_attention(query, _layer(pool), batch, 0.3)
     assert torch.equal(before, after)
 
 
@@ -121,7 +127,7 @@ def test_cache_write_touches_its_slots_and_no_other() -> None:
     pool = torch.zeros((4, 2, _LAYERS, 2, 8, _DIM))
     slots = torch.tensor([0, 7, 8, 31])
     key, value = torch.randn((4, 2, _DIM)), torch.randn((4, 2, _DIM))
-    cache_write(key, value, pool[:, :, 1, 0], pool[:, :, 1, 1], slots)
+    cache_write(key, value, _layer(pool), slots)
     for i, slot in enumerate(slots.tolist()):
         assert torch.equal(pool[slot // 8, :, 1, 0, slot % 8], key[i])
         assert torch.equal(pool[slot // 8, :, 1, 1, slot % 8], value[i])
@@ -130,6 +136,6 @@ def test_cache_write_touches_its_slots_and_no_other() -> None:
 
 def test_a_plane_of_another_layout_is_refused() -> None:
     pool = torch.zeros((4, 8, 2, _DIM))
-    batch = AttentionBatch(*(torch.tensor(v, dtype=torch.int32) for v in ([0, 1], [1], [[0]])))
+    batch = AttentionBatch(*(torch.tensor(v, dtype=torch.int32) for v in ([0, 1], [1], [[0]])), 1, 1)
     with pytest.raises(ValueError, match="not a plane"):
-        paged_attention(torch.zeros((1, 2, _DIM)), pool.transpose(1, 2), pool.transpose(1, 2), batch, 1.0)
+        paged_attention(torch.zeros((1, 2, _DIM)), LayerKV(*(pool.transpose(1, 2),) * 2), batch, 1.0)

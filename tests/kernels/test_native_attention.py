@@ -79,6 +79,8 @@ def _lay_out(spans: list[_Span], query: torch.Tensor, kv: _KV, block_size: int, 
         query_starts=torch.tensor([0] + [rows for rows, _ in spans]).cumsum(0).to(torch.int32),
         context_lens=torch.tensor([context for _, context in spans], dtype=torch.int32),
         block_tables=torch.tensor(tables, dtype=torch.int32),
+        num_decodes=0,
+        max_rows=max(rows for rows, _ in spans),
     )
     return _Case(query, pool, batch, kv)
 
@@ -189,6 +191,6 @@ def test_the_sign_of_a_zero_does_not_show() -> None:
 
 def test_no_sequences() -> None:
     empty = torch.zeros(0, dtype=torch.int32)
-    batch = AttentionBatch(torch.zeros(1, dtype=torch.int32), empty, empty.view(0, 1))
+    batch = AttentionBatch(torch.zeros(1, dtype=torch.int32), empty, empty.view(0, 1), 0, 0)
     pool = torch.zeros((2, 1, 1, 2, 4, 16))
     assert library.paged_attention(_team(2), torch.zeros((0, 2, 16)), pool, 0, batch, 1.0).shape == (0, 2, 16)

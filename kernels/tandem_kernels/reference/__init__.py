@@ -1,9 +1,25 @@
 """Plain torch kernels: what `tandem_kernels.contract` means, and the CPU path; never compiled."""
 
 from tandem_kernels.reference.attention import paged_attention
+from tandem_kernels.reference.blocks import pack_blocks, unpack_blocks
 from tandem_kernels.reference.cache import cache_write
 from tandem_kernels.reference.digest import block_digest
-from tandem_kernels.reference.norm import rms_norm
-from tandem_kernels.reference.rope import rope, rope_tables
+from tandem_kernels.reference.gate import silu_mul
+from tandem_kernels.reference.norm import add_rms_norm, rms_norm
+from tandem_kernels.reference.rope import rope, rope_cache_write, rope_tables
+from tandem_kernels.reference.sample import sample
 
-__all__ = ["block_digest", "cache_write", "paged_attention", "rms_norm", "rope", "rope_tables"]
+__all__ = [
+    "add_rms_norm",
+    "block_digest",
+    "cache_write",
+    "pack_blocks",
+    "paged_attention",
+    "rms_norm",
+    "rope",
+    "rope_cache_write",
+    "rope_tables",
+    "sample",
+    "silu_mul",
+    "unpack_blocks",
+]

@@ -9,39 +9,37 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from tandem_kernels.contract import AttentionBatch
+from tandem_kernels.contract import AttentionBatch, LayerKV
 from tandem_kernels.reference.cache import gather
 
 
-def paged_attention(
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    batch: AttentionBatch,
-    scale: float,
-) -> torch.Tensor:
+def paged_attention(query: torch.Tensor, kv: LayerKV, batch: AttentionBatch, scale: float) -> torch.Tensor:
     """See `tandem_kernels.contract`."""
-    out = torch.empty_like(query)
+    # Float8 is read as float32, so that all is computed in it.
+    rows_in = query if kv.key_scale is None else query.to(torch.float32)
+    out = torch.zeros_like(rows_in)
     tables = batch.block_tables.to(torch.int64)
     starts, lens = batch.query_starts.tolist(), batch.context_lens.tolist()
-    block_size = key_cache.shape[2]
     buckets: dict[int, list[int]] = {}
     for i, context in enumerate(lens):
         rows = slice(starts[i], starts[i + 1])
-        width = -(-context // block_size)
+        width = -(-context // kv.block_size)
         if rows.stop - rows.start == 1:
-            buckets.setdefault((width - 1).bit_length(), []).append(i)
+            if context:
+                buckets.setdefault((width - 1).bit_length(), []).append(i)
             continue
-        keys = gather(key_cache, tables[i : i + 1, :width])[0, :, :context]
-        values = gather(value_cache, tables[i : i + 1, :width])[0, :, :context]
-        out[rows] = _chunk(query[rows], keys, values, scale)
+        keys, values = (both[0, :, :context] for both in _gather(kv, tables[i : i + 1, :width]))
+        out[rows] = _chunk(rows_in[rows], keys, values, scale)
     for members in buckets.values():
-        width = max(-(-lens[i] // block_size) for i in members)
-        table = tables[members, :width]
-        keys, values = gather(key_cache, table), gather(value_cache, table)
+        width = max(-(-lens[i] // kv.block_size) for i in members)
+        keys, values = _gather(kv, tables[members, :width])
         rows_of = batch.query_starts[members].to(torch.int64)
-        out[rows_of] = _decode(query[rows_of], keys, values, batch.context_lens[members], scale)
-    return out
+        out[rows_of] = _decode(rows_in[rows_of], keys, values, batch.context_lens[members], scale)
+    return out.to(query.dtype)
+
+
+def _gather(kv: LayerKV, tables: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return gather(kv.key, kv.key_scale, tables), gather(kv.value, kv.value_scale, tables)
 
 
 def _chunk(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:

@@ -4,28 +4,40 @@ from __future__ import annotations
 
 import torch
 
+from tandem_kernels.contract import FLOAT8, FLOAT8_MAX, LayerKV
 
-def cache_write(
-    key: torch.Tensor,
-    value: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    slots: torch.Tensor,
-) -> None:
+
+def cache_write(key: torch.Tensor, value: torch.Tensor, kv: LayerKV, slots: torch.Tensor) -> None:
     """See `tandem_kernels.contract`."""
-    block_size = key_cache.shape[2]
-    blocks, offsets = slots // block_size, slots % block_size
-    key_cache[blocks, :, offsets] = key
-    value_cache[blocks, :, offsets] = value
+    if bool((slots < 0).any()):
+        held = slots >= 0
+        key, value, slots = key[held], value[held], slots[held]
+    blocks, offsets = slots // kv.block_size, slots % kv.block_size
+    for rows, plane, scales in ((key, kv.key, kv.key_scale), (value, kv.value, kv.value_scale)):
+        if scales is not None:
+            rows, scale = quantize_float8(rows)
+            scales[blocks, :, offsets] = scale
+        plane[blocks, :, offsets] = rows
 
 
-def gather(cache: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
-    """The KV of block tables as dense memory.
+def quantize_float8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`[..., D]` as float8 of the same shape, and float32 scales `[...]`."""
+    wide = rows.to(torch.float32)
+    scale = wide.abs().amax(-1) / FLOAT8_MAX
+    scale = torch.where(scale < torch.finfo(torch.float32).tiny, 1.0, scale)
+    return (wide / scale[..., None]).clamp(-FLOAT8_MAX, FLOAT8_MAX).to(FLOAT8), scale
 
-    `cache` `[N, G, B, D]` is one plane of one layer, `tables` int64 `[S, W]`; yields a new `[S, G, W * B, D]`.
+
+def gather(plane: torch.Tensor, scales: torch.Tensor | None, tables: torch.Tensor) -> torch.Tensor:
+    """The KV of block tables as dense memory, float32 where it has scales.
+
+    `plane` `[N, G, B, D]` is one plane of one layer, `tables` int64 `[S, W]`; yields a new `[S, G, W * B, D]`.
     """
-    _, heads, block_size, head_dim = cache.shape
-    tiles, step = _tiles(cache)
+    if scales is not None:
+        wide = plane[tables].to(torch.float32) * scales[tables][..., None]
+        return wide.transpose(1, 2).flatten(2, 3)
+    _, heads, block_size, head_dim = plane.shape
+    tiles, step = _tiles(plane)
     first = tables[:, None, :] * heads + torch.arange(heads)[None, :, None]
     rows = tiles.index_select(0, (first * step).flatten())
     return rows.view(len(tables), heads, tables.shape[1] * block_size, head_dim)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from tandem_kernels.contract import HeadNorms, LayerKV
+from tandem_kernels.reference.cache import cache_write
+from tandem_kernels.reference.norm import rms_norm
+
 
 def rope_tables(
     positions: torch.Tensor, inv_freq: torch.Tensor, scale: float, dtype: torch.dtype
@@ -19,3 +23,22 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     first, second = x.chunk(2, dim=-1)
     rotated = torch.cat((-second, first), dim=-1)
     return x * cos[:, None] + rotated * sin[:, None]
+
+
+def rope_cache_write(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    norms: HeadNorms | None,
+    kv: LayerKV,
+    slots: torch.Tensor,
+) -> torch.Tensor:
+    """See `tandem_kernels.contract`."""
+    _, groups, _, dim = kv.key.shape
+    heads = qkv.view(len(qkv), -1, dim)
+    query = heads[:, : -2 * groups]
+    key, value = heads[:, -2 * groups :].chunk(2, dim=1)
+    if norms is not None:
+        query, key = rms_norm(query, norms.query, norms.eps), rms_norm(key, norms.key, norms.eps)
+    cache_write(rope(key, cos, sin), value, kv, slots)
+    return rope(query, cos, sin)

@@ -3,7 +3,9 @@
 A block is one contiguous piece of memory over all layers, heads outermost, so that one block is one transfer
 descriptor and a range of heads is a byte range:
 
-    [num_blocks, kv_heads, layers, 2, block_size, head_dim]      (2 = key, value)
+    [num_blocks, kv_heads, layers, 2, tile]      (2 = key, value)
+
+A tile is `[block_size, head_dim]` numbers and, where these are float8, `[block_size]` float32 scales after them.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from typing import Any
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 PLANES = 2
+SCALED = "float8_e4m3fn"
+_SCALE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +30,18 @@ class KVGroup:
     head_dim: int
     dtype: str
 
+    @property
+    def is_scaled(self) -> bool:
+        """Whether each token of a head and plane has a scale in the block."""
+        return self.dtype == SCALED
+
+    def tile_bytes(self, block_size: int) -> int:
+        """Bytes of one plane of one layer and head of one block."""
+        return block_size * (self.head_dim * ITEM_BYTES[self.dtype] + (_SCALE_BYTES if self.is_scaled else 0))
+
     def head_bytes(self, block_size: int) -> int:
         """Bytes of one head of one block: all layers, both planes, all its token slots."""
-        return self.layers * PLANES * block_size * self.head_dim * ITEM_BYTES[self.dtype]
+        return self.layers * PLANES * self.tile_bytes(block_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +64,12 @@ class KVLayout:
     def token_bytes(self) -> int:
         return self.block_bytes // self.block_size
 
-    def block_shape(self) -> tuple[int, int, int, int, int]:
-        """`[kv_heads, layers, 2, block_size, head_dim]`: one block as its executor stores it."""
+    def block_shape(self) -> tuple[int, ...]:
+        """`[kv_heads, layers, 2, block_size, head_dim]`: one block as its executor stores it; of bytes, with the tile
+        as the last axis, where it is scaled."""
         g = self.group
-        return (g.heads, g.layers, PLANES, self.block_size, g.head_dim)
+        tile = (g.tile_bytes(self.block_size),) if g.is_scaled else (self.block_size, g.head_dim)
+        return (g.heads, g.layers, PLANES, *tile)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

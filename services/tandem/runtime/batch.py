@@ -55,6 +55,8 @@ def build_batch(slices: Sequence[Slice], tokens: Sequence[Sequence[int]], block_
             query_starts=sequences[:num_starts],
             context_lens=sequences[num_starts:num_lens],
             block_tables=sequences[num_lens:].view(len(slices), -1),
+            num_decodes=next((i for i, piece in enumerate(slices) if piece.num_tokens > 1), len(slices)),
+            max_rows=max(piece.num_tokens for piece in slices),
         ),
         drawn_rows=drawn_rows,
     )

@@ -13,6 +13,7 @@ from tandem.core.ids import BlockId
 from tandem.kv.host_pool import Fill, Spill
 from tandem.kv.layout import KVLayout, KVRegion
 from tandem.runtime.device import torch_dtype
+from tandem_kernels.contract import FLOAT8, LayerKV
 from tandem_kernels.reference import block_digest
 
 BlockDigests = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -20,7 +21,7 @@ BlockDigests = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
 
 
 class KVCache:
-    """One zeroed tensor `pool` `[num_blocks, *layout.block_shape()]`, and per layer its key and value planes.
+    """One zeroed tensor `pool` `[num_blocks, *layout.block_shape()]`, and `layers`, the planes of each.
 
     `host` is a tensor `[num_host_slots, *layout.block_shape()]` that no step reads. Invariant: a slot of a block that
     holds no token is finite, see `clear`.
@@ -35,7 +36,7 @@ class KVCache:
         self._block_digest = block_digest
         self.pool = _blocks(layout, num_blocks)
         self.host = _blocks(layout, num_host_slots)
-        self.planes = tuple((self.pool[:, :, i, 0], self.pool[:, :, i, 1]) for i in range(layout.group.layers))
+        self.layers = tuple(_layer(self.pool, layout, i) for i in range(layout.group.layers))
 
     @property
     def region(self) -> KVRegion:
@@ -80,9 +81,24 @@ class KVCache:
         return f"KVCache({self.num_blocks} blocks of {self.layout}, {sizes})"
 
 
+def _layer(pool: torch.Tensor, layout: KVLayout, index: int) -> LayerKV:
+    key, value = pool[:, :, index, 0], pool[:, :, index, 1]
+    if not layout.group.is_scaled:
+        return LayerKV(key, value)
+    shape = (*key.shape[:-1], layout.block_size, layout.group.head_dim)
+    values, scales = ([tile[..., part] for tile in (key, value)] for part in _parts(layout))
+    return LayerKV(*(tile.view(FLOAT8).view(shape) for tile in values), *(tile.view(torch.float32) for tile in scales))
+
+
+def _parts(layout: KVLayout) -> tuple[slice, slice]:
+    """Of a scaled tile its numbers' bytes and its scales'."""
+    num_bytes = layout.block_size * layout.group.head_dim
+    return slice(num_bytes), slice(num_bytes, None)
+
+
 def _blocks(layout: KVLayout, number: int) -> torch.Tensor:
     """`[number, *layout.block_shape()]`, zeros."""
-    dtype = torch_dtype(layout.group.dtype)
+    dtype = torch.uint8 if layout.group.is_scaled else torch_dtype(layout.group.dtype)
     if not number:
         return torch.zeros(0, *layout.block_shape(), dtype=dtype)
     # Mapped rather than allocated: zeros that cost neither time nor memory before a block is first used, and a region

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from tandem.core.events import SampledToken
-from tandem.runtime.sampler import best
+from tandem_kernels.reference.sample import best
 
 PIECE_BYTES = 16 << 20
 """Of float64 logits at a time."""

@@ -10,9 +10,10 @@ import torch
 
 from tandem.core.events import SampledToken
 from tandem.core.request import SamplingParams
-from tandem.runtime.philox import philox4x32, uniform
-from tandem.runtime.sampler import LogitRows, best, kept_tokens
+from tandem.runtime.sampler import LogitRows, filters_of
 from tandem.sched.plan import Sampling
+from tandem_kernels.reference.philox import philox4x32, uniform
+from tandem_kernels.reference.sample import best, kept_tokens
 
 _LOGITS = torch.tensor([0.5, 2.0, -1.0, 1.0, 2.0, -3.0, 0.0, 1.5])
 
@@ -105,7 +106,7 @@ def test_tiny_temperature_is_finite_and_greedy_but_for_ties() -> None:
 )
 def test_filters(fields: dict[str, float], kept: list[int]) -> None:
     params = _params(**fields)
-    assert kept_tokens(_LOGITS.double(), params).tolist() == kept
+    assert kept_tokens(_LOGITS.double(), filters_of(params)).tolist() == kept
     assert set(_draws(_LOGITS, params, 200)) <= set(kept)
 
 
@@ -124,7 +125,7 @@ def test_nucleus_of_a_large_vocabulary(make: Callable[[int], torch.Tensor]) -> N
     """Flat: beyond the first guess; peaked: within it."""
     torch.manual_seed(1)
     logits = make(3000).double()
-    assert kept_tokens(logits, _params(top_p=0.9)).tolist() == _sorted_nucleus(logits, 0.9)
+    assert kept_tokens(logits, filters_of(_params(top_p=0.9))).tolist() == _sorted_nucleus(logits, 0.9)
 
 
 def test_best_breaks_ties_by_id_and_clamps() -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tandem.runtime import scorer
-from tandem.runtime.sampler import best
 from tandem.runtime.scorer import best_of_rows, score
+from tandem_kernels.reference.sample import best
 
 _VOCAB = 30
 

@@ -18,7 +18,8 @@ from tandem.runtime.int8 import head_group, layer_group
 from tandem.runtime.model_config import DecoderConfig
 from tandem.runtime.rope import inverse_frequencies
 from tandem.runtime.weights import Checkpoint
-from tandem_kernels.reference import cache_write, paged_attention, rms_norm, rope, rope_tables
+from tandem_kernels.contract import HeadNorms
+from tandem_kernels.dispatch import REFERENCE, Kernels
 from tandem_kernels.reference.codes import Codes, find_codes, linear_codes
 from tandem_kernels.reference.linear_int8 import embed_int8, linear_int8, quantize_weight
 
@@ -66,8 +67,7 @@ class Layer:
 
     attention_norm: torch.Tensor
     qkv: AnyLinear
-    query_norm: torch.Tensor | None
-    key_norm: torch.Tensor | None
+    head_norms: HeadNorms | None
     output: AnyLinear
     mlp_norm: torch.Tensor
     gate_up: AnyLinear
@@ -75,11 +75,14 @@ class Layer:
 
 
 class Decoder:
-    """A `runtime.models.causal.CausalModel` in any floating type, in plain torch."""
+    """A `runtime.models.causal.CausalModel` in any floating type, on the device of its kernels."""
 
-    def __init__(self, config: DecoderConfig, checkpoint: Checkpoint, quantization: str = "none") -> None:
+    def __init__(
+        self, config: DecoderConfig, checkpoint: Checkpoint, quantization: str = "none", kernels: Kernels = REFERENCE
+    ) -> None:
         """Takes every tensor of `checkpoint`. Raises TandemError when one is missing, left over or misshapen."""
         is_int8 = quantization == "int8"
+        self._kernels = kernels
         self.config = config
         self._scale = config.head_dim**-0.5
         self._inv_freq, self._rope_scale = inverse_frequencies(config.rope, config.head_dim)
@@ -108,33 +111,24 @@ class Decoder:
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
         """Computes and stores the KV of a batch whose earlier context is in `cache`. Yields the hidden rows before the
         final norm, `[T, hidden]`."""
+        kernels, eps = self._kernels, self.config.rms_norm_eps
         x = F.embedding(batch.tokens, self._embeddings)
-        cos, sin = rope_tables(batch.positions, self._inv_freq, self._rope_scale, x.dtype)
-        for layer, (keys, values) in zip(self._layers, cache.planes, strict=True):
-            rows = rms_norm(x, layer.attention_norm, self.config.rms_norm_eps)
-            query, key, value = self._project(layer, rows)
-            query, key = rope(query, cos, sin), rope(key, cos, sin)
-            cache_write(key, value, keys, values, batch.slots)
-            mixed = paged_attention(query, keys, values, batch.attention, self._scale)
-            x = x + layer.output(mixed.flatten(1))
-            gate, up = layer.gate_up(rms_norm(x, layer.mlp_norm, self.config.rms_norm_eps)).chunk(2, dim=-1)
-            x = x + layer.down(F.silu(gate) * up)
-        return x
+        cos, sin = kernels.rope_tables(batch.positions, self._inv_freq, self._rope_scale, x.dtype)
+        rows = kernels.rms_norm(x, self._layers[0].attention_norm, eps)
+        for layer, following, kv in zip(self._layers, (*self._layers[1:], None), cache.layers, strict=True):
+            query = kernels.rope_cache_write(layer.qkv(rows), cos, sin, layer.head_norms, kv, batch.slots)
+            mixed = kernels.paged_attention(query, kv, batch.attention, self._scale)
+            rows, x = kernels.add_rms_norm(layer.output(mixed.flatten(1)), x, layer.mlp_norm, eps)
+            out = layer.down(kernels.silu_mul(layer.gate_up(rows)))
+            if following is None:
+                return x + out
+            rows, x = kernels.add_rms_norm(out, x, following.attention_norm, eps)
+        raise AssertionError("a decoder has layers")
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Next-token logits `[rows, vocab]` of rows of `forward`."""
-        return self._head(rms_norm(hidden, self._norm, self.config.rms_norm_eps))
-
-    def _project(self, layer: Layer, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        c = self.config
-        heads = layer.qkv(rows).view(len(rows), c.heads + 2 * c.kv_heads, c.head_dim)
-        query = heads[:, : c.heads]
-        key, value = heads[:, c.heads :].chunk(2, dim=1)
-        if layer.query_norm is not None and layer.key_norm is not None:
-            query = rms_norm(query, layer.query_norm, c.rms_norm_eps)
-            key = rms_norm(key, layer.key_norm, c.rms_norm_eps)
-        return query, key, value
+        return self._head(self._kernels.rms_norm(hidden, self._norm, self.config.rms_norm_eps))
 
 
 def _load_layer(config: DecoderConfig, checkpoint: Checkpoint, index: int, is_int8: bool) -> Layer:
@@ -154,12 +148,15 @@ def _load_layer(config: DecoderConfig, checkpoint: Checkpoint, index: int, is_in
     def norm(name: str, width: int = hidden) -> torch.Tensor:
         return checkpoint.take(f"{prefix}.{name}.weight", (width,))
 
+    def head_norms() -> HeadNorms:
+        query, key = (norm(f"self_attn.{name}", config.head_dim) for name in ("q_norm", "k_norm"))
+        return HeadNorms(query, key, config.rms_norm_eps)
+
     projections = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     return Layer(
         attention_norm=norm("input_layernorm"),
         qkv=linear(projections, (query, kv, kv), hidden, config.qkv_bias),
-        query_norm=norm("self_attn.q_norm", config.head_dim) if config.qk_norm else None,
-        key_norm=norm("self_attn.k_norm", config.head_dim) if config.qk_norm else None,
+        head_norms=head_norms() if config.qk_norm else None,
         output=linear(("self_attn.o_proj",), (hidden,), query, config.output_bias),
         mlp_norm=norm("post_attention_layernorm"),
         gate_up=linear(("mlp.gate_proj", "mlp.up_proj"), (inner, inner), hidden, config.mlp_bias),

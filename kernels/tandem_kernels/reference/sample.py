@@ -1,0 +1,98 @@
+"""Draws of tokens from logits, row by row; never knows what sequence a row belongs to.
+
+A draw inverts the cumulative distribution over the kept tokens in ascending order of their ids, in float64, at one
+uniform number. Filters apply in the order of transformers, each on what the one before left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tandem_kernels.contract import SamplingRows
+from tandem_kernels.reference.philox import uniform
+
+# A nucleus is nearly always within so many tokens; a full sort of the vocabulary is the exception.
+_NUCLEUS_GUESS = 1024
+_MASK64 = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Of one row; see `contract.SamplingRows`. `temperature` is not 0."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    log_min_p: float
+
+
+def sample(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+    """See `tandem_kernels.contract`."""
+    tokens = torch.full((len(logits),), -1)
+    for row, values in enumerate(logits):
+        if not bool(values.isfinite().all()):
+            continue
+        temperature = float(rows.temperature[row])
+        if temperature == 0:
+            tokens[row] = best(values, 1)[0]
+            continue
+        filters = Filters(temperature, int(rows.top_k[row]), float(rows.top_p[row]), float(rows.log_min_p[row]))
+        number = uniform(int(rows.seed[row]) & _MASK64, int(rows.choice[row]), int(rows.index[row]))
+        tokens[row] = draw(values.to(torch.float64), filters, number)
+    return tokens
+
+
+def best(values: torch.Tensor, count: int) -> torch.Tensor:
+    """Ids of the `count` greatest values (all when there are fewer), best first, equal ones by ascending id."""
+    count = min(count, values.numel())
+    if count == 0:
+        return torch.empty(0, dtype=torch.int64)
+    threshold = torch.topk(values, count).values[-1]
+    candidates = torch.nonzero(values >= threshold).flatten()
+    order = torch.sort(values[candidates], descending=True, stable=True).indices
+    return candidates[order][:count]
+
+
+def kept_tokens(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
+    """Ascending ids that the filters leave of a float64 row `[vocab]`; at least one."""
+    scaled = _scaled(logits, filters.temperature)
+    ids: torch.Tensor | None = best(scaled, filters.top_k) if filters.top_k else None
+    if filters.top_p < 1:
+        ids = _nucleus(scaled, ids, filters.top_p)
+    if filters.log_min_p > -torch.inf:
+        ids = torch.arange(scaled.numel()) if ids is None else ids
+        ids = ids[scaled[ids] >= filters.log_min_p]
+    return torch.arange(scaled.numel()) if ids is None else ids.sort().values
+
+
+def draw(logits: torch.Tensor, filters: Filters, number: float) -> int:
+    """The token of a float64 row `[vocab]` at a uniform number in [0, 1)."""
+    ids = kept_tokens(logits, filters)
+    cumulative = torch.exp(_scaled(logits, filters.temperature)[ids]).cumsum(0)
+    # A number of 53 bits below 1 times the sum is below the sum, so what is found has weight.
+    return int(ids[torch.searchsorted(cumulative, number * cumulative[-1], right=True)])
+
+
+def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Log weights whose greatest is 0, so that no temperature, however small, makes an infinity of them."""
+    return (logits - logits.max()) / temperature
+
+
+def _nucleus(scaled: torch.Tensor, ids: torch.Tensor | None, top_p: float) -> torch.Tensor:
+    """The fewest best tokens whose share reaches `top_p`, best first, out of `ids` (best first; None: all)."""
+    if ids is not None:
+        return _shortest_prefix(scaled, ids, torch.logsumexp(scaled[ids], 0), top_p)
+    total = torch.logsumexp(scaled, 0)
+    guess = best(scaled, _NUCLEUS_GUESS)
+    covered = torch.exp(scaled[guess] - total).sum()
+    if covered < top_p:
+        guess = best(scaled, scaled.numel())
+    return _shortest_prefix(scaled, guess, total, top_p)
+
+
+def _shortest_prefix(scaled: torch.Tensor, ids: torch.Tensor, total: torch.Tensor, top_p: float) -> torch.Tensor:
+    shares = torch.exp(scaled[ids] - total).cumsum(0)
+    count = int((shares < top_p).sum()) + 1
+    return ids[:count]
