@@ -137,8 +137,10 @@ def test_attention_reads_float8_as_the_numbers_it_stands_for(dtype: torch.dtype)
 
 def test_a_place_that_nobody_has_yields_zeros() -> None:
     cache = _cache("float32")
-    _write(cache, 3)
-    starts, lens, tables = (torch.tensor(v, dtype=torch.int32) for v in ([0, 1, 2, 3], [3, 0, 2], [[0], [5], [0]]))
+    _write(cache, 12)
+    starts, lens, tables = (
+        torch.tensor(v, dtype=torch.int32) for v in ([0, 1, 2, 3], [12, 0, 2], [[0, 1], [5, 5], [0, 0]])
+    )
     query = torch.randn((3, _HEADS, _DIM))
     out = paged_attention(query, cache.layers[1], AttentionBatch(starts, lens, tables, 3, 1), 0.25)
     assert not out[1].any()
