@@ -71,6 +71,10 @@ class EngineConfig:
         "CPU it is memory like the pool's, at the price of copies",
         Bytes(0),
     )
+    plan_depth: int = _doc(
+        "steps that may be planned and not finished: with 2 the next one is planned while a GPU computes; 0: by device",
+        0,
+    )
     num_threads: int = _doc("compute threads of one worker; 0: its share of the cores", 0)
     kernels: Literal["auto", "compiled", "reference"] = _doc(
         "auto: compiled ones where a C++ compiler, dtype and sizes allow, else plain torch", "auto"
@@ -319,6 +323,7 @@ _RULES: tuple[_Rule, ...] = (
     _one("gateway.max_connections", "must be at least 1", lambda v: v >= 1),
     _one("gateway.worker_silence_s", "must be at least 3, because workers speak once per second", lambda v: v >= 3),
     _one("gateway.max_queued", "must be at least 1, because every request begins in the queue", lambda v: v >= 1),
+    _one("engine.plan_depth", "must be 0 (by device), 1 or 2", (0, 1, 2).__contains__),
     *_each("must not be negative", lambda v: v >= 0, "engine.num_threads", "engine.host_cache_memory"),
     (
         "engine.host_cache_memory",

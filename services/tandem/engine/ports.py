@@ -40,6 +40,29 @@ class Executor(Protocol):
         ...
 
 
+class Pipeline(Protocol):
+    """Runs plans while the next is being made. Called from one thread at a time.
+
+    Plans are collected in the order in which they were launched, each once, and as many may be launched ahead as the
+    engine that makes them keeps open.
+    """
+
+    def launch(self, plan: StepPlan) -> None:
+        """Begin a plan; returns before it has ended, where the device computes by itself."""
+        ...
+
+    def collect(self) -> StepResult:
+        """Wait for the oldest plan that was launched. What it wrote is there for everybody, transports too.
+
+        Raises DeviceLost, and whatever else the plan as a whole failed with; it is over then.
+        """
+        ...
+
+
+class DeviceLost(Exception):
+    """The device computes nothing any more: neither this plan nor a later one."""
+
+
 class StepObserver(Protocol):
     """Whoever looks at steps that have run. Called on the driver's thread; must not block and must not raise."""
 
