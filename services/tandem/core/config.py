@@ -40,7 +40,9 @@ def _doc(text: str, default: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    id: str = _doc("alias, directory, .gguf file or hub id", "smollm2-135m-instruct")
+    id: str = _doc(
+        "alias, directory, .gguf file, hub id, or random: and a published model's name", "smollm2-135m-instruct"
+    )
     served_name: str = _doc("name clients use, or several, by commas; empty: the id's last part", "")
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = _doc("of weights, activations and KV", "float32")
     quantization: Literal["none", "int8"] = _doc("of weights; int8 computes in float32 with 8-bit products", "none")

@@ -25,6 +25,7 @@ from tandem.runtime.models.causal import CausalModel
 from tandem.runtime.models.compiled import CompiledModel, packed_weights, shape_of
 from tandem.runtime.models.decoder import Decoder
 from tandem.runtime.packing import Packing
+from tandem.runtime.random_weights import is_random, open_weights
 from tandem.runtime.weights import Checkpoint
 from tandem_kernels.native import library as native
 from tandem_kernels.native.build import NativeUnavailable
@@ -92,7 +93,7 @@ def load_executor(
         num_host_slots = _num_blocks(layout, engine.host_cache_memory, "host_cache_memory")
     max_model_len = _max_model_len(engine.max_model_len, config.max_length, num_blocks * engine.block_size)
     num_threads = num_compute_threads(engine.num_threads)
-    reason = _why_reference(config, model, engine)
+    reason = _why_reference(directory, config, model, engine)
     # Next to compiled kernels torch only draws tokens: threads of its own would take cores from theirs.
     torch.set_num_threads(1 if reason is None else num_threads)
     if reason is None:
@@ -100,7 +101,7 @@ def load_executor(
         cache = KVCache(layout, num_blocks, native.block_digest, num_host_slots)
         _log.info("compiled kernels, vectors of %d floats, %d threads", native.vector_width(), num_threads)
     else:
-        with Checkpoint(directory, torch_dtype(model.dtype)) as checkpoint:
+        with open_weights(directory, torch_dtype(model.dtype)) as checkpoint:
             decoder = Decoder(config, checkpoint, model.quantization)
         cache = KVCache(layout, num_blocks, num_host_slots=num_host_slots)
         _log.info("reference kernels in plain torch (%s), %d threads", reason, num_threads)
@@ -124,11 +125,13 @@ def _grammars(bundle: TokenizerBundle, config: DecoderConfig) -> GrammarMasks | 
         return None
 
 
-def _why_reference(config: DecoderConfig, model: ModelConfig, engine: EngineConfig) -> str | None:
+def _why_reference(directory: Path, config: DecoderConfig, model: ModelConfig, engine: EngineConfig) -> str | None:
     """Why the compiled kernels are not used; None when they are. Raises TandemError when they were asked for."""
     if engine.kernels == "reference":
         return "as configured"
     reason = unsupported(shape_of(config))
+    if is_random(directory):
+        reason = "weights are drawn, compiled kernels read theirs from files"
     if model.dtype != "float32":
         reason = f"compiled kernels compute in float32, the model is to run in {model.dtype}"
     if reason is None:

@@ -37,8 +37,9 @@ def weight_files(directory: Path) -> list[Path]:
 class Checkpoint:
     """The tensors of one model directory. `take` each, then `finish`; a context manager that closes the files."""
 
-    def __init__(self, directory: Path, dtype: torch.dtype) -> None:
+    def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         self._dtype = dtype
+        self._device = device
         self._stack = ExitStack()
         self._where = {}
         for file in weight_files(directory):
@@ -61,7 +62,8 @@ class Checkpoint:
         return name in self._where
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """The tensor `name` in the dtype of the checkpoint's user. Raises TandemError unless it has this shape."""
+        """The tensor `name` in the dtype and on the device of the checkpoint's user. Raises TandemError unless it
+        has this shape."""
         if name not in self._where:
             raise _broken(f"the weights lack {name}")
         tensor: torch.Tensor = self._where.pop(name).get_tensor(name)
@@ -69,7 +71,7 @@ class Checkpoint:
             raise _broken(f"{name} has shape {list(tensor.shape)}, the configuration says {list(shape)}")
         if tensor.dtype not in _FLOATS:
             raise _broken(f"{name} is stored as {tensor.dtype}, which is not implemented")
-        return tensor.to(self._dtype)
+        return tensor.to(self._device, self._dtype)
 
     def drop(self, suffix: str) -> None:
         """Forget the tensors whose names end so: they repeat what is known otherwise."""

@@ -17,7 +17,7 @@ from tandem.runtime.cache import KVCache
 from tandem.runtime.int8 import head_group, layer_group
 from tandem.runtime.model_config import DecoderConfig
 from tandem.runtime.rope import inverse_frequencies
-from tandem.runtime.weights import Checkpoint
+from tandem.runtime.weight_source import WeightSource
 from tandem_kernels.contract import HeadNorms
 from tandem_kernels.dispatch import REFERENCE, Kernels
 from tandem_kernels.reference.codes import Codes, find_codes, linear_codes
@@ -78,7 +78,7 @@ class Decoder:
     """A `runtime.models.causal.CausalModel` in any floating type, on the device of its kernels."""
 
     def __init__(
-        self, config: DecoderConfig, checkpoint: Checkpoint, quantization: str = "none", kernels: Kernels = REFERENCE
+        self, config: DecoderConfig, checkpoint: WeightSource, quantization: str = "none", kernels: Kernels = REFERENCE
     ) -> None:
         """Takes every tensor of `checkpoint`. Raises TandemError when one is missing, left over or misshapen."""
         is_int8 = quantization == "int8"
@@ -131,7 +131,7 @@ class Decoder:
         return self._head(self._kernels.rms_norm(hidden, self._norm, self.config.rms_norm_eps))
 
 
-def _load_layer(config: DecoderConfig, checkpoint: Checkpoint, index: int, is_int8: bool) -> Layer:
+def _load_layer(config: DecoderConfig, checkpoint: WeightSource, index: int, is_int8: bool) -> Layer:
     prefix = f"model.layers.{index}"
     hidden, inner = config.hidden_size, config.intermediate_size
     query, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
