@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -14,23 +14,27 @@ from tandem.kv.host_pool import Fill, Spill
 from tandem.kv.layout import KVLayout, KVRegion
 from tandem.runtime.device import torch_dtype
 from tandem_kernels.contract import FLOAT8, LayerKV
+from tandem_kernels.dispatch import BlockDigest
 from tandem_kernels.reference import block_digest
-
-BlockDigests = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""`contract.block_digest`."""
 
 
 class KVCache:
     """One zeroed tensor `pool` `[num_blocks, *layout.block_shape()]`, and `layers`, the planes of each.
 
-    `host` is a tensor `[num_host_slots, *layout.block_shape()]` that no step reads. Invariant: a slot of a block that
-    holds no token is finite, see `clear`.
+    `host` is a tensor `[num_host_slots, *layout.block_shape()]` that no step reads. `head_start` is the model's number
+    of the layout's first head. Invariant: a slot of a block that holds no token is finite, see `clear`.
     """
 
     def __init__(
-        self, layout: KVLayout, num_blocks: int, block_digest: BlockDigests = block_digest, num_host_slots: int = 0
+        self,
+        layout: KVLayout,
+        num_blocks: int,
+        block_digest: BlockDigest = block_digest,
+        num_host_slots: int = 0,
+        head_start: int = 0,
     ) -> None:
         self.layout = layout
+        self.head_start = head_start
         self.num_blocks = num_blocks
         self.num_host_slots = num_host_slots
         self._block_digest = block_digest
@@ -45,8 +49,8 @@ class KVCache:
             address=self.pool.data_ptr(),
             num_blocks=self.num_blocks,
             block_bytes=self.layout.block_bytes,
-            head_start=0,
-            head_stop=self.layout.group.heads,
+            head_start=self.head_start,
+            head_stop=self.head_start + self.layout.group.heads,
         )
 
     def clear(self, blocks: Sequence[BlockId]) -> None:
@@ -73,7 +77,8 @@ class KVCache:
 
     def digest(self, blocks: Sequence[BlockId], indices: Sequence[int]) -> list[tuple[int, ...]]:
         """Unsigned 64-bit digests per KV head of `blocks`, which are the `indices`-th of their prompt."""
-        words = self._block_digest(self.pool, torch.tensor(blocks), torch.tensor(indices))
+        ids, places = torch.tensor(blocks), torch.tensor(indices)
+        words = self._block_digest(self.pool, ids, places, head_start=self.head_start)
         return [tuple(row) for row in words.numpy().view(np.uint64).tolist()]
 
     def __repr__(self) -> str:

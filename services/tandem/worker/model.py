@@ -42,8 +42,7 @@ def load_worker_model(config: Config) -> WorkerModel:
     """Fetch, convert and load as needed, which may take minutes; all memory is there after. Raises TandemError."""
     loaded = load_model(config.model, config.engine)
     cache = loaded.executor.cache
-    region = cache.region
-    pool = MemoryPool(region.address, region.num_blocks, cache.layout, region.device, keepalive=cache)
+    pool = MemoryPool.of(cache.region, cache.layout, keepalive=cache)
     populate(pool, num_compute_threads(config.engine.num_threads))
     return WorkerModel(
         name=loaded.name,
