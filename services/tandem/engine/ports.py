@@ -36,8 +36,13 @@ class Executor(Protocol):
         ...
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one plan to its end. A slice that cannot be computed reports `error`; others are unaffected."""
+        """Run one plan to its end. A slice that cannot be computed reports `error`; others are unaffected. Raises
+        DeviceLost."""
         ...
+
+
+class DeviceLost(Exception):
+    """The device computes nothing any more: neither this plan nor a later one."""
 
 
 class StepObserver(Protocol):
