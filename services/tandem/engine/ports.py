@@ -36,7 +36,8 @@ class Executor(Protocol):
         ...
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one plan to its end. A slice that cannot be computed reports `error`; others are unaffected."""
+        """Run one plan to its end. A slice that cannot be computed reports `error`; others are unaffected. Raises
+        DeviceLost."""
         ...
 
 

@@ -70,19 +70,26 @@ class RandomWeights:
     ) -> None:
         """Nothing is open."""
 
-    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """The tensor `name`, drawn anew at each call."""
+    def take(
+        self, name: str, shape: tuple[int, ...], rows: range | None = None, columns: range | None = None
+    ) -> torch.Tensor:
+        """The tensor `name`, drawn anew at each call, or these parts of it: whole rows, of which columns are kept."""
+        height = range(shape[0]) if rows is None else rows
         if len(shape) == 1:
-            return torch.ones(shape, dtype=self._dtype, device=self._device)
+            return torch.ones(len(height), dtype=self._dtype, device=self._device)
+        drawn = self._draw(name, shape, height)
+        return drawn if columns is None else drawn[:, columns.start : columns.stop].contiguous()
+
+    def _draw(self, name: str, shape: tuple[int, ...], rows: range) -> torch.Tensor:
         variance = 1 / shape[-1]
         if name.endswith(_TO_RESIDUAL):
             variance /= 2 * self._layers
-        drawn = torch.empty(shape, dtype=self._dtype, device=self._device)
-        flat, key = drawn.view(-1), _key(self._seed, name)
+        drawn = torch.empty((len(rows), shape[1]), dtype=self._dtype, device=self._device)
+        flat, key, before = drawn.view(-1), _key(self._seed, name), rows.start * shape[1]
         for start in range(0, flat.numel(), _CHUNK):
             part = flat[start : start + _CHUNK]
             # A uniform number in (-1, 1) has a variance of 1 / 3.
-            part.copy_(_uniform(key, start, part.numel(), self._device).mul_(math.sqrt(3 * variance)))
+            part.copy_(_uniform(key, before + start, part.numel(), self._device).mul_(math.sqrt(3 * variance)))
         return drawn
 
     def drop(self, suffix: str) -> None:
