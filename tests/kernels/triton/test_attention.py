@@ -51,7 +51,7 @@ def _spans(block: int) -> dict[str, tuple[tuple[tuple[int, int], ...], int]]:
         # Few rows, of which a tile holds all; the second has tokens of one slice that its first rows do not see.
         "short": ((*edges[:3], (3, 40), (5, 258), (1, 0), (2, 2), (1, block + 1), (4, 4)), 3),
         # A prompt, a chunk, one that ends with a block, and single rows that are none of the decodes.
-        "long": (((1, 270), (1, 0), (65, 65), (33, block + 50), (1, 0), (1, 2 * block), (30, 2 * block + 30)), 2),
+        "long": (((1, 270), (1, 0), (65, 65), (17, block + 20), (1, 0), (1, 2 * block), (9, 2 * block + 8)), 2),
     }
 
 
@@ -119,6 +119,16 @@ def test_the_programs_of_a_launch_do_not_matter(device: torch.device, monkeypatc
     assert torch.equal(run(problem), many)
 
 
+@pytest.mark.parametrize("rows", [1, 20])
+def test_small_values_in_float8(rows: int, device: torch.device) -> None:
+    """A weight times a scale of them is less than float16 can tell from zero."""
+    case = Case(((rows, 200),), int(rows == 1), dtype=torch.float16, float8=True)
+    problem = problem_of(case, device)
+    assert problem.kv.value_scale is not None
+    problem.kv.value_scale.mul_(1e-3)
+    check(case, problem)
+
+
 def test_a_row_does_not_depend_on_its_batch(device: torch.device) -> None:
     case = Case(((1, 0), (1, 700), (1, 40), (40, 90), (70, 70)), 3, dtype=torch.bfloat16)
     problem = problem_of(case, device)
@@ -139,11 +149,14 @@ def test_a_row_does_not_depend_on_its_batch(device: torch.device) -> None:
 
 
 def test_a_row_does_not_depend_on_where_its_chunk_begins(device: torch.device) -> None:
-    problem = problem_of(Case(((90, 190),), 0, dtype=torch.bfloat16), device)
+    # Among the tiles one ends with the first token of a tile of keys: 97 + 128 / 4 - 1 = 128.
+    first, count = 97, 90
+    case = Case(((count, first + count),), 0, dtype=torch.bfloat16)
+    problem = problem_of(case, device)
+    check(case, problem)
     whole = run(problem)
-    stops = [100 + rows for rows in (17, 54, 90)]
     chunks = []
-    for start, stop in itertools.pairwise([100, *stops]):
+    for start, stop in itertools.pairwise([first, first + 17, first + 54, first + count]):
         part = AttentionBatch(
             query_starts=torch.tensor([0, stop - start], dtype=torch.int32, device=device),
             context_lens=torch.tensor([stop], dtype=torch.int32, device=device),
@@ -151,7 +164,7 @@ def test_a_row_does_not_depend_on_where_its_chunk_begins(device: torch.device) -
             num_decodes=0,
             max_rows=stop - start,
         )
-        chunks.append(paged_attention(problem.query[start - 100 : stop - 100], problem.kv, part, SCALE))
+        chunks.append(paged_attention(problem.query[start - first : stop - first], problem.kv, part, SCALE))
     assert torch.equal(torch.cat(chunks), whole)
 
 
@@ -169,20 +182,21 @@ def test_what_lies_beyond_the_context_does_not_matter(device: torch.device) -> N
     assert torch.equal(run(problem), before)
 
 
+@pytest.mark.parametrize("block_size", [16, 128])
 @pytest.mark.parametrize("float8", [False, True])
 @pytest.mark.parametrize("rows", [1, 20])
-def test_a_block_beyond_two_to_the_31_elements(rows: int, float8: bool, device: torch.device) -> None:
+def test_a_block_beyond_two_to_the_31_elements(rows: int, float8: bool, block_size: int, device: torch.device) -> None:
     """Elements of scales too. The pool of one head is mapped, not filled: only the two blocks that are read have
     pages."""
-    case = Case(((rows, 30),), int(rows == 1), 1, 4, 64, 16, torch.bfloat16, float8)
+    case = Case(((rows, block_size + 14),), int(rows == 1), 1, 4, 64, block_size, torch.bfloat16, float8)
     small = problem_of(case, device)
-    tile = 16 * (64 + 4) if float8 else 16 * 64
+    tile = block_size * (64 + 4) if float8 else block_size * 64
     last = (2**33 if float8 else 2**31) // (2 * tile) + 5
     pool = _mapped((last + 1) * 2 * tile, torch.uint8 if float8 else torch.bfloat16, device)
     if float8:
-        large = float8_planes(pool.view(last + 1, 1, 1, 2, tile), 0, 16, 64)
+        large = float8_planes(pool.view(last + 1, 1, 1, 2, tile), 0, block_size, 64)
     else:
-        planes = pool.view(last + 1, 1, 2, 16, 64)
+        planes = pool.view(last + 1, 1, 2, block_size, 64)
         large = LayerKV(planes[:, :, 0], planes[:, :, 1])
     places = small.batch.block_tables[0].tolist()
     for old, new in zip(places, (last, last - 1), strict=True):
