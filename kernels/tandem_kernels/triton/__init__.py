@@ -1,0 +1,1 @@
+"""The kernels of GPUs, in Triton; nothing here runs where Triton is not installed."""
