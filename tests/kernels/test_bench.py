@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from tandem_kernels.bench.report import best_block_size, layout_loss
 from tandem_kernels.bench.rows import block_cases, row_cases, sampling_cases
 from tandem_kernels.bench.runner import Outcome, run_cases, run_checks
 from tandem_kernels.bench.timing import HostStopwatch, Timing
-from tandem_kernels.contract import FLOAT8
+from tandem_kernels.contract import FLOAT8, LayerKV
 from tandem_kernels.dispatch import REFERENCE
 from tandem_kernels.reference import paged_attention
 
@@ -110,15 +111,29 @@ def test_results_that_change_between_runs_are_found() -> None:
     assert "differ" in run_check(check, _bench(sample=racing)).failure
 
 
-def test_a_stray_write_and_a_number_that_is_none_are_found() -> None:
-    def stray(*arguments: Any) -> torch.Tensor:
-        arguments[4].key[-1, -1, -1] = 0  # the last slot, which may have a row of its own, in this layer
-        return REFERENCE.rope_cache_write(*arguments).fill_(float("nan"))
+def _to_a_slot(kv: LayerKV, query: torch.Tensor) -> None:
+    kv.key[-1, -1, -1] += 1
+
+
+def _to_another_layer(kv: LayerKV, query: torch.Tensor) -> None:
+    kv.key.as_strided((1,), (1,), 0).add_(1)
+
+
+def _no_number(kv: LayerKV, query: torch.Tensor) -> None:
+    query[0] = torch.nan
+
+
+@pytest.mark.parametrize("wrong", [_to_a_slot, _to_another_layer, _no_number])
+def test_a_stray_write_and_a_number_that_is_none_are_found(wrong: Callable[[LayerKV, torch.Tensor], None]) -> None:
+    def write(*arguments: Any) -> torch.Tensor:
+        query = REFERENCE.rope_cache_write(*arguments)
+        wrong(arguments[4], query)
+        return query
 
     outcome = Outcome()
-    run_checks(_bench(rope_cache_write=stray), checks(TINY), float("inf"), outcome, TOLD.append)
-    wrong = [verdict.name for verdict in outcome.verdicts if not verdict.is_right]
-    assert wrong and all(name.startswith("rope") for name in wrong)
+    run_checks(_bench(rope_cache_write=write), checks(TINY), float("inf"), outcome, TOLD.append)
+    verdicts = {verdict.name: verdict.is_right for verdict in outcome.verdicts}
+    assert all(is_right != name.startswith("rope") for name, is_right in verdicts.items())
 
 
 def test_timed_work_is_compared_with_what_torch_yields() -> None:
