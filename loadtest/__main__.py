@@ -21,6 +21,7 @@ _COMMANDS = {
     "compare": _Command("loadtest.compare", "two load tests side by side, and which differences are noise"),
     "door": _Command("loadtest.door", "what the gateway's HTTP costs with nothing behind it"),
     "offline": _Command("loadtest.offline_command", "workloads on our engine in this process, with split steps"),
+    "model": _Command("loadtest.model_steps", "steps of a whole model beside the least time that they can take"),
     "experiment": _Command("loadtest.experiment", "monolithic, chunked, disaggregated under the same traffic"),
     "registry": _Command("loadtest.registry", "what finding workers costs Redis as a cluster grows"),
     "index": _Command("loadtest.index", "lookup, cold start, staleness and bytes of the prefix index"),
