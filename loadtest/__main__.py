@@ -37,6 +37,7 @@ _COMMANDS = {
     "overhead": _Command("loadtest.overhead", "what HTTP, gateway, gRPC and worker add to the bare engine"),
     "startup": _Command("loadtest.startup", "`tandem serve` from its first instruction to its first answer"),
     "trust": _Command("loadtest.trust", "what the cluster's secret costs a call to a worker"),
+    "gpu-transfer": _Command("loadtest.gpu_transfer", "NIXL between two processes on one GPU against a loop of copies"),
     "transfer": _Command("loadtest.transfer", "the bandwidth of KV reads against bare ones of the same descriptors"),
 }
 
@@ -44,7 +45,7 @@ _COMMANDS = {
 def main(argv: Sequence[str]) -> int:
     if not argv or argv[0] not in _COMMANDS:
         is_asked = bool(argv) and argv[0] in ("-h", "--help")
-        lines = [f"  {name:<10} {command.doc}" for name, command in _COMMANDS.items()]
+        lines = [f"  {name:<12} {command.doc}" for name, command in _COMMANDS.items()]
         text = "\n".join(["usage: python -m loadtest COMMAND ...", "", *lines, ""])
         (sys.stdout if is_asked else sys.stderr).write(text)
         return 0 if is_asked else 2
