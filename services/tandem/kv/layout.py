@@ -57,6 +57,11 @@ class KVLayout:
         return only
 
     @property
+    def head_bytes(self) -> int:
+        """Bytes of one head of a block; head h lies at `h * head_bytes`."""
+        return sum(g.head_bytes(self.block_size) for g in self.groups)
+
+    @property
     def block_bytes(self) -> int:
         return sum(g.heads * g.head_bytes(self.block_size) for g in self.groups)
 

@@ -96,6 +96,7 @@ class Worker:
         self.steps = RecentSteps()
         self._step_writer = _step_writer(config, model, me)
         self._driver = self._compose_driver(config, model)
+        self._crew = model.crew
         self._links = Links(self._link_context())
         self._router.attach(self._links)
         self._probe = TransferProbe(self._mover.self_test)
@@ -111,6 +112,8 @@ class Worker:
         error = await self._probe.once()
         if error is not None:
             raise TandemError(ErrorKind.UNSUPPORTED, error, param="handoff.transport")
+        if self._crew is not None:
+            self._crew.watch(self._driver.lose)
         self._driver.start()
         # The engine's first snapshot is here with its answer: nobody is told of a worker without blocks.
         await asyncio.wrap_future(self._driver.call(lambda engine, now: (None, [])))
@@ -162,6 +165,8 @@ class Worker:
         await self._server.stop(FLUSH_S)
         if not await asyncio.to_thread(self._mover.stop, THREAD_S):
             _log.error("the transfer thread does not end; it is left behind")
+        if self._crew is not None:
+            await asyncio.to_thread(self._crew.close)
         _log.info("%s has stopped", self.me)
 
     # ---- composition
