@@ -23,8 +23,8 @@ from tandem.worker.rank_line import RankLine, listen
 START_S = 120.0
 """For a process to begin, import what it needs and say so."""
 LOOK_S = 0.1
-END_S = 10.0
-"""For ranks that were told to end. One that was lost may never hear of it."""
+END_S = 2.0
+"""A rank ends at once when its line does; one that stands still, or hangs in its device, is killed."""
 
 _log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class Crew:
         # Nobody listens any more: a process that has not connected yet ends when it tries.
         shutil.rmtree(self.directory, ignore_errors=True)
         for process in self._processes:
-            process.stop(END_S if self._lost is None else LOOK_S)
+            process.stop(END_S)
 
     # ---- inside
 

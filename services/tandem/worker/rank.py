@@ -1,7 +1,7 @@
 """The program of a rank that follows the first one of its worker; decides nothing and serves nobody.
 
 `python -m tandem.worker.rank DIRECTORY RANK`, with settings in the environment. It lives as long as the first rank
-holds its socket: the thread that reads it ends the process at once, also from the middle of a step.
+holds its socket. A step that does not end by then, because it waits for ranks that are gone, ends with the process.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ from tandem.worker.rank_line import RankLine, connect
 
 if TYPE_CHECKING:
     from tandem.runtime.parallel.follower import Follower
+
+END_S = 0.5
+"""For a step to end after the first rank is gone; it may wait for that one for ever."""
 
 _log = logging.getLogger("tandem.rank")
 
@@ -58,7 +61,7 @@ def no_mover(_config: Config, _follower: Follower, _send: Send) -> MoverPort:
 
 
 def run(config: Config, directory: Path, rank: int, open_mover: OpenMover = no_mover) -> int:
-    """Follow until the first rank ends, which ends this process. Returns 1 when this rank failed."""
+    """Follow until the first rank ends. Returns 1 when this rank failed."""
     prepare_process()
     # Only now: importing the model's libraries reads the environment. Before the others are met, who wait no longer for
     # this rank than they must.
@@ -69,61 +72,76 @@ def run(config: Config, directory: Path, rank: int, open_mover: OpenMover = no_m
     except OSError as error:
         _log.error("rank %d finds nobody to follow: %s", rank, error)
         return 1
+    has_ended = threading.Event()
     try:
-        _follow(line, directory, rank, lambda: load_rank_model(config, directory, rank), partial(open_mover, config))
+        _follow(
+            _Inbox(line, directory, has_ended),
+            rank,
+            lambda: load_rank_model(config, directory, rank),
+            partial(open_mover, config),
+        )
+        return 0
     except TandemError as error:
         _say(line, RankFailed(error.kind, error.message))
         _log.error("%s", error.message)
     except Exception as failure:
         _say(line, RankFailed(ErrorKind.INTERNAL, f"{type(failure).__name__}: {failure}"))
         _log.exception("rank %d failed", rank)
+    finally:
+        line.close()
+        has_ended.set()
     return 1
 
 
-def _follow(
-    line: RankLine,
-    directory: Path,
-    rank: int,
-    load: Callable[[], Follower],
-    open_mover: Callable[[Follower, Send], MoverPort],
-) -> None:
-    """Until it raises."""
-    _say(line, Joining(rank))
-    commands: queue.SimpleQueue[RankCommand] = queue.SimpleQueue()
-    movers: queue.SimpleQueue[MoverPort] = queue.SimpleQueue()
-    reader = threading.Thread(target=_read, args=(directory, line, commands, movers), name="tandem-line", daemon=True)
-    reader.start()
-    follower = load()
-    movers.put(open_mover(follower, lambda data: _say(line, MoverBytes(data))))
-    _say(line, Loaded(follower.cache.num_blocks))
-    while True:
-        follower.carry_out(commands.get())
+class _Inbox:
+    """What the first rank sends, sorted by who is to have it, on a thread of its own. After the last of it the process
+    has `END_S` until `has_ended`."""
 
+    def __init__(self, line: RankLine, directory: Path, has_ended: threading.Event) -> None:
+        self.line = line
+        self.commands: queue.SimpleQueue[RankCommand | None] = queue.SimpleQueue()
+        self.movers: queue.SimpleQueue[MoverPort] = queue.SimpleQueue()
+        self._directory = directory
+        self._has_ended = has_ended
 
-def _read(
-    directory: Path,
-    line: RankLine,
-    commands: queue.SimpleQueue[RankCommand],
-    movers: queue.SimpleQueue[MoverPort],
-) -> None:
-    """On a thread of its own. What follows the last message is the end of this process."""
-    status, mover = 0, None
-    try:
-        while (message := line.receive()) is not None:
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="tandem-line", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._read()
+        except Exception as failure:
+            _log.exception("the first rank is not understood")
+            _say(self.line, RankFailed(ErrorKind.INTERNAL, f"{type(failure).__name__}: {failure}"))
+        # The first rank does this too, unless it was killed.
+        shutil.rmtree(self._directory, ignore_errors=True)
+        self.commands.put(None)
+        if not self._has_ended.wait(END_S):
+            os._exit(1)
+
+    def _read(self) -> None:
+        mover: MoverPort | None = None
+        while (message := self.line.receive()) is not None:
             command = decode_command(message)
             if not isinstance(command, MoverBytes):
-                commands.put(command)
+                self.commands.put(command)
                 continue
-            mover = mover or movers.get()
+            mover = mover or self.movers.get()
             mover.handle(command.data)
-    except Exception as failure:
-        _log.exception("the first rank is not understood")
-        _say(line, RankFailed(ErrorKind.INTERNAL, f"{type(failure).__name__}: {failure}"))
-        status = 1
-    # The first rank does this too, unless it was killed.
-    shutil.rmtree(directory, ignore_errors=True)
-    # Not by an exception: the main thread may be in an exchange that nobody else takes part in any more.
-    os._exit(status)
+
+
+def _follow(
+    inbox: _Inbox, rank: int, load: Callable[[], Follower], open_mover: Callable[[Follower, Send], MoverPort]
+) -> None:
+    """Until the first rank is gone, or something is raised."""
+    line = inbox.line
+    _say(line, Joining(rank))
+    inbox.start()
+    follower = load()
+    inbox.movers.put(open_mover(follower, lambda data: _say(line, MoverBytes(data))))
+    _say(line, Loaded(follower.cache.num_blocks))
+    while (command := inbox.commands.get()) is not None:
+        follower.carry_out(command)
 
 
 def _say(line: RankLine, event: RankEvent) -> None:
@@ -137,4 +155,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # Past the interpreter's own end: what exchanges with ranks that are gone may wait for them once more there.
+    os._exit(main())

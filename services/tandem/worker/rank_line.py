@@ -36,7 +36,6 @@ class RankLine:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
         self._connection = connection
         self._lock = threading.Lock()
-        self._reader = connection.makefile("rb")
 
     def send(self, message: bytes) -> None:
         """Raises OSError when the other end is gone, or takes nothing."""
@@ -46,16 +45,25 @@ class RankLine:
     def receive(self) -> bytes | None:
         """The next message; None when there will be none. Raises ValueError for one that nobody would send."""
         try:
-            head = self._reader.read(_LENGTH.size)
-            if len(head) < _LENGTH.size:
+            head = self._exactly(_LENGTH.size)
+            if head is None:
                 return None
             (length,) = _LENGTH.unpack(head)
             if length > MAX_BYTES:
                 raise ValueError(f"a message of {length} bytes")
-            message = self._reader.read(length)
+            return self._exactly(length)
         except OSError:
             return None
-        return message if len(message) == length else None
+
+    def _exactly(self, num_bytes: int) -> bytes | None:
+        """None when the other end stops before."""
+        read = bytearray()
+        while len(read) < num_bytes:
+            piece = self._connection.recv(num_bytes - len(read))
+            if not piece:
+                return None
+            read += piece
+        return bytes(read)
 
     def close(self) -> None:
         """Both ends receive nothing more. From any thread; never raises."""

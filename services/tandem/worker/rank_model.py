@@ -21,6 +21,8 @@ from tandem.transfer.pool import MemoryPool
 from tandem.worker.crew import Crew, Launch
 from tandem.worker.rank_line import private_directory
 
+JOIN_S = 30.0
+"""For ranks that have all said that they are about to meet."""
 LOAD_S = 3600.0
 """For the slowest rank to read its part of the weights, after the fastest."""
 WORD_S = 2.0
@@ -69,8 +71,11 @@ def _load_first(config: Config, crew: Crew) -> LoadedModel:
 
 
 def _join(config: Config, directory: Path, shard: Shard) -> TorchGroup:
-    """Until `bound` an exchange waits as long as another rank may load; of one that ends it is told at once."""
-    return join_group(directory, shard, _device(config, shard), LOAD_S)
+    """Until it is bound again an exchange waits as long as another rank may load; of one that ends it is told at
+    once."""
+    group = join_group(directory, shard, _device(config, shard), JOIN_S)
+    group.bound(LOAD_S)
+    return group
 
 
 def _device(config: Config, shard: Shard) -> torch.device:

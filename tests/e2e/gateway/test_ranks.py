@@ -28,7 +28,9 @@ def running(tmp_path: Path, redis_url: str, model: Path, monkeypatch: pytest.Mon
     with tempfile.TemporaryDirectory(prefix="tp-") as short:
         monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
         monkeypatch.setenv("TMPDIR", short)
-        with cluster(tmp_path, redis_url, model, *SETTINGS, "--dtype", "float64", "--namespace", Path(short).name) as running:
+        with cluster(
+            tmp_path, redis_url, model, *SETTINGS, "--dtype", "float64", "--namespace", Path(short).name
+        ) as running:
             yield running
         assert list(Path(short).glob("tandem-ranks-*")) == []
 

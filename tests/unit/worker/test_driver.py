@@ -16,6 +16,7 @@ from tandem.core.request import Generate
 from tandem.core.step_cost import StepCost, StepFeatures
 from tandem.engine.effects import Effect, Emit
 from tandem.engine.engine import Engine, HandoffLimits
+from tandem.engine.ports import DeviceLost
 from tandem.kv.pool import BlockPool
 from tandem.sched.plan import StepPlan
 from tandem.sched.policy import SchedulerLimits
@@ -118,6 +119,28 @@ def test_what_comes_during_a_step_is_done_right_after_it(rig: Rig) -> None:
     future.result(10)
     tokens = [e for e in rig.sink.effects if isinstance(e, Emit) and isinstance(e.event, Token)]
     assert len(tokens) == 1, "the step that was running is the last"
+
+
+@pytest.mark.parametrize("when", ["in a step", "between steps", "while it is calibrated"])
+def test_jobs_of_a_device_that_is_lost_go_on_elsewhere(when: str, rig: Rig) -> None:
+    """A step of it is no failure of what it was for."""
+
+    def fail(plan: StepPlan) -> None:
+        raise DeviceLost("rank 1 is gone")
+
+    rig.calibrates = when == "while it is calibrated"
+    if when != "between steps":
+        rig.executor.before_step = fail
+    rig.driver.start()
+    if when == "in a step":
+        rig.submit(5)
+    elif when == "between steps":
+        rig.submit(150)
+        rig.driver.lose("rank 1 is gone")
+    assert rig.sink.has_ended.wait(10)
+    assert rig.sink.ends == ["rank 1 is gone"]
+    assert [failed.kind for failed in rig.sink.failures()] == [ErrorKind.WORKER_LOST] * (not rig.calibrates)
+    assert rig.driver.stalled() == "the engine has ended"
 
 
 @pytest.mark.parametrize("copies", [False, True])
