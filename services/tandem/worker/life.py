@@ -80,7 +80,7 @@ class Worker:
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._tasks: list[asyncio.Task[None]] = []
-        self._trust = trust
+        self._trust, self._crew = trust, model.crew
         self._identity = _identity(config, model, me, transport)
         self._redis_health = RedisHealth()
         self._introduction = Introduction(self._identity, trust, self._redis_health)
@@ -96,7 +96,6 @@ class Worker:
         self.steps = RecentSteps()
         self._step_writer = _step_writer(config, model, me)
         self._driver = self._compose_driver(config, model)
-        self._crew = model.crew
         self._links = Links(self._link_context())
         self._router.attach(self._links)
         self._probe = TransferProbe(self._mover.self_test)
