@@ -84,7 +84,7 @@ def test_the_full_grid(case: Case, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("group", [1, 32])
-@pytest.mark.parametrize("block_size", [1, 8, 24])
+@pytest.mark.parametrize("block_size", [1, 8, 256])
 def test_other_sizes(block_size: int, group: int, device: torch.device) -> None:
     case = Case(((1, 30), (1, 24), (4, 30), (1, 1)), 2, 1, group, 16, block_size, torch.bfloat16)
     check(case, problem_of(case, device))
@@ -248,6 +248,10 @@ def test_what_is_not_supported_is_refused(device: torch.device) -> None:
     wide = LayerKV(*(torch.zeros((2, 1, 16, 512), device=device) for _ in range(2)))
     with pytest.raises(ValueError, match="do not go with"):
         paged_attention(torch.zeros((1, 2, 512), device=device), wide, problem.batch, SCALE)
+    with pytest.raises(ValueError, match="power of two"):
+        paged_attention(query, LayerKV(kv.key[:, :, :12], kv.value[:, :, :12]), problem.batch, SCALE)
+    with pytest.raises(ValueError, match="scale is 0"):
+        paged_attention(query, kv, problem.batch, 0)
     turned = LayerKV(kv.key.transpose(2, 3), kv.value.transpose(2, 3))
     square = torch.zeros((1, 8, 16), device=device)
     with pytest.raises(ValueError, match="not a plane"):
