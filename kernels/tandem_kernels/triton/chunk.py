@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 
 from tandem_kernels.contract import AttentionBatch, LayerKV
-from tandem_kernels.triton.tile import FUSED, LEAST, LOG2_E, attend, narrow, operand
+from tandem_kernels.triton.interpret import narrow
+from tandem_kernels.triton.tile import FUSED, LEAST, LOG2_E, attend, operand
 
 
 class Tiles(NamedTuple):

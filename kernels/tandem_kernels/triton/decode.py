@@ -22,7 +22,8 @@ import triton
 import triton.language as tl
 
 from tandem_kernels.contract import AttentionBatch, LayerKV
-from tandem_kernels.triton.tile import FUSED, LEAST, LOG2_E, attend, narrow, operand
+from tandem_kernels.triton.interpret import narrow
+from tandem_kernels.triton.tile import FUSED, LEAST, LOG2_E, attend, operand
 
 MOST_PACKED = 64
 """Rows of a sequence times query heads of a KV head that this kernel takes: more are worth the other kernel's tiles."""

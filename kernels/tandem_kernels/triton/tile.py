@@ -8,10 +8,8 @@ so the order of a row's sums follows from the row's position alone.
 
 import triton
 import triton.language as tl
-from triton import knobs
 
-INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))
-"""Whether kernels run in Triton's interpreter, whose `dot` and whose rounding know no bfloat16."""
+from tandem_kernels.triton.interpret import INTERPRETED, narrow
 
 FUSED = {"enable_fp_fusion": True}
 """Options of a launch. Whether a product and a sum are rounded once or twice does not matter here; speed does."""
@@ -23,18 +21,8 @@ LEAST: tl.constexpr = tl.constexpr(-1.0e30)
 
 
 @triton.jit
-def narrow(b_x, DTYPE: tl.constexpr):
-    """`b_x`, float32, as DTYPE, to nearest, ties to even."""
-    if INTERPRETED and DTYPE.is_bf16():
-        b_bits = b_x.to(tl.uint32, bitcast=True)
-        b_bits = (b_bits + 0x7FFF + ((b_bits >> 16) & 1)) & 0xFFFF0000
-        b_x = b_bits.to(tl.float32, bitcast=True)
-    return b_x.to(DTYPE)
-
-
-@triton.jit
 def operand(b_x):
-    """What `dot` takes for `b_x`: a half type stays one, for the tensor cores, where it can."""
+    """What `dot` takes for `b_x`: a half type stays one, for the tensor cores; the interpreter's knows no bfloat16."""
     return b_x.to(tl.float32) if INTERPRETED else b_x
 
 
