@@ -13,7 +13,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def paged_attention(query: torch.Tensor, kv: LayerKV, batch: AttentionBatch, scale: float) -> torch.Tensor:
-    """See `tandem_kernels.contract`; raises ValueError where dtypes, head sizes or strides are not supported.
+    """See `tandem_kernels.contract`; raises ValueError where dtypes, sizes or strides are not supported.
 
     Of half types a product of weights and values takes the weights rounded to the query's dtype, with float8 values
     always to bfloat16, whose range holds a weight times a scale.
@@ -21,7 +21,7 @@ def paged_attention(query: torch.Tensor, kv: LayerKV, batch: AttentionBatch, sca
     Neither kernel lets a row's result depend on its batch; which of them takes it does: rows behind the first
     `num_decodes` sequences go to the kernel of few rows where the step's longest chunk is short, else to the other.
     """
-    _check(query, kv)
+    _check(query, kv, scale)
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     decodes = range(batch.num_decodes)
     chunks = range(batch.num_decodes, batch.num_sequences)
@@ -35,15 +35,19 @@ def paged_attention(query: torch.Tensor, kv: LayerKV, batch: AttentionBatch, sca
     return out
 
 
-def _check(query: torch.Tensor, kv: LayerKV) -> None:
+def _check(query: torch.Tensor, kv: LayerKV, scale: float) -> None:
     _, heads, head_dim = query.shape
-    _, groups, _, kv_dim = kv.key.shape
+    _, groups, block_size, kv_dim = kv.key.shape
     if query.dtype not in _DTYPES:
         raise ValueError(f"attention of {query.dtype} rows: the GPU's kernels take float32, bfloat16 and float16")
     if kv.key.dtype != (query.dtype if kv.key_scale is None else FLOAT8):
         raise ValueError(f"keys are {kv.key.dtype} and rows {query.dtype}: only float8 planes with scales may differ")
     if head_dim > MOST_HEAD_DIM or head_dim != kv_dim or heads % groups:
         raise ValueError(f"{heads} query heads of {head_dim} do not go with {groups} KV heads of {kv_dim}")
+    if block_size & (block_size - 1):
+        raise ValueError(f"blocks of {block_size} tokens: a power of two is needed")
+    if scale <= 0:
+        raise ValueError(f"scale is {scale}, not more than 0")
     if query.stride(2) != 1 or (heads > 1 and query.stride(1) != head_dim):
         raise ValueError(f"heads of a query row must lie side by side: strides {query.stride()}")
     strides = kv.key.stride()

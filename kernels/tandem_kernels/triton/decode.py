@@ -161,7 +161,7 @@ def _split_kernel(
         else:
             o_partial = ((start - first + o_rows).to(tl.int64) * num_heads + o_heads) * stride_part + i_part
             tl.store(p_partial + (o_partial * HEAD_DIM)[:, None] + o_dims[None, :], b_result, mask=m_tile)
-            b_lse = tl.where(b_total > 0, b_maximum + tl.log2(b_divisor), float("-inf"))
+            b_lse = tl.where(b_total > 0, b_maximum * factor + tl.log2(b_divisor), float("-inf"))
             tl.store(p_partial_lse + o_partial, b_lse, mask=m_rows)
 
 

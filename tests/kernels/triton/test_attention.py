@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 import mmap
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 
 from tandem_kernels.contract import AttentionBatch, LayerKV
-from tandem_kernels.triton import decode
+from tandem_kernels.triton import chunk, decode
 from tandem_kernels.triton.attention import paged_attention
 from tests.kernels.triton.attention_cases import (
+    LAYERS,
     SCALE,
     Case,
     Problem,
@@ -84,9 +86,18 @@ def test_the_full_grid(case: Case, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("group", [1, 32])
-@pytest.mark.parametrize("block_size", [1, 8, 24])
+@pytest.mark.parametrize("block_size", [1, 8, 256])
 def test_other_sizes(block_size: int, group: int, device: torch.device) -> None:
     case = Case(((1, 30), (1, 24), (4, 30), (1, 1)), 2, 1, group, 16, block_size, torch.bfloat16)
+    check(case, problem_of(case, device))
+
+
+@pytest.mark.parametrize("float8", [False, True])
+def test_long_contexts(float8: bool, device: torch.device) -> None:
+    """On a GPU those that it is for; one is longer than all parts have slices."""
+    unit = 1 if device.type == "cuda" else 32
+    spans = ((1, 40000 // unit), (1, 7), (1, 20001 // unit), (1, 0), (2048 // unit, 6000 // unit), (900 // unit,) * 2)
+    case = Case(spans, 4, 2, 4, 128, 16, torch.bfloat16, float8)
     check(case, problem_of(case, device))
 
 
@@ -233,6 +244,53 @@ def test_a_captured_launch_serves_other_contexts(device: torch.device) -> None:
         assert torch.equal(out, run(problem))
 
 
+class _Launches:
+    """Keeps the grids that it is asked to launch."""
+
+    def __init__(self) -> None:
+        self.grids: list[tuple[int, ...]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        self.grids.append(grid)
+        return lambda *arguments, **constants: None
+
+
+@pytest.mark.parametrize(
+    ("num_decodes", "chunks", "width", "grids"),
+    [
+        # 256 parts over all heads; those of contexts that tables cannot hold are not launched.
+        (1, 0, 2048, {"split": [(8, 1, 32)], "join": [(32, 1, 1)], "chunk": []}),
+        (1, 0, 64, {"split": [(8, 1, 4)], "join": [(32, 1, 1)], "chunk": []}),
+        (1, 0, 16, {"split": [(8, 1, 1)], "join": [], "chunk": []}),
+        (32, 0, 2048, {"split": [(8, 32, 8)], "join": [(32, 32, 1)], "chunk": []}),
+        (256, 0, 2048, {"split": [(8, 256, 4)], "join": [(32, 256, 1)], "chunk": []}),
+        (0, 2, 2048, {"split": [], "join": [], "chunk": [(8, 16, 2)]}),
+        (3, 1, 16, {"split": [(8, 3, 1)], "join": [], "chunk": [(8, 16, 1)]}),
+    ],
+)
+def test_launches_follow_from_shapes(
+    num_decodes: int, chunks: int, width: int, grids: dict[str, list[tuple[int, ...]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors without numbers: to read one is an error. Chunks have up to 512 rows."""
+    split, join, chunked = _Launches(), _Launches(), _Launches()
+    monkeypatch.setattr(decode, "_split_kernel", split)
+    monkeypatch.setattr(decode, "_join_kernel", join)
+    monkeypatch.setattr(chunk, "_chunk_kernel", chunked)
+    count = num_decodes + chunks
+    planes = torch.empty((9, 8, LAYERS, 2, 16, 128), dtype=torch.bfloat16, device="meta")
+    batch = AttentionBatch(
+        query_starts=torch.empty(count + 1, dtype=torch.int32, device="meta"),
+        context_lens=torch.empty(count, dtype=torch.int32, device="meta"),
+        block_tables=torch.empty((count, width), dtype=torch.int32, device="meta"),
+        num_decodes=num_decodes,
+        max_rows=512 if chunks else 1,
+    )
+    query = torch.empty((num_decodes + 512 * chunks, 32, 128), dtype=torch.bfloat16, device="meta")
+    out = paged_attention(query, LayerKV(planes[:, :, 0, 0], planes[:, :, 0, 1]), batch, SCALE)
+    assert out.shape == query.shape
+    assert {"split": split.grids, "join": join.grids, "chunk": chunked.grids} == grids
+
+
 def test_what_is_not_supported_is_refused(device: torch.device) -> None:
     problem = problem_of(Case(((1, 5),), 1), device)
     query, kv = problem.query, problem.kv
@@ -248,6 +306,10 @@ def test_what_is_not_supported_is_refused(device: torch.device) -> None:
     wide = LayerKV(*(torch.zeros((2, 1, 16, 512), device=device) for _ in range(2)))
     with pytest.raises(ValueError, match="do not go with"):
         paged_attention(torch.zeros((1, 2, 512), device=device), wide, problem.batch, SCALE)
+    with pytest.raises(ValueError, match="power of two"):
+        paged_attention(query, LayerKV(kv.key[:, :, :12], kv.value[:, :, :12]), problem.batch, SCALE)
+    with pytest.raises(ValueError, match="scale is 0"):
+        paged_attention(query, kv, problem.batch, 0)
     turned = LayerKV(kv.key.transpose(2, 3), kv.value.transpose(2, 3))
     square = torch.zeros((1, 8, 16), device=device)
     with pytest.raises(ValueError, match="not a plane"):
