@@ -128,11 +128,11 @@ def test_whole_vocabularies(vocab: int, device: torch.device) -> None:
 
 
 @pytest.mark.golden
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("kind", _KINDS)
 def test_many_mixtures(kind: str, seed: int, device: torch.device) -> None:
     vocab = random.Random(seed).choice((3, 50, 1000, 1024, 2000, 4097))
-    rows = _random_rows(48, seed)
+    rows = _random_rows(24, seed)
     _check(_KINDS[kind](len(rows), vocab, list(DTYPES.values())[seed % 4]), rows, device)
 
 
