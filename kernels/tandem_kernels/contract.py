@@ -38,7 +38,8 @@ cache_write(key, value, kv, slots) -> None
 
 rope_cache_write(qkv, cos, sin, norms, kv, slots) -> query [T, H, D]
     `qkv` is `[T, (H + 2 G) * D]`, query, key and value heads side by side. Each query and key head is normed by
-    `norms` (None: not), then turned by `rope`; keys and values are written as `cache_write` does.
+    `norms` (None: not), then turned by `rope`; keys and values are written as `cache_write` does. The query of a row
+    whose slot is negative is computed like any other.
 
 paged_attention(query, kv, batch, scale) -> [T, H, D]
     Causal attention of rows that may be whole prompts, chunks or single decode rows, in any mixture; see
