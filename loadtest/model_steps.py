@@ -22,14 +22,23 @@ from typing import Any
 import torch
 
 from loadtest.step_floor import Rates, floor_s
-from loadtest.step_plans import Chunk, Decode, StepCase, Unfit, fill, plans_of, tables_of, time_steps
+from loadtest.step_plans import (
+    Chunk,
+    Decode,
+    ModelExecutor,
+    StepCase,
+    Unfit,
+    fill,
+    plans_of,
+    tables_of,
+    time_steps,
+)
 from loadtest.tables import table
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.config import Bytes, EngineConfig, ModelConfig
-from tandem.core.errors import TandemError
+from tandem.core.errors import ErrorKind, TandemError
 from tandem.runtime.catalog import cache_root, locate
 from tandem.runtime.device import num_compute_threads, torch_dtype
-from tandem.runtime.executor import TorchExecutor
 from tandem.runtime.model_config import DecoderConfig, read_model_config
 from tandem.runtime.random_model import PREFIX
 from tandem_kernels.bench.grid import QUICK
@@ -216,12 +225,17 @@ def _ways(args: argparse.Namespace, engine: EngineConfig) -> Iterator[tuple[str,
             yield way, replace(engine, **graphs)
 
 
-def _load(directory: Path, config: DecoderConfig, model: ModelConfig, engine: EngineConfig) -> TorchExecutor:
-    """With random KV in its pool."""
+def _load(directory: Path, config: DecoderConfig, model: ModelConfig, engine: EngineConfig) -> ModelExecutor:
+    """With random KV in its pool. Raises TandemError, also where the model is on another device than was asked for."""
     from tandem.runtime.load import load_executor  # brings what only serving needs
 
     executor = load_executor(directory, config, model, engine)
-    fill(executor.cache.pool)
+    pool = executor.cache.pool
+    if pool.device.type != model.device:
+        raise TandemError(ErrorKind.UNSUPPORTED, f"the executor's KV is on {pool.device}", param="device")
+    fill(pool)
+    if pool.is_cuda:
+        torch.cuda.synchronize()  # steps run on another stream
     return executor
 
 
@@ -229,7 +243,7 @@ def _load(directory: Path, config: DecoderConfig, model: ModelConfig, engine: En
 class Measurement:
     """What all cases of one executor share. `steps` are those of a decode that count."""
 
-    executor: TorchExecutor
+    executor: ModelExecutor
     config: DecoderConfig
     way: str
     rates: Rates
