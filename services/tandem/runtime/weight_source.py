@@ -17,9 +17,11 @@ class WeightSource(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """The tensor `name` in the dtype and on the device of the source's user. Raises TandemError unless it has this
-        shape."""
+    def take(
+        self, name: str, shape: tuple[int, ...], rows: range | None = None, columns: range | None = None
+    ) -> torch.Tensor:
+        """The tensor `name`, whose whole shape is `shape`, or of its rows and columns only these, in the dtype and on
+        the device of the source's user. Raises TandemError unless it has this shape."""
         ...
 
     def drop(self, suffix: str) -> None:
