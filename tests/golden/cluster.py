@@ -19,6 +19,7 @@ from tandem.core.ids import HandoffId, Incarnation, JobKey, RequestId, WorkerId,
 from tandem.core.request import Generate, Prefill, Request, Resume, SamplingParams
 from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Take, Unfollow
 from tandem.engine.engine import Engine, HandoffLimits
+from tandem.engine.orders import Connect, PeerLost, ReadDone, ReadFailed, ReadOrder
 from tandem.engine.ports import BlockCopy, Executor
 from tandem.kv.pool import BlockPool
 from tandem.kv.pull_outcome import StartRead, Teardown
@@ -28,7 +29,6 @@ from tandem.sched.policy import SchedulerLimits
 from tandem.transfer.carrier import Carrier
 from tandem.transfer.local import LocalTransport
 from tandem.transfer.nixl import NixlTransport
-from tandem.transfer.orders import Connect, PeerLost, ReadDone, ReadFailed, ReadOrder
 from tandem.transfer.pool import MemoryPool, agent_name
 from tandem.transfer.transport import Transport
 from tests.golden.guesses import Method, speculation
@@ -96,8 +96,7 @@ class Node:
         self.engine = Engine(pool, limits, handoff, "golden", plan_depth=knobs.plan_depth, speculation=guesses)
         self.open: deque[StepPlan] = deque()
         self.num_spilled = self.num_filled = 0
-        region = executor.cache.region
-        memory = MemoryPool(region.address, region.num_blocks, executor.layout, keepalive=executor)
+        memory = MemoryPool.of(executor.cache.region, executor.layout, keepalive=executor)
         agent = agent_name(self.ref.id, self.ref.incarnation)
         self.transport: Transport = (LocalTransport if knobs.transport == "local" else NixlTransport)(memory, agent)
         self.carrier = Carrier(self.transport, executor.cache.digest, clock, 1 << 20)

@@ -35,8 +35,8 @@ def is_random(directory: Path) -> bool:
     return (directory / MARKER).is_file()
 
 
-def open_weights(directory: Path, dtype: torch.dtype, device: torch.device | None = None) -> WeightSource:
-    """The weights of a model directory, on `device`, the CPU if None. Raises TandemError when they cannot be read."""
+def open_weights(directory: Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> WeightSource:
+    """The weights of a model directory, on `device`. Raises TandemError when they cannot be read."""
     if is_random(directory):
         seed = int(json.loads((directory / MARKER).read_text(encoding="ascii"))["seed"])
         return RandomWeights(seed, read_model_config(directory).layers, dtype, device)
@@ -56,11 +56,11 @@ class RandomWeights:
     Vectors, which are norms, are ones.
     """
 
-    def __init__(self, seed: int, layers: int, dtype: torch.dtype, device: torch.device | None = None) -> None:
+    def __init__(self, seed: int, layers: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         self._seed = seed
         self._layers = layers
         self._dtype = dtype
-        self._device = device or torch.device("cpu")
+        self._device = device
 
     def __enter__(self) -> RandomWeights:
         return self
@@ -73,25 +73,23 @@ class RandomWeights:
     def take(
         self, name: str, shape: tuple[int, ...], rows: range | None = None, columns: range | None = None
     ) -> torch.Tensor:
-        """The tensor `name`, or of its rows and columns only these, drawn anew at each call."""
-        wanted = tuple(
-            range(size) if part is None else part for size, part in zip(shape, (rows, columns), strict=False)
-        )
-        sizes = tuple(map(len, wanted))
+        """The tensor `name`, drawn anew at each call, or these parts of it: whole rows, of which columns are kept."""
+        height = range(shape[0]) if rows is None else rows
         if len(shape) == 1:
-            return torch.ones(sizes, dtype=self._dtype, device=self._device)
-        ours, width = wanted[0], shape[1]
-        variance = 1 / width
+            return torch.ones(len(height), dtype=self._dtype, device=self._device)
+        drawn = self._draw(name, shape, height)
+        return drawn if columns is None else drawn[:, columns.start : columns.stop].contiguous()
+
+    def _draw(self, name: str, shape: tuple[int, ...], rows: range) -> torch.Tensor:
+        variance = 1 / shape[-1]
         if name.endswith(_TO_RESIDUAL):
             variance /= 2 * self._layers
-        drawn = torch.empty(sizes, dtype=self._dtype, device=self._device)
-        key, step = _key(self._seed, name), max(1, _CHUNK // width)
-        for done in range(0, len(ours), step):
-            some = ours[done : done + step]
-            numbers = _uniform(key, some.start * width, len(some) * width, self._device).view(len(some), width)
+        drawn = torch.empty((len(rows), shape[1]), dtype=self._dtype, device=self._device)
+        flat, key, before = drawn.view(-1), _key(self._seed, name), rows.start * shape[1]
+        for start in range(0, flat.numel(), _CHUNK):
+            part = flat[start : start + _CHUNK]
             # A uniform number in (-1, 1) has a variance of 1 / 3.
-            numbers.mul_(math.sqrt(3 * variance))
-            drawn[done : done + step] = numbers[:, wanted[1].start : wanted[1].stop]
+            part.copy_(_uniform(key, before + start, part.numel(), self._device).mul_(math.sqrt(3 * variance)))
         return drawn
 
     def drop(self, suffix: str) -> None:
@@ -106,7 +104,7 @@ def _key(seed: int, name: str) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
-def _uniform(key: int, start: int, count: int, device: torch.device) -> torch.Tensor:
+def _uniform(key: int, start: int, count: int, device: torch.device | str) -> torch.Tensor:
     """Float32 numbers in (-1, 1) of places `[start, start + count)`, with 24 random bits each; all steps are exact."""
     words = torch.arange(start + 1, start + 1 + count, dtype=torch.int64, device=device)
     words.mul_(_signed(_GOLDEN)).add_(key)

@@ -20,8 +20,8 @@ class WeightSource(Protocol):
     def take(
         self, name: str, shape: tuple[int, ...], rows: range | None = None, columns: range | None = None
     ) -> torch.Tensor:
-        """The tensor `name`, whose whole shape is `shape`, or of its rows and columns only these, in the dtype and on
-        the device of the source's user. Raises TandemError unless it has this shape."""
+        """The tensor `name`, whose whole shape is `shape`, in the dtype and on the device of the source's user; of
+        parts only these are made. Raises TandemError unless it has this shape."""
         ...
 
     def drop(self, suffix: str) -> None:

@@ -38,10 +38,9 @@ def weight_files(directory: Path) -> list[Path]:
 class Checkpoint:
     """The tensors of one model directory. `take` each, then `finish`; a context manager that closes the files."""
 
-    def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device | None = None) -> None:
-        """Tensors are taken to `device`, the CPU if None. Raises TandemError."""
+    def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         self._dtype = dtype
-        self._device = device or torch.device("cpu")
+        self._device = device
         self._stack = ExitStack()
         self._where = {}
         for file in weight_files(directory):
@@ -66,8 +65,8 @@ class Checkpoint:
     def take(
         self, name: str, shape: tuple[int, ...], rows: range | None = None, columns: range | None = None
     ) -> torch.Tensor:
-        """The tensor `name`, whose whole shape is `shape`, in the dtype of the checkpoint's user; of parts only these
-        are read. Raises TandemError unless it has this shape."""
+        """The tensor `name`, whose whole shape is `shape`, in the dtype and on the device of the checkpoint's user;
+        of parts only these are read. Raises TandemError unless it has this shape."""
         if name not in self._where:
             raise _broken(f"the weights lack {name}")
         handle = self._where.pop(name)

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from enum import Enum, auto
 
 from tandem.core.clock import Clock
+from tandem.engine.orders import Cancel, Command, Connect, Event, ReadOrder, SelfTest, SetBusy, Teardown
 from tandem.engine.ports import TransportPeer
 from tandem.transfer.carrier import Carrier
 from tandem.transfer.checks import Digest
 from tandem.transfer.cores import Aside
-from tandem.transfer.orders import Cancel, Command, Connect, Event, ReadOrder, SelfTest, SetBusy, Teardown
 from tandem.transfer.transport import Transport
 
 MAX_POST_BYTES = 8 << 20

@@ -35,6 +35,7 @@ from tandem.worker.effects import Router
 from tandem.worker.follow import FollowService
 from tandem.worker.gateways import Gateways
 from tandem.worker.identity import Identity
+from tandem.worker.in_turn import InTurn
 from tandem.worker.introduction import Introduction
 from tandem.worker.link import LinkContext
 from tandem.worker.links import Links
@@ -180,7 +181,7 @@ class Worker:
                 model.max_model_len,
                 records_facts=self._publisher is not None,
             ),
-            model.executor,
+            model.pipeline or InTurn(model.executor),
             self._router,
             self._clock,
             config.worker.step_stall_s,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.config import Config
 from tandem.core.grammar import Grammar
-from tandem.engine.ports import Executor
+from tandem.engine.ports import Executor, Pipeline
 from tandem.runtime.device import num_compute_threads
 from tandem.runtime.load import load_model
 from tandem.transfer.checks import Digest
@@ -22,9 +22,9 @@ def _ignore(grammar: Grammar) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerModel:
-    """`pool` is the executor's KV memory as transports see it, `digest` that of its blocks; `digest` is called by the
-    transfer thread while the executor runs. `fingerprint` is hexadecimal, `max_model_len` in tokens. `prepare` compiles
-    a grammar ahead, on any thread, and never raises."""
+    """`pipeline` runs the executor's plans ahead; None: it computes at once. `pool` is the executor's KV memory as
+    transports see it, `digest` that of its blocks, called by the transfer thread while the executor runs. `fingerprint`
+    is hexadecimal, `max_model_len` in tokens. `prepare` compiles a grammar ahead, on any thread, and never raises."""
 
     name: str
     executor: Executor
@@ -34,6 +34,7 @@ class WorkerModel:
     max_model_len: int
     bundle: TokenizerBundle
     aliases: tuple[str, ...] = ()
+    pipeline: Pipeline | None = None
     prepare: Callable[[Grammar], None] = _ignore
 
 
@@ -41,8 +42,7 @@ def load_worker_model(config: Config) -> WorkerModel:
     """Fetch, convert and load as needed, which may take minutes; all memory is there after. Raises TandemError."""
     loaded = load_model(config.model, config.engine)
     cache = loaded.executor.cache
-    region = cache.region
-    pool = MemoryPool(region.address, region.num_blocks, cache.layout, region.device, keepalive=cache)
+    pool = MemoryPool.of(cache.region, cache.layout, keepalive=cache)
     populate(pool, num_compute_threads(config.engine.num_threads))
     return WorkerModel(
         name=loaded.name,

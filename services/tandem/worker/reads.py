@@ -10,10 +10,7 @@ from concurrent.futures import Future
 from tandem.core.ids import WorkerRef
 from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine
-from tandem.engine.ports import BlockCopy, PeerError, TransportPeer
-from tandem.kv.pull_outcome import StartRead, Teardown
-from tandem.transfer.mover import Mover
-from tandem.transfer.orders import (
+from tandem.engine.orders import (
     Connected,
     ConnectFailed,
     Event,
@@ -25,6 +22,9 @@ from tandem.transfer.orders import (
     ReadOrder,
     SelfTestDone,
 )
+from tandem.engine.ports import BlockCopy, PeerError, TransportPeer
+from tandem.kv.pull_outcome import StartRead, Teardown
+from tandem.transfer.mover import Mover
 from tandem.worker.driver import Command
 
 _log = logging.getLogger(__name__)

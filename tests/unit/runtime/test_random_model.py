@@ -88,6 +88,9 @@ def test_numbers_depend_on_seed_tensor_and_place_and_on_nothing_else(monkeypatch
     monkeypatch.setattr("tandem.runtime.random_weights._CHUNK", 1000)
     assert torch.equal(RandomWeights(5, 4, torch.float32).take("a.weight", shape), whole)
     assert torch.equal(RandomWeights(5, 4, torch.bfloat16).take("a.weight", shape), whole.to(torch.bfloat16))
+    source = RandomWeights(5, 4, torch.float32)
+    assert torch.equal(source.take("a.weight", shape, rows=range(1, 3)), whole[1:3])
+    assert torch.equal(source.take("a.weight", shape, columns=range(2, 3)), whole[:, 2:3])
     for seed, name in ((6, "a.weight"), (5, "b.weight")):
         other = RandomWeights(seed, 4, torch.float32).take(name, shape)
         assert abs(float(torch.corrcoef(torch.stack((other.flatten(), whole.flatten())))[0, 1])) < 0.05

@@ -11,10 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
-from tandem.engine.ports import BlockCopy, PeerError, ReadState, TransportPeer
-from tandem.kv.layout import KVGroup, KVLayout, KVRegion
-from tandem.transfer.carrier import Carrier
-from tandem.transfer.orders import (
+from tandem.engine.orders import (
     Cancel,
     Connect,
     Connected,
@@ -32,7 +29,11 @@ from tandem.transfer.orders import (
     SetBusy,
     Teardown,
 )
+from tandem.engine.ports import BlockCopy, PeerError, ReadState, TransportPeer, TransportRank
+from tandem.kv.layout import KVGroup, KVLayout, KVRegion
+from tandem.transfer.carrier import Carrier
 from tandem.transfer.peers import CopyRefused
+from tandem.transfer.pool import MemoryPool
 
 LAYOUT = KVLayout(16, (KVGroup(1, 1, 8, "float32"),))
 BLOCK_BYTES = LAYOUT.block_bytes
@@ -41,7 +42,7 @@ BLOCK_BYTES = LAYOUT.block_bytes
 def peer_named(name: str, incarnation: int = 1) -> TransportPeer:
     region = KVRegion(4096, 100, BLOCK_BYTES, 0, 1)
     worker = WorkerRef(WorkerId(name), Incarnation(incarnation), "127.0.0.1:1")
-    return TransportPeer(worker, f"{name}.{incarnation}", b"", LAYOUT, (region,))
+    return TransportPeer(worker, LAYOUT, (TransportRank(f"{name}.{incarnation}", b"", region),))
 
 
 P = peer_named("p")
@@ -75,7 +76,7 @@ class ManualClock:
 class ScriptedTransport:
     """Reads stay PENDING until a test ends them. `open` holds what may still write to memory, by handle."""
 
-    open: dict[int, tuple[str, tuple[BlockCopy, ...]]] = field(default_factory=dict)
+    open: dict[int, tuple[tuple[str, int], tuple[BlockCopy, ...]]] = field(default_factory=dict)
     ended: dict[int, ReadState | PeerError] = field(default_factory=dict)
     posted: list[tuple[BlockCopy, ...]] = field(default_factory=list)
     post_error: PeerError | None = None
@@ -83,9 +84,10 @@ class ScriptedTransport:
     close_error: Exception | None = None
     test_state: ReadState = ReadState.DONE
     handles: int = 0
-    disconnected: list[str] = field(default_factory=list)
+    disconnected: list[tuple[str, int]] = field(default_factory=list)
     num_progress: int = 0
     on_post: Callable[[], None] = lambda: None
+    pool: MemoryPool = field(default_factory=lambda: MemoryPool(4096, 100, LAYOUT))
 
     def describe(self, worker: WorkerRef) -> TransportPeer:
         return peer_named(worker.id, worker.incarnation)
@@ -95,15 +97,15 @@ class ScriptedTransport:
             raise self.connect_error
 
     def disconnect(self, peer: TransportPeer) -> bool:
-        self.disconnected.append(peer.agent)
-        return not any(agent == peer.agent for agent, _ in self.open.values())
+        self.disconnected.append(peer.life)
+        return not any(life == peer.life for life, _ in self.open.values())
 
     def post_read(self, peer: TransportPeer, copies: Sequence[BlockCopy]) -> int:
         self.on_post()
         if self.post_error:
             raise self.post_error
         self.handles += 1
-        self.open[self.handles] = (peer.agent, tuple(copies))
+        self.open[self.handles] = (peer.life, tuple(copies))
         self.posted.append(tuple(copies))
         return self.handles
 
@@ -409,7 +411,7 @@ def test_an_error_at_the_post_costs_the_peer(carrier, transport) -> None:
 def test_an_error_at_the_post_that_proves_nothing_leaves_the_order_in_doubt(carrier, transport) -> None:
     carrier.accept(order(1))
     transport.post_error = PeerError("half of it went out")
-    transport.open[77] = (P.agent, ())
+    transport.open[77] = (P.life, ())
     assert run(carrier) == [
         ReadFailed(1, FailureKind.PEER, "half of it went out", drained=False),
         PeerLost(P, False, "half of it went out"),
@@ -548,7 +550,7 @@ class CarrierMachine(RuleBasedStateMachine):
                 writing = {copy.local // 10 for _, copies in self.transport.open.values() for copy in copies}
                 assert drained is False or event.id not in writing
             if isinstance(event, PeerDrained):
-                assert event.peer.agent not in {agent for agent, _ in self.transport.open.values()}
+                assert event.peer.life not in {life for life, _ in self.transport.open.values()}
 
     @rule(name=st.sampled_from("pq"), anew=st.booleans())
     def connect(self, name: str, anew: bool) -> None:
