@@ -130,6 +130,33 @@ def test_a_pipelined_executor_has_the_next_plan_while_one_runs(executor: TorchEx
     assert time_steps(pipe, iter(()), SystemClock()) == []
 
 
+def test_times_of_a_pipeline_are_from_end_to_end(executor: TorchExecutor) -> None:
+    """On a clock that each step moves by a second, whenever its launch or its collection computes it."""
+
+    class Ticking:
+        time = 0.0
+
+        def now(self) -> float:
+            return self.time
+
+    clock, case = Ticking(), Decode(1, 5)
+
+    class Late(Pipe):
+        def collect(self) -> StepResult:
+            clock.time += 1.0
+            return super().collect()
+
+    class Early(Pipe):
+        def launch(self, plan: StepPlan) -> None:
+            clock.time += 1.0
+            super().launch(plan)
+
+    for pipe in (Late(executor), Early(executor)):
+        tables = tables_of(case, 5, executor.layout, executor.num_blocks)
+        seconds = time_steps(pipe, plans_of(case, 1, 5, tables, executor.vocab_size), clock)
+        assert sum(seconds) == 5.0 and seconds[1:-1] == [1.0] * 3
+
+
 def test_a_step_that_fails_ends_the_measurement(executor: TorchExecutor) -> None:
     case = Decode(1, 500)
     tables = tables_of(case, 1, executor.layout, executor.num_blocks)
