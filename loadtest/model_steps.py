@@ -22,14 +22,23 @@ from typing import Any
 import torch
 
 from loadtest.step_floor import Rates, floor_s
-from loadtest.step_plans import Chunk, Decode, StepCase, Unfit, fill, plans_of, tables_of, time_steps
+from loadtest.step_plans import (
+    Chunk,
+    Decode,
+    ModelExecutor,
+    StepCase,
+    Unfit,
+    fill,
+    plans_of,
+    tables_of,
+    time_steps,
+)
 from loadtest.tables import table
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.config import Bytes, EngineConfig, ModelConfig
-from tandem.core.errors import TandemError
+from tandem.core.errors import ErrorKind, TandemError
 from tandem.runtime.catalog import cache_root, locate
 from tandem.runtime.device import num_compute_threads, torch_dtype
-from tandem.runtime.executor import TorchExecutor
 from tandem.runtime.model_config import DecoderConfig, read_model_config
 from tandem.runtime.random_model import PREFIX
 from tandem_kernels.bench.grid import QUICK
@@ -46,7 +55,8 @@ _GRAPHS = "cuda_graphs"
 """The engine's setting, where it has one."""
 _CHUNK_STEPS = 6
 _SETTLING = 3
-"""Steps before those that count."""
+"""Steps before those that count. After them comes one more: with plans launched ahead, the last one's is not like the
+others' time, because nothing is launched during it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,12 +226,17 @@ def _ways(args: argparse.Namespace, engine: EngineConfig) -> Iterator[tuple[str,
             yield way, replace(engine, **graphs)
 
 
-def _load(directory: Path, config: DecoderConfig, model: ModelConfig, engine: EngineConfig) -> TorchExecutor:
-    """With random KV in its pool."""
+def _load(directory: Path, config: DecoderConfig, model: ModelConfig, engine: EngineConfig) -> ModelExecutor:
+    """With random KV in its pool. Raises TandemError, also where the model is on another device than was asked for."""
     from tandem.runtime.load import load_executor  # brings what only serving needs
 
     executor = load_executor(directory, config, model, engine)
-    fill(executor.cache.pool)
+    pool = executor.cache.pool
+    if pool.device.type != model.device:
+        raise TandemError(ErrorKind.UNSUPPORTED, f"the executor's KV is on {pool.device}", param="device")
+    fill(pool)
+    if pool.is_cuda:
+        torch.cuda.synchronize()  # steps run on another stream
     return executor
 
 
@@ -229,7 +244,7 @@ def _load(directory: Path, config: DecoderConfig, model: ModelConfig, engine: En
 class Measurement:
     """What all cases of one executor share. `steps` are those of a decode that count."""
 
-    executor: TorchExecutor
+    executor: ModelExecutor
     config: DecoderConfig
     way: str
     rates: Rates
@@ -240,7 +255,7 @@ class Measurement:
         """One for each case that fits; `left_out` says why others did not."""
         number = 1
         for case in cases:
-            count = _SETTLING + (self.steps if isinstance(case, Decode) else _CHUNK_STEPS)
+            count = _SETTLING + (self.steps if isinstance(case, Decode) else _CHUNK_STEPS) + 1
             try:
                 yield self._row(case, number, count)
             except Unfit as reason:
@@ -254,7 +269,7 @@ class Measurement:
             raise Unfit(f"{longest} tokens, the executor takes {executor.max_model_len}")
         tables = tables_of(case, count, executor.layout, executor.num_blocks)
         plans = plans_of(case, number, count, tables, executor.vocab_size)
-        seconds = sorted(time_steps(executor, plans, self.clock)[_SETTLING:])
+        seconds = sorted(time_steps(executor, plans, self.clock)[_SETTLING:-1])
         low, high = (seconds[round(share * (len(seconds) - 1))] for share in (0.1, 0.9))
         item_bytes, token_bytes = executor.model.dtype.itemsize, executor.layout.token_bytes
         floor = floor_s(self.config, item_bytes, token_bytes, self.rates, case.work)

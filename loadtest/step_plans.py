@@ -18,6 +18,8 @@ from tandem.core.ids import BlockId, SeqId
 from tandem.core.request import SamplingParams
 from tandem.engine.ports import Executor
 from tandem.kv.layout import KVLayout
+from tandem.runtime.cache import KVCache
+from tandem.runtime.models.causal import CausalModel
 from tandem.sched.plan import Sampling, Slice, StepPlan, StepResult
 
 _FILLED_AT_ONCE = 1 << 28
@@ -31,6 +33,21 @@ class Pipelined(Protocol):
     def launch(self, plan: StepPlan) -> None: ...
 
     def collect(self) -> StepResult: ...
+
+
+class ModelExecutor(Executor, Protocol):
+    """An executor of a model that is at hand."""
+
+    @property
+    def cache(self) -> KVCache: ...
+
+    @property
+    def model(self) -> CausalModel: ...
+
+    @property
+    def max_model_len(self) -> int:
+        """In tokens."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,13 @@ from tandem.core.clock import SystemClock
 from tandem.core.config import Bytes, EngineConfig, ModelConfig
 from tandem.core.published import PUBLISHED, Published
 from tandem.kv.layout import KVGroup, KVLayout
+from tandem.runtime.cache import KVCache
 from tandem.runtime.catalog import locate
 from tandem.runtime.executor import TorchExecutor
 from tandem.runtime.load import load_executor
 from tandem.runtime.model_config import parse_model_config, read_model_config
+from tandem.runtime.models.decoder import Decoder
+from tandem.runtime.random_weights import open_weights
 from tandem.sched.plan import StepPlan, StepResult
 
 H200 = Rates(memory=4.3e12, matrix=788e12)
@@ -127,6 +130,33 @@ def test_a_pipelined_executor_has_the_next_plan_while_one_runs(executor: TorchEx
     assert time_steps(pipe, iter(()), SystemClock()) == []
 
 
+def test_times_of_a_pipeline_are_from_end_to_end(executor: TorchExecutor) -> None:
+    """On a clock that each step moves by a second, whenever its launch or its collection computes it."""
+
+    class Ticking:
+        time = 0.0
+
+        def now(self) -> float:
+            return self.time
+
+    clock, case = Ticking(), Decode(1, 5)
+
+    class Late(Pipe):
+        def collect(self) -> StepResult:
+            clock.time += 1.0
+            return super().collect()
+
+    class Early(Pipe):
+        def launch(self, plan: StepPlan) -> None:
+            clock.time += 1.0
+            super().launch(plan)
+
+    for pipe in (Late(executor), Early(executor)):
+        tables = tables_of(case, 5, executor.layout, executor.num_blocks)
+        seconds = time_steps(pipe, plans_of(case, 1, 5, tables, executor.vocab_size), clock)
+        assert sum(seconds) == 5.0 and seconds[1:-1] == [1.0] * 3
+
+
 def test_a_step_that_fails_ends_the_measurement(executor: TorchExecutor) -> None:
     case = Decode(1, 500)
     tables = tables_of(case, 1, executor.layout, executor.num_blocks)
@@ -176,3 +206,22 @@ def test_limits_of_this_machine_are_numbers() -> None:
 def test_an_unknown_shape_is_named(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["model", "--shape", "gpt-5"]) == 2
     assert "random:gpt-5" in capsys.readouterr().err
+
+
+def test_figures_are_of_the_device_that_was_asked_for(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Never of another one without a word."""
+    monkeypatch.setattr(model_steps, "measure_rates", lambda device, dtype: Rates(1e9, 1e9))
+    monkeypatch.setattr(model_steps, "describe", lambda device, command: {})
+    monkeypatch.setattr("tandem.runtime.load.load_executor", lambda *_: _on_the_cpu(cache))
+    assert main(["model", "--shape", "tiny", "--device", "cuda", "--batches", "1", "--contexts", "8"]) == 2
+    assert "KV is on cpu" in capsys.readouterr().err
+
+
+def _on_the_cpu(cache: Path) -> TorchExecutor:
+    directory = locate("random:tiny", cache)
+    weights = open_weights(directory, torch.float32)
+    config = read_model_config(directory)
+    layout = KVLayout(16, (KVGroup(config.layers, config.kv_heads, config.head_dim, "float32"),))
+    return TorchExecutor(Decoder(config, weights), KVCache(layout, 4), 50)

@@ -108,6 +108,24 @@ def _drawn(seed: int, name: str, place: int) -> float:
     return ((word ^ (word >> 31)) >> 40) / 2**23 - 1 + 2**-24
 
 
+@pytest.mark.parametrize("chunk", [1 << 24, 100])
+def test_a_rank_draws_its_part_of_the_same_numbers(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.runtime.random_weights._CHUNK", chunk)
+    source = RandomWeights(5, 4, torch.float32)
+    whole = source.take("a.weight", (24, 40))
+    assert torch.equal(source.take("a.weight", (24, 40), rows=range(6, 19)), whole[6:19])
+    assert torch.equal(source.take("a.weight", (24, 40), columns=range(8, 16)), whole[:, 8:16])
+    assert torch.equal(source.take("a.weight", (24, 40), range(1, 3), range(5)), whole[1:3, :5])
+    assert source.take("norm.weight", (40,), rows=range(4, 9)).shape == (5,)
+
+
+def test_a_checkpoint_reads_the_same_part(model_dir: Path) -> None:
+    name = "model.layers.0.mlp.up_proj.weight"
+    with open_weights(model_dir, torch.float64) as whole, open_weights(model_dir, torch.float64) as part:
+        expected = whole.take(name, (48, 32))
+        assert torch.equal(part.take(name, (48, 32), rows=range(5, 9), columns=range(8, 16)), expected[5:9, 8:16])
+
+
 def test_spread_is_what_keeps_activations() -> None:
     source = RandomWeights(1, 8, torch.float32)
     plain = source.take("model.layers.0.mlp.up_proj.weight", (400, 250))

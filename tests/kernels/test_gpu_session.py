@@ -1,0 +1,45 @@
+"""The script of a session on a GPU, at toy sizes on the CPU: parts write what they found, and none stops the next."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "kernels/gpu_session.sh"
+
+
+def _run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    settings = {**os.environ, "PYTHON": sys.executable, "SESSION_DEVICE": "cpu", **environment}
+    return subprocess.run(
+        [str(SCRIPT), *arguments], env=settings, capture_output=True, text=True, check=False, timeout=100
+    )
+
+
+@pytest.mark.slow
+def test_a_part_that_fails_does_not_stop_the_next(tmp_path: Path) -> None:
+    done = _run(str(tmp_path / "out"), "nonsense", "model", "transfer", SHAPES="gpt-5")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "no part is named nonsense" in done.stderr and "== exit code 2" in done.stdout
+    assert "random:gpt-5" in (tmp_path / "out/model.log").read_text()
+    assert json.loads((tmp_path / "out/transfer.json").read_text())[0]["num_blocks"] == 16
+    assert "== exit code 0" in (tmp_path / "out/transfer.log").read_text()
+
+
+@pytest.mark.slow
+def test_all_is_well_where_every_part_is(tmp_path: Path) -> None:
+    done = _run(str(tmp_path), "quick")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((tmp_path / "quick.json").read_text())["rows"]
+    assert (tmp_path / "quick.md").read_text() in (tmp_path / "quick.log").read_text()
+
+
+def test_it_says_how_it_is_used() -> None:
+    assert _run("--help").returncode == 0 and "Three calls" in _run("--help").stdout
+    for arguments in ((), ("folder",)):
+        asked = _run(*arguments)
+        assert asked.returncode == 2 and "usage:" in asked.stderr and not asked.stdout
