@@ -58,16 +58,18 @@ def test_what_ranks_cannot_do_is_said_at_start(
     assert caught.value.param == param
 
 
-def test_parts_of_a_tensor_are_its_rows_and_columns(model_dir: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_parts_of_a_tensor_are_its_rows_and_columns(model_dir: Path, dtype: torch.dtype) -> None:
+    """Also where they are stored in the dtype that is asked for."""
     name = "model.layers.0.mlp.down_proj.weight"
     whole = tensors()[name]
     for rows, columns in ((None, range(24, 48)), (range(8, 16), None), (range(2, 3), range(5)), (range(32, 32), None)):
-        with Checkpoint(model_dir, torch.float64) as checkpoint:
+        with Checkpoint(model_dir, dtype) as checkpoint:
             part = checkpoint.take(name, (32, 48), rows=rows, columns=columns)
         wanted = whole[rows.start : rows.stop] if rows else whole if rows is None else whole[:0]
         wanted = wanted if columns is None else wanted[:, columns.start : columns.stop]
-        assert part.is_contiguous() and part.dtype is torch.float64
-        assert torch.equal(part, wanted.to(torch.float64))
+        assert part.is_contiguous() and part.dtype is dtype
+        assert torch.equal(part, wanted.to(dtype))
 
 
 def test_a_part_of_a_tensor_of_another_shape_is_refused(model_dir: Path) -> None:
