@@ -71,9 +71,9 @@ class NixlTransport:
 
     A read of several ranks is over when it is over at all of them; one that is cut off ends the peer as a whole.
 
-    When may a GPU's kernel use what was read into its memory? From the poll that says DONE on. Within one machine UCX
-    asks an event on its own copy; over RDMA the device's writes are seen by work that the host submits after their
-    completion (CUDA's GPUDirect RDMA guide, on memory ordering). So whoever launches after DONE needs no stream of ours,
+    When may a GPU's kernel use what was read into its memory? When it is launched after the poll that said DONE. Within
+    a machine that is when UCX has seen the event behind its copy; over RDMA, work that the host submits after the last
+    write has completed sees it (CUDA's GPUDirect RDMA guide, on memory ordering). So no stream has to wait for ours,
     and a kernel that runs already must not be given the block.
 
     Two things NIXL does not protect from. Memory that a living peer has recycled, or deregistered, is read without

@@ -134,10 +134,8 @@ def test_memory_that_cannot_be_shared_is_refused() -> None:
         "from tests.contract.transfer.test_cuda_memory import TakerRank\n"
         "try:\n    TakerRank(0, 1)\nexcept TandemError as error:\n    print(error)\n"
     )
-    told = {
-        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
+    path = os.pathsep.join(filter(None, sys.path))
+    told = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "PYTHONPATH": path}
     run = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, **told}, capture_output=True, text=True, check=True
     )
