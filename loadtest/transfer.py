@@ -244,10 +244,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows: list[Row] = []
     sizes = tuple(int(float(part) * MIB) for part in args.mib.split(","))
     for wire, layout, ranks in product(args.wires.split(","), args.layouts.split(","), args.ranks.split(",")):
-        if LAYOUTS[layout].group.heads % int(ranks):
-            raise SystemExit(
-                f"loadtest.transfer: {layout} has {LAYOUTS[layout].group.heads} heads, not for {ranks} ranks"
-            )
+        heads = LAYOUTS[layout].group.heads
+        if heads % int(ranks):
+            raise SystemExit(f"loadtest.transfer: {ranks} ranks cannot share the {heads} heads of {layout}")
         sys.stderr.write(f"{wire}, {ranks} ranks, blocks of {LAYOUTS[layout].block_bytes >> 10} KiB ...\n")
         rows += _run(Case(wire, layout, int(ranks), sizes, args.rounds, args.order == "aged"))
     sys.stdout.write(_table(rows) + "\n")
