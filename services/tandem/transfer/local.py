@@ -127,6 +127,9 @@ class LocalTransport:
     def progress(self) -> None:
         """Readers need no help of ours."""
 
+    def enter_thread(self) -> None:
+        """Any thread reads host memory."""
+
     def post_self_test(self) -> int:
         me = self._own.process
         self._probe(f"process {me.pid} (itself)", self._own, [])

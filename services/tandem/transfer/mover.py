@@ -52,6 +52,7 @@ class Mover(Verbs):
         max_post_bytes: int = MAX_POST_BYTES,
     ) -> None:
         self._carrier = Carrier(transport, digest, clock, max_post_bytes, is_helped=True)
+        self._enter_thread = transport.enter_thread
         self._on_event = on_event
         self._inbox: queue.SimpleQueue[Command | _Signal] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -98,6 +99,7 @@ class Mover(Verbs):
         error: str | None = None
         self._helper.start()
         try:
+            self._enter_thread()
             while self._accept_commands():
                 self._emit(self._carrier.turn())
             self._drain()

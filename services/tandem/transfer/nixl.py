@@ -17,6 +17,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.engine.ports import BlockCopy, PeerError, ReadState, TransportPeer, TransportRank
 from tandem.kv.layout import KVRegion
+from tandem.transfer.cuda import CudaDriver
 from tandem.transfer.nixl_library import NixlAgent, open_agent
 from tandem.transfer.peers import Share, check_copies, check_peer, shares_of
 from tandem.transfer.pool import MemoryPool
@@ -70,6 +71,11 @@ class NixlTransport:
 
     A read of several ranks is over when it is over at all of them; one that is cut off ends the peer as a whole.
 
+    When may a GPU's kernel use what was read into its memory? When it is launched after the poll that said DONE. Within
+    a machine that is when UCX has seen the event behind its copy; over RDMA, work that the host submits after the last
+    write has completed sees it (CUDA's GPUDirect RDMA guide, on memory ordering). So no stream has to wait for ours,
+    and a kernel that runs already must not be given the block.
+
     Two things NIXL does not protect from. Memory that a living peer has recycled, or deregistered, is read without
     an error: leases and digests are what guards it. And UCX answers a TCP read in the peer's own polling, where it
     aborts that process when the reader dies in the middle: a reader should end its reads before it goes.
@@ -77,7 +83,17 @@ class NixlTransport:
 
     def __init__(self, pool: MemoryPool, agent: str) -> None:
         self.pool = pool
-        self._nixl: NixlAgent = open_agent(agent)
+        memory, number = memory_type(pool.device)
+        self._driver = CudaDriver() if memory == "VRAM" else None
+        self.enter_thread()
+        if self._driver is not None and not self._driver.can_share(pool.address):
+            raise TandemError(
+                ErrorKind.UNSUPPORTED,
+                f"KV memory of {pool.device} cannot be shared with other processes: "
+                "PYTORCH_CUDA_ALLOC_CONF must not ask for expandable_segments or another allocator",
+                param="device",
+            )
+        self._nixl: NixlAgent = open_agent(agent, uses_cuda=memory == "VRAM")
         self._api: Any = self._nixl.api
         self._probe = ctypes.create_string_buffer(2 * PROBE_BYTES)
         self._probe_lists: tuple[Any, Any] | None = None
@@ -86,7 +102,6 @@ class NixlTransport:
         self._handles = count(1)
         self._owner: dict[int, _Link] = {}
         self._probes: dict[int, tuple[Any, bytes]] = {}
-        memory, number = memory_type(pool.device)
         probe_address = ctypes.addressof(self._probe)
         try:
             self._api.register_memory([(pool.address, pool.num_bytes, number, "")], memory)
@@ -174,6 +189,11 @@ class NixlTransport:
     def progress(self) -> None:
         """Also what answers peers that read from us over TCP: only their target's own polling moves those bytes."""
         self._api.get_new_notifs()
+
+    def enter_thread(self) -> None:
+        """UCX needs a CUDA context of each thread that registers GPU memory or looks at a peer's."""
+        if self._driver is not None:
+            self._driver.enter(memory_type(self.pool.device)[1])
 
     def post_self_test(self) -> int:
         content = secrets.token_bytes(PROBE_BYTES)

@@ -9,7 +9,7 @@ from tandem.transfer.pool import MemoryPool
 
 
 class Transport(KVTransport, Protocol):
-    """A KVTransport that keeps three more promises.
+    """A KVTransport that keeps more promises.
 
     `disconnect` may be called again until it returns True: while a read's end is unproven, the peer lingers, can not
     be posted to, and its reads go on being progressed. `poll` raises PeerError when a read ended badly without proof
@@ -19,6 +19,10 @@ class Transport(KVTransport, Protocol):
     @property
     def pool(self) -> MemoryPool:
         """Where reads end: all blocks, and of each the heads of this rank."""
+        ...
+
+    def enter_thread(self) -> None:
+        """The first call of the thread that uses the transport from then on, which may be another than made it."""
         ...
 
     def post_self_test(self) -> int:

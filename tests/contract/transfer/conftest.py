@@ -115,7 +115,14 @@ def spawn_peer(kind: str, worker: str, incarnation: int, seed: int, layers: int)
 
 
 def spawn_rank(
-    kind: str, worker: str, incarnation: int, seed: int, layout: KVLayout, rank: int = 0, num_ranks: int = 1
+    kind: str,
+    worker: str,
+    incarnation: int,
+    seed: int,
+    layout: KVLayout,
+    rank: int = 0,
+    num_ranks: int = 1,
+    device: str = "cpu",
 ) -> subprocess.Popen[str]:
     """The process of one rank of a worker, which holds its share of the heads of `known_content`."""
     group = layout.group
@@ -126,6 +133,7 @@ def spawn_rank(
             *("--worker", worker, "--incarnation", str(incarnation), "--num-blocks", str(NUM_BLOCKS)),
             *("--layers", str(group.layers), "--heads", str(group.heads), "--dtype", group.dtype, "--seed", str(seed)),
             *("--rank", str(rank), "--head-start", str(rank * share), "--head-stop", str((rank + 1) * share)),
+            *("--device", device),
         ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

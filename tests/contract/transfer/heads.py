@@ -60,23 +60,28 @@ class TakerRank:
         return digests_of(self.memory, self.heads, blocks, logical)
 
     def until(self, *kinds: type[Event]) -> list[Event]:
-        """Turn until each of these has come; returns all events."""
-        events: list[Event] = []
+        return turn_until(self.carrier, *kinds)
 
-        def turn() -> list[Event]:
-            events.extend(self.carrier.turn())
-            return events
 
-        return Rig.until(turn, lambda seen: all(any(isinstance(event, kind) for event in seen) for kind in kinds))
+def turn_until(carrier: Carrier, *kinds: type[Event]) -> list[Event]:
+    """Turn until each of these has come; returns all events."""
+    events: list[Event] = []
+
+    def turn() -> list[Event]:
+        events.extend(carrier.turn())
+        return events
+
+    return Rig.until(turn, lambda seen: all(any(isinstance(event, kind) for event in seen) for kind in kinds))
 
 
 @dataclass
 class World:
-    """Givers, each rank in its process, and takers, for one transport and one type of numbers."""
+    """Givers, each rank in its process and on `device`, and takers, for one transport and one type of numbers."""
 
     kind: str
     layout: KVLayout
     stack: ExitStack
+    device: str = "cpu"
     givers: dict[int, TransportPeer] = field(default_factory=dict)
     takers: dict[int, list[TakerRank]] = field(default_factory=dict)
 
@@ -86,7 +91,9 @@ class World:
         return self.givers[num_ranks]
 
     def spawn(self, name: str, num_ranks: int) -> tuple[TransportPeer, list[subprocess.Popen[str]]]:
-        processes = [spawn_rank(self.kind, name, 1, SEED, self.layout, rank, num_ranks) for rank in range(num_ranks)]
+        processes = [
+            spawn_rank(self.kind, name, 1, SEED, self.layout, rank, num_ranks, self.device) for rank in range(num_ranks)
+        ]
         for process in processes:
             self.stack.callback(process.communicate)
             self.stack.callback(process.kill)

@@ -13,6 +13,7 @@ import select
 import sys
 
 import numpy as np
+import numpy.typing as npt
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.kv.layout import KVGroup, KVLayout
@@ -36,19 +37,22 @@ def main() -> None:
     arguments.add_argument("--rank", type=int, required=True)
     arguments.add_argument("--head-start", type=int, required=True)
     arguments.add_argument("--head-stop", type=int, required=True)
+    arguments.add_argument("--device", default="cpu")
     options = arguments.parse_args()
     layout = KVLayout(16, (KVGroup(options.layers, options.heads, 16, options.dtype),))
     words = options.num_blocks * layout.block_bytes // 8
     whole = np.random.default_rng(options.seed).integers(0, 2**63, words, dtype=np.int64)
     heads = slice(options.head_start, options.head_stop)
     content = np.ascontiguousarray(whole.reshape(options.num_blocks, options.heads, -1)[:, heads])
+    address, keepalive = place(content, options.device)
     pool = MemoryPool(
-        content.ctypes.data,
+        address,
         options.num_blocks,
         layout,
+        options.device,
         head_start=options.head_start,
         head_stop=options.head_stop,
-        keepalive=content,
+        keepalive=keepalive,
     )
     worker = WorkerRef(WorkerId(options.worker), Incarnation(options.incarnation), "127.0.0.1:1")
     kind = LocalTransport if options.transport == "local" else NixlTransport
@@ -66,6 +70,17 @@ def main() -> None:
             say("closed")
         if is_open:
             transport.progress()
+
+
+def place(content: npt.NDArray[np.int64], device: str) -> tuple[int, object]:
+    """Where the content is, in the memory of a device, and what keeps it there."""
+    if device == "cpu":
+        return content.ctypes.data, content
+    import torch
+
+    tensor = torch.from_numpy(content).to(device)
+    torch.cuda.synchronize()
+    return tensor.data_ptr(), tensor
 
 
 def say(line: str) -> None:

@@ -96,6 +96,9 @@ class ScriptedTransport:
     def progress(self) -> None:
         self.num_progress += 1
 
+    def enter_thread(self) -> None:
+        """Scripts run in any."""
+
     def post_self_test(self) -> int:
         if self.post_error:
             raise self.post_error

@@ -53,6 +53,7 @@ class SteppedTransport:
         self.crash = False
         self.closed = False
         self.handles = 0
+        self.num_entered = 0
 
     def _called(self) -> None:
         self.threads.add(threading.current_thread().name)
@@ -80,6 +81,10 @@ class SteppedTransport:
         self._called()
         if self.crash:
             raise RuntimeError("the library broke")
+
+    def enter_thread(self) -> None:
+        self._called()
+        self.num_entered += 1
 
     def post_self_test(self) -> int:
         self._called()
@@ -132,6 +137,7 @@ def test_only_the_movers_thread_touches_the_transport(mover, transport, events) 
     assert mover.stop(GUARD_S)
     assert take(events) == MoverStopped(None)
     assert transport.threads == {"tandem-mover"}
+    assert transport.num_entered == 1
 
 
 def test_a_teardown_is_answered_while_the_read_hangs(mover, transport, events) -> None:

@@ -6,9 +6,20 @@ from collections.abc import Callable
 
 import pytest
 
-from tandem.engine.orders import Cancel, Command, Event, MoverStopped, ReadDone, SelfTest, SelfTestDone, SetBusy
+from tandem.engine.orders import (
+    Cancel,
+    Command,
+    Event,
+    MoverStopped,
+    PeerLost,
+    ReadDone,
+    SelfTest,
+    SelfTestDone,
+    SetBusy,
+)
 from tandem.transfer.joined import JoinedMover
 from tandem.worker.remote_mover import MoverService, RemoteMover
+from tests.unit.transfer.scripted import P
 
 
 class Recorder:
@@ -123,3 +134,42 @@ def test_a_channel_that_breaks_inside_a_command_is_heard_of_after_it() -> None:
     assert events == [SelfTestDone("rank 1: broken pipe", 0.5), MoverStopped("rank 1: broken pipe")]
     with pytest.raises(RuntimeError, match="has stopped"):
         joined.self_test()
+
+
+def two_recorders(on_event: Callable[[Event], None]) -> tuple[JoinedMover, list[Recorder]]:
+    own: list[Recorder] = []
+
+    def open_own(hear: Callable[[Event], None]) -> Recorder:
+        own.append(Recorder(hear))
+        return own[-1]
+
+    return JoinedMover([open_own, open_own], on_event), own
+
+
+def test_a_rank_that_takes_no_more_commands_is_not_the_askers_trouble() -> None:
+    """It has stopped, and its last word is on the way."""
+    events: list[Event] = []
+    joined, (first, second) = two_recorders(events.append)
+    second.halt()
+    joined.self_test()
+    first.hear(SelfTestDone(None, 0.5))
+    assert events == []
+    second.hear(MoverStopped("broke"))
+    assert events == [SelfTestDone("rank 1: broke", 0.5)]
+    first.hear(MoverStopped(None))
+    assert events[1:] == [MoverStopped("rank 1: broke")]
+
+
+def test_events_come_one_at_a_time_even_where_the_listener_asks_for_more() -> None:
+    told: list[str] = []
+
+    def on_event(event: Event) -> None:
+        assert isinstance(event, PeerLost)
+        told.append(f"begin {event.reason}")
+        if event.reason == "first":
+            joined.teardown(P, "second")
+        told.append(f"end {event.reason}")
+
+    joined, _ = two_recorders(on_event)
+    joined.teardown(P, "first")
+    assert told == ["begin first", "end first", "begin second", "end second"]
