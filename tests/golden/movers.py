@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from tandem.core.events import Cancelled, Failed, Finished, JobEvent, Moving, PromptScored, Pulled, SampledToken, Token
 from tandem.core.ids import HandoffKey, JobKey, RequestId
 from tandem.core.request import Generate, Job, Request, Resume, SamplingParams
-from tandem.runtime.executor import TorchExecutor
+from tandem.runtime.load import AnyExecutor
 from tandem.transfer.orders import Connect
 from tests.golden.cluster import Cluster, Knobs, Node
 
@@ -40,7 +40,7 @@ class Story:
 class Movers(Cluster):
     """Requests begin at the first node. `offers` are those that nobody has answered."""
 
-    def __init__(self, executors: Sequence[TorchExecutor], knobs: Knobs, answers: Sequence[Sequence[int]] = ()) -> None:
+    def __init__(self, executors: Sequence[AnyExecutor], knobs: Knobs, answers: Sequence[Sequence[int]] = ()) -> None:
         super().__init__(executors, knobs, answers)
         self.stories: dict[Name, Story] = {}
         self.offers: list[tuple[Node, JobKey, HandoffKey]] = []

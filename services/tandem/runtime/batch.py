@@ -28,7 +28,38 @@ class Batch:
     drawn_rows: list[int]
 
 
-def build_batch(slices: Sequence[Slice], tokens: Sequence[Sequence[int]], block_size: int) -> Batch:
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """Of a batch: `rows` are tokens, positions and slots one after the other, `num_rows` each; `sequences` the starts,
+    the context lengths and the tables of `num_sequences`."""
+
+    rows: list[int]
+    sequences: list[int]
+    num_rows: int
+    num_sequences: int
+    num_decodes: int
+    max_rows: int
+    drawn_rows: list[int]
+
+    def batch(self, rows: torch.Tensor, sequences: torch.Tensor) -> Batch:
+        """The batch whose numbers these tensors, int64 and int32, hold in the same order."""
+        starts, lens = self.num_sequences + 1, 2 * self.num_sequences + 1
+        return Batch(
+            tokens=rows[: self.num_rows],
+            positions=rows[self.num_rows : 2 * self.num_rows],
+            slots=rows[2 * self.num_rows :],
+            attention=AttentionBatch(
+                query_starts=sequences[:starts],
+                context_lens=sequences[starts:lens],
+                block_tables=sequences[lens:].view(self.num_sequences, -1),
+                num_decodes=self.num_decodes,
+                max_rows=self.max_rows,
+            ),
+            drawn_rows=self.drawn_rows,
+        )
+
+
+def numbers_of(slices: Sequence[Slice], tokens: Sequence[Sequence[int]], block_size: int) -> Numbers:
     """`tokens[i]` are the ids of `slices[i]`, chained ones filled in. At least one slice."""
     ids: list[int] = []
     positions: list[int] = []
@@ -44,22 +75,22 @@ def build_batch(slices: Sequence[Slice], tokens: Sequence[Sequence[int]], block_
         if piece.sampling is not None:
             drawn_rows += range(len(ids) - 1 - piece.num_drafted, len(ids))
     stops = [piece.stop for piece in slices]
-    rows = torch.from_numpy(np.array(ids + positions + slots, np.int64))
-    sequences = torch.from_numpy(np.array(starts + stops + _tables(slices, stops, block_size), np.int32))
-    num_rows, num_starts, num_lens = len(ids), len(starts), len(starts) + len(stops)
-    return Batch(
-        tokens=rows[:num_rows],
-        positions=rows[num_rows : 2 * num_rows],
-        slots=rows[2 * num_rows :],
-        attention=AttentionBatch(
-            query_starts=sequences[:num_starts],
-            context_lens=sequences[num_starts:num_lens],
-            block_tables=sequences[num_lens:].view(len(slices), -1),
-            num_decodes=next((i for i, piece in enumerate(slices) if piece.num_tokens > 1), len(slices)),
-            max_rows=max(piece.num_tokens for piece in slices),
-        ),
+    return Numbers(
+        rows=ids + positions + slots,
+        sequences=starts + stops + _tables(slices, stops, block_size),
+        num_rows=len(ids),
+        num_sequences=len(slices),
+        num_decodes=next((i for i, piece in enumerate(slices) if piece.num_tokens > 1), len(slices)),
+        max_rows=max(piece.num_tokens for piece in slices),
         drawn_rows=drawn_rows,
     )
+
+
+def build_batch(slices: Sequence[Slice], tokens: Sequence[Sequence[int]], block_size: int) -> Batch:
+    """As `numbers_of`, in host memory."""
+    numbers = numbers_of(slices, tokens, block_size)
+    rows = torch.from_numpy(np.array(numbers.rows, np.int64))
+    return numbers.batch(rows, torch.from_numpy(np.array(numbers.sequences, np.int32)))
 
 
 def _tables(slices: Sequence[Slice], stops: Sequence[int], block_size: int) -> list[int]:

@@ -13,6 +13,7 @@ from tandem.core.ids import BlockId
 from tandem.kv.host_pool import Fill, Spill
 from tandem.kv.layout import KVLayout, KVRegion
 from tandem.runtime.device import torch_dtype
+from tandem.runtime.stream import HostStream, Stream
 from tandem_kernels.contract import FLOAT8, LayerKV
 from tandem_kernels.reference import block_digest
 
@@ -28,14 +29,22 @@ class KVCache:
     """
 
     def __init__(
-        self, layout: KVLayout, num_blocks: int, block_digest: BlockDigests = block_digest, num_host_slots: int = 0
+        self,
+        layout: KVLayout,
+        num_blocks: int,
+        block_digest: BlockDigests = block_digest,
+        num_host_slots: int = 0,
+        aside: Stream | None = None,
     ) -> None:
+        """`aside` is for what goes on beside steps; the pool is on its device, by default the CPU."""
         self.layout = layout
         self.num_blocks = num_blocks
         self.num_host_slots = num_host_slots
         self._block_digest = block_digest
-        self.pool = _blocks(layout, num_blocks)
-        self.host = _blocks(layout, num_host_slots)
+        self._aside = aside or HostStream()
+        device = self._aside.device
+        self.pool = _blocks(layout, num_blocks) if device.type == "cpu" else _device_blocks(layout, num_blocks, device)
+        self.host = _blocks(layout, num_host_slots) if device.type == "cpu" else _pinned(layout, num_host_slots)
         self.layers = tuple(_layer(self.pool, layout, i) for i in range(layout.group.layers))
 
     @property
@@ -47,6 +56,7 @@ class KVCache:
             block_bytes=self.layout.block_bytes,
             head_start=0,
             head_stop=self.layout.group.heads,
+            device=str(self.pool.device),
         )
 
     def clear(self, blocks: Sequence[BlockId]) -> None:
@@ -57,28 +67,39 @@ class KVCache:
 
     def copy(self, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
         """Copy whole blocks, (from, to); no block is both."""
-        if copies:
-            sources, targets = zip(*copies, strict=True)
-            self.pool[list(targets)] = self.pool[list(sources)]
+        for source, target in copies:
+            self.pool[target].copy_(self.pool[source])
 
     def spill(self, copies: Sequence[Spill]) -> None:
-        """Copy whole blocks to host memory."""
+        """Copy whole blocks to host memory; on a GPU in the order of its stream, in which they come back too."""
         for block, slot in copies:
-            self.host[slot].copy_(self.pool[block])
+            self.host[slot].copy_(self.pool[block], non_blocking=True)
 
     def fill(self, copies: Sequence[Fill]) -> None:
         """Copy whole blocks back from it."""
         for slot, block in copies:
-            self.pool[block].copy_(self.host[slot])
+            self.pool[block].copy_(self.host[slot], non_blocking=True)
 
     def digest(self, blocks: Sequence[BlockId], indices: Sequence[int]) -> list[tuple[int, ...]]:
-        """Unsigned 64-bit digests per KV head of `blocks`, which are the `indices`-th of their prompt."""
-        words = self._block_digest(self.pool, torch.tensor(blocks), torch.tensor(indices))
-        return [tuple(row) for row in words.numpy().view(np.uint64).tolist()]
+        """Unsigned 64-bit digests per KV head of `blocks`, which are the `indices`-th of their prompt. May be called
+        beside the steps, of blocks that none of them writes: it waits for itself alone."""
+        with self._aside.running():
+            device = self.pool.device
+            words = self.digest_words(torch.tensor(blocks, device=device), torch.tensor(indices, device=device))
+            return unsigned_rows(words.cpu())
+
+    def digest_words(self, blocks: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """The same of int64 tensors `[n]` on the pool's device, as int64 `[n, heads]` there."""
+        return self._block_digest(self.pool, blocks, indices)
 
     def __repr__(self) -> str:
         sizes = f"{self.pool.nbytes >> 20} MiB, {self.host.nbytes >> 20} MiB in host memory"
         return f"KVCache({self.num_blocks} blocks of {self.layout}, {sizes})"
+
+
+def unsigned_rows(words: torch.Tensor) -> list[tuple[int, ...]]:
+    """Rows of int64 words in host memory, their bits read as unsigned numbers."""
+    return [tuple(row) for row in words.numpy().view(np.uint64).tolist()]
 
 
 def _layer(pool: torch.Tensor, layout: KVLayout, index: int) -> LayerKV:
@@ -96,9 +117,22 @@ def _parts(layout: KVLayout) -> tuple[slice, slice]:
     return slice(num_bytes), slice(num_bytes, None)
 
 
+def _dtype(layout: KVLayout) -> torch.dtype:
+    return torch.uint8 if layout.group.is_scaled else torch_dtype(layout.group.dtype)
+
+
+def _device_blocks(layout: KVLayout, number: int, device: torch.device) -> torch.Tensor:
+    return torch.zeros(number, *layout.block_shape(), dtype=_dtype(layout), device=device)
+
+
+def _pinned(layout: KVLayout, number: int) -> torch.Tensor:
+    """Host memory that a GPU copies to and from by itself."""
+    return torch.zeros(number, *layout.block_shape(), dtype=_dtype(layout), pin_memory=number > 0)
+
+
 def _blocks(layout: KVLayout, number: int) -> torch.Tensor:
     """`[number, *layout.block_shape()]`, zeros."""
-    dtype = torch.uint8 if layout.group.is_scaled else torch_dtype(layout.group.dtype)
+    dtype = _dtype(layout)
     if not number:
         return torch.zeros(0, *layout.block_shape(), dtype=dtype)
     # Mapped rather than allocated: zeros that cost neither time nor memory before a block is first used, and a region

@@ -26,10 +26,3 @@ def torch_dtype(name: str) -> torch.dtype:
 def num_compute_threads(asked: int) -> int:
     """How many threads a step computes with; 0 asks for all cores that this process may run on."""
     return asked or len(os.sched_getaffinity(0))
-
-
-def require_cpu(device: str) -> torch.device:
-    """The device to load onto. Only the CPU has kernels today; anything else is refused rather than run slowly."""
-    if device != "cpu":
-        raise TandemError(ErrorKind.UNSUPPORTED, f"device {device!r}: only cpu has kernels", param="device")
-    return torch.device("cpu")

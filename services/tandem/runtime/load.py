@@ -9,26 +9,34 @@ from pathlib import Path
 import torch
 
 from tandem.core.bundle import TokenizerBundle
-from tandem.core.config import EngineConfig, ModelConfig
+from tandem.core.by_device import by_device
+from tandem.core.config import Config, EngineConfig, ModelConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.kv.layout import KVGroup, KVLayout, ModelFingerprint
+from tandem.kv.layout import ModelFingerprint
+from tandem.runtime import kv_size
 from tandem.runtime.bundle import read_bundle
 from tandem.runtime.cache import KVCache
 from tandem.runtime.catalog import cache_root, locate
-from tandem.runtime.device import num_compute_threads, require_cpu, torch_dtype
+from tandem.runtime.device import num_compute_threads, torch_dtype
+from tandem.runtime.device_executor import DeviceExecutor
 from tandem.runtime.executor import TorchExecutor
 from tandem.runtime.fingerprint import model_fingerprint, weights_digest
 from tandem.runtime.grammar import GrammarMasks
 from tandem.runtime.int8 import check_int8
+from tandem.runtime.kv_size import layout_of
+from tandem.runtime.load_device import compose_executor, load_cuda
 from tandem.runtime.model_config import DecoderConfig, read_model_config
-from tandem.runtime.models.causal import CausalModel
 from tandem.runtime.models.compiled import CompiledModel, packed_weights, shape_of
 from tandem.runtime.models.decoder import Decoder
 from tandem.runtime.packing import Packing
+from tandem.runtime.stream import HostStream
 from tandem.runtime.weights import Checkpoint
+from tandem_kernels.dispatch import REFERENCE
 from tandem_kernels.native import library as native
 from tandem_kernels.native.build import NativeUnavailable
 from tandem_kernels.native.decoder import unsupported
+
+AnyExecutor = TorchExecutor | DeviceExecutor
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +49,7 @@ class LoadedModel:
     aliases: tuple[str, ...]
     directory: Path
     config: DecoderConfig
-    executor: TorchExecutor
+    executor: AnyExecutor
     grammars: GrammarMasks | None
     bundle: TokenizerBundle
     fingerprint: ModelFingerprint
@@ -53,7 +61,7 @@ class LoadedModel:
 
 def load_model(model: ModelConfig, engine: EngineConfig) -> LoadedModel:
     """Fetch, convert and load as needed. Raises TandemError that says what is wrong with the model or the settings."""
-    require_cpu(model.device)
+    model = by_device(Config(model=model)).model
     cache_dir = cache_root(model.cache_dir)
     directory = locate(model.id, cache_dir)
     config = read_model_config(directory)
@@ -70,7 +78,7 @@ def load_model(model: ModelConfig, engine: EngineConfig) -> LoadedModel:
         executor=executor,
         grammars=grammars,
         bundle=bundle,
-        fingerprint=model_fingerprint(digest, config, model.quantization, bundle, executor.layout),
+        fingerprint=model_fingerprint(digest, config, model, bundle, executor.layout),
     )
 
 
@@ -80,39 +88,36 @@ def load_executor(
     model: ModelConfig,
     engine: EngineConfig,
     grammars: GrammarMasks | None = None,
-) -> TorchExecutor:
+) -> AnyExecutor:
     """Weights, a KV pool of `engine.kv_cache_memory` bytes and `engine.host_cache_memory` beside it. Raises
     TandemError."""
+    settings = by_device(Config(model=model, engine=engine))
+    model, engine = settings.model, settings.engine
+    if model.device == "cuda":
+        return load_cuda(directory, config, model, engine, grammars)
     if model.quantization == "int8":
         check_int8(config, model.dtype)
-    layout = KVLayout(engine.block_size, (KVGroup(config.layers, config.kv_heads, config.head_dim, model.dtype),))
-    num_blocks = _num_blocks(layout, engine.kv_cache_memory, "kv_cache_memory")
-    num_host_slots = 0
-    if engine.host_cache_memory:
-        num_host_slots = _num_blocks(layout, engine.host_cache_memory, "host_cache_memory")
-    max_model_len = _max_model_len(engine.max_model_len, config.max_length, num_blocks * engine.block_size)
+    layout = layout_of(config, model, engine)
+    num_blocks = kv_size.num_blocks(layout, engine.kv_cache_memory, "kv_cache_memory")
+    num_host_slots = kv_size.num_host_slots(layout, engine)
+    max_model_len = kv_size.max_model_len(engine.max_model_len, config.max_length, num_blocks * engine.block_size)
     num_threads = num_compute_threads(engine.num_threads)
     reason = _why_reference(config, model, engine)
     # Next to compiled kernels torch only draws tokens: threads of its own would take cores from theirs.
     torch.set_num_threads(1 if reason is None else num_threads)
     if reason is None:
-        decoder: CausalModel = _load_compiled(directory, config, model, num_threads)
+        compiled = _load_compiled(directory, config, model, num_threads)
         cache = KVCache(layout, num_blocks, native.block_digest, num_host_slots)
         _log.info("compiled kernels, vectors of %d floats, %d threads", native.vector_width(), num_threads)
-    else:
-        with Checkpoint(directory, torch_dtype(model.dtype)) as checkpoint:
-            decoder = Decoder(config, checkpoint, model.quantization)
-        cache = KVCache(layout, num_blocks, num_host_slots=num_host_slots)
-        _log.info("reference kernels in plain torch (%s), %d threads", reason, num_threads)
+        return TorchExecutor(compiled, cache, max_model_len, grammars)
+    with Checkpoint(directory, torch_dtype(model.dtype)) as checkpoint:
+        decoder = Decoder(config, checkpoint, model.quantization)
+    cache = KVCache(layout, num_blocks, num_host_slots=num_host_slots)
+    _log.info("reference kernels in plain torch (%s), %d threads", reason, num_threads)
+    if engine.plan_depth > 1:
+        # As on a GPU, where the next step is planned while one runs: so it can be tried without one.
+        return compose_executor(decoder, cache, REFERENCE, HostStream(), engine, grammars)
     return TorchExecutor(decoder, cache, max_model_len, grammars)
-
-
-def _num_blocks(layout: KVLayout, num_bytes: int, setting: str) -> int:
-    number = num_bytes // layout.block_bytes
-    if number < 1:
-        needed = f"one block of {layout} has {layout.block_bytes} bytes"
-        raise TandemError(ErrorKind.INVALID_REQUEST, f"{needed}, {setting} is less", param=setting)
-    return number
 
 
 def _grammars(bundle: TokenizerBundle, config: DecoderConfig) -> GrammarMasks | None:
@@ -131,6 +136,8 @@ def _why_reference(config: DecoderConfig, model: ModelConfig, engine: EngineConf
     reason = unsupported(shape_of(config))
     if model.dtype != "float32":
         reason = f"compiled kernels compute in float32, the model is to run in {model.dtype}"
+    if engine.kv_cache_dtype != "auto":
+        reason = f"compiled kernels keep KV in float32, not in {engine.kv_cache_dtype}"
     if reason is None:
         try:
             native.load()
@@ -151,14 +158,3 @@ def _load_compiled(directory: Path, config: DecoderConfig, model: ModelConfig, n
     weights = packed_weights(lambda: Checkpoint(directory, dtype), config, packing, digest, cache_dir)
     _log.info("weights packed as %s: %d MiB", packing, sum(tensor.nbytes for tensor in weights.values()) >> 20)
     return CompiledModel(config, weights, packing, native.Team(num_threads))
-
-
-def _max_model_len(asked: int, num_positions: int, num_slots: int) -> int:
-    """The longest request, in tokens. Where nothing is asked for, a small KV pool bounds it too: requests that say no
-    `max_tokens` get all the room there is, and one that the pool cannot hold would be refused."""
-    limits = {"the model's positions end at": num_positions, "kv_cache_memory holds": num_slots}
-    for limit, num_tokens in limits.items():
-        if asked > num_tokens:
-            message = f"max_model_len={asked}: {limit} {num_tokens}"
-            raise TandemError(ErrorKind.INVALID_REQUEST, message, param="max_model_len")
-    return asked or min(limits.values())

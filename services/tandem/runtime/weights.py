@@ -17,6 +17,7 @@ from tandem.core.errors import ErrorKind, TandemError
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+_CPU = torch.device("cpu")
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -37,13 +38,14 @@ def weight_files(directory: Path) -> list[Path]:
 class Checkpoint:
     """The tensors of one model directory. `take` each, then `finish`; a context manager that closes the files."""
 
-    def __init__(self, directory: Path, dtype: torch.dtype) -> None:
+    def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device = _CPU) -> None:
+        """Tensors come in `dtype`, on `device`."""
         self._dtype = dtype
         self._stack = ExitStack()
         self._where = {}
         for file in weight_files(directory):
             try:
-                handle = self._stack.enter_context(safe_open(file, framework="pt", device="cpu"))
+                handle = self._stack.enter_context(safe_open(file, framework="pt", device=str(device)))
             except SafetensorError as error:
                 self._stack.close()
                 raise _broken(f"{file} cannot be read: {error}") from None

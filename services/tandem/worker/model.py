@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tandem.core.bundle import TokenizerBundle
+from tandem.core.by_device import by_device
 from tandem.core.config import Config
 from tandem.core.grammar import Grammar
 from tandem.engine.ports import Executor, Pipeline
 from tandem.runtime.device import num_compute_threads
+from tandem.runtime.device_executor import DeviceExecutor
 from tandem.runtime.load import load_model
 from tandem.transfer.checks import Digest
 from tandem.transfer.pages import populate
@@ -40,14 +42,17 @@ class WorkerModel:
 
 def load_worker_model(config: Config) -> WorkerModel:
     """Fetch, convert and load as needed, which may take minutes; all memory is there after. Raises TandemError."""
+    config = by_device(config)
     loaded = load_model(config.model, config.engine)
-    cache = loaded.executor.cache
+    executor = loaded.executor
+    cache = executor.cache
     region = cache.region
     pool = MemoryPool(region.address, region.num_blocks, cache.layout, region.device, keepalive=cache)
     populate(pool, num_compute_threads(config.engine.num_threads))
     return WorkerModel(
         name=loaded.name,
-        executor=loaded.executor,
+        executor=executor,
+        pipeline=executor if isinstance(executor, DeviceExecutor) else None,
         pool=pool,
         digest=cache.digest,
         fingerprint=loaded.fingerprint.digest,

@@ -85,9 +85,10 @@ class Decoder:
         self._kernels = kernels
         self.config = config
         self._scale = config.head_dim**-0.5
-        self._inv_freq, self._rope_scale = inverse_frequencies(config.rope, config.head_dim)
+        inv_freq, self._rope_scale = inverse_frequencies(config.rope, config.head_dim)
         table = (config.vocab_size, config.hidden_size)
         self._embeddings = checkpoint.take("model.embed_tokens.weight", table)
+        self._inv_freq = inv_freq.to(self._embeddings.device)
         self._layers = tuple(_load_layer(config, checkpoint, i, is_int8) for i in range(config.layers))
         self._norm = checkpoint.take("model.norm.weight", (config.hidden_size,))
         checkpoint.drop(".rotary_emb.inv_freq")
