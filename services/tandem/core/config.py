@@ -307,7 +307,7 @@ _RULES: tuple[_Rule, ...] = (
         lambda c: c.engine.max_num_batched_tokens >= max(1, c.engine.max_num_seqs),
     ),
     _one("engine.max_model_len", "must be 0 (whatever fits) or at least 2", lambda v: v == 0 or v >= 2),
-    _one("engine.block_size", "must be 0 (by device) or a power of two from 8 to 256", _BLOCK_SIZES.__contains__),
+    _one("engine.block_size", "must be a power of two from 8 to 256, or 0 (by device)", _BLOCK_SIZES.__contains__),
     _one("engine.gpu_memory_utilization", "must be more than 0 and at most 1", lambda v: 0 < v <= 1),
     (
         "model.quantization",
