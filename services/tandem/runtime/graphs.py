@@ -57,6 +57,7 @@ class GraphedModel:
     def dtype(self) -> torch.dtype:
         return self._model.dtype
 
+    @torch.inference_mode()
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
         """As the model's."""
         count = batch.attention.num_sequences

@@ -61,13 +61,14 @@ def _log_with_serve() -> None:
     ours.propagate = False
 
 
-def pool_application(config: Config, pool: str, num_replicas: int) -> Any:
-    """The Serve application of one pool: `num_replicas` workers labelled `pool`."""
+def pool_application(config: Config, pool: str, num_replicas: int, num_gpus: float = 0.0) -> Any:
+    """The Serve application of one pool: `num_replicas` workers labelled `pool`, with `num_gpus` each, of which a part
+    means a part of one GPU."""
     worker = replace(config.worker, pool=pool, id="", port=0)  # type: ignore[arg-type]
     deployment = serve.deployment(WorkerReplica).options(
         name=f"tandem-{pool}",
         num_replicas=num_replicas,
-        ray_actor_options={"num_cpus": 1},
+        ray_actor_options={"num_cpus": 1, "num_gpus": num_gpus},
         max_ongoing_requests=1,
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
