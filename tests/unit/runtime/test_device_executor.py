@@ -135,6 +135,21 @@ def test_a_token_that_the_host_draws_cannot_be_chained_to_before_it_is(executor:
     assert _ids(executor.collect().slices[0])
 
 
+def test_guesses_cannot_be_chained_to_before_it_is_known_which_were_right(executor: DeviceExecutor) -> None:
+    executor.launch(StepPlan(0, (replace(_slice(1), num_drafted=2),)))
+    executor.launch(StepPlan(1, (_chained(1, 7),)))
+    assert _ids(executor.collect().slices[0])
+    assert executor.collect().slices[0].error is not None
+
+
+def test_what_is_chained_may_come_after_a_chunk(executor: DeviceExecutor) -> None:
+    right = _at_once(executor, 4, _GREEDY, 2)
+    executor.launch(StepPlan(0, (_slice(1), _slice(2))))
+    executor.launch(StepPlan(1, (_chained(2, 7), _slice(3), _chained(1, 7))))
+    executor.collect()
+    assert [_ids(result) for result in executor.collect().slices] == [right[1:], right[:1], right[1:]]
+
+
 def test_a_chain_passes_over_a_plan_that_does_not_name_it(executor: DeviceExecutor) -> None:
     right = _at_once(executor, 1, _GREEDY, 2)
     executor.launch(StepPlan(0, (_slice(2),)))
@@ -170,7 +185,15 @@ def test_what_is_chained_to_a_row_that_is_not_finite_fails_with_it(
     monkeypatch.setattr(executor.model, "logits", broken)
     executor.launch(StepPlan(0, (_slice(1), _slice(2))))
     monkeypatch.setattr(executor.model, "logits", logits)
+    forward, seen = executor.model.forward, []
+
+    def watched(batch: Batch, cache: KVCache) -> torch.Tensor:
+        seen.append(batch.tokens.tolist())
+        return forward(batch, cache)
+
+    monkeypatch.setattr(executor.model, "forward", watched)
     executor.launch(StepPlan(1, (_chained(1, 7), _chained(2, 7))))
+    assert seen == [[0, right[0]]], "an id that a device can look up"
     bad, good = executor.collect().slices
     assert bad.error is not None and "finite" in bad.error and _ids(good) == right[:1]
     bad, good = executor.collect().slices
@@ -232,6 +255,8 @@ def test_digests_are_those_of_the_step_s_own_writes(model_dir: Path) -> None:
     first = deep.collect().slices[0]
     assert (first.digests, _ids(first)) == (right.digests, _ids(right))
     assert [digest.block for digest in deep.collect().slices[1].digests] == [12]
+    several = tuple(replace(_slice(seq), digest_blocks=(BlockId(6 * seq),)) for seq in (3, 4, 5))
+    assert deep.execute(StepPlan(3, several)) == plain.execute(StepPlan(3, several))
     loan = StepPlan(2, (), digests=((BlockId(6), 0),))
     assert deep.execute(loan).digests == plain.execute(loan).digests == right.digests[1:]
 

@@ -81,6 +81,10 @@ def _decodes(count: int) -> Batch:
     return build_batch(pieces, [piece.tokens for piece in pieces], 4)
 
 
+def size_of(count: int) -> int:
+    return min((size for size in ladder(32) if size >= count), default=count)
+
+
 def test_rows_are_the_same_padded_or_not_for_every_batch_size(decoder: Decoder) -> None:
     """From the largest on down and up again, so that a smaller step finds the numbers of a larger one."""
     stream, cache = Counting(), _cache(33)
@@ -93,10 +97,13 @@ def test_rows_are_the_same_padded_or_not_for_every_batch_size(decoder: Decoder) 
         torch.testing.assert_close(graphed.forward(batch, cache), right, rtol=1e-12, atol=1e-12)
         assert torch.allclose(cache.pool, plain.pool, rtol=1e-12, atol=1e-12), "a row that pads was written"
         torch.testing.assert_close(graphed.logits(right), decoder.logits(right))
+        assert not graphed._inputs.attention.context_lens[count : size_of(count)].any(), (
+            "rows that pad attend to nothing"
+        )
     # Largest first: of n sizes the i-th is captured as number n - 1 - i. One batch was too large.
     sizes = ladder(32)
     used = [sizes[len(sizes) - 1 - number] for number in stream.replayed]
-    assert used == [min(s for s in sizes if s >= count) for count in (*range(32, 0, -1), *range(1, 33))]
+    assert used == [size_of(count) for count in (*range(32, 0, -1), *range(1, 33))]
 
 
 def test_a_step_with_a_chunk_is_not_replayed(decoder: Decoder) -> None:
