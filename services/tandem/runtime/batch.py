@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -30,33 +31,21 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """Of a batch: `rows` are tokens, positions and slots one after the other, `num_rows` each; `sequences` the starts,
-    the context lengths and the tables of `num_sequences`."""
+    """Of a batch: `longs` are tokens, positions and slots, `shorts` the starts, the context lengths, and the tables one
+    after the other."""
 
-    rows: list[int]
-    sequences: list[int]
-    num_rows: int
-    num_sequences: int
+    longs: tuple[list[int], ...]
+    shorts: tuple[list[int], ...]
     num_decodes: int
     max_rows: int
     drawn_rows: list[int]
 
-    def batch(self, rows: torch.Tensor, sequences: torch.Tensor) -> Batch:
-        """The batch whose numbers these tensors, int64 and int32, hold in the same order."""
-        starts, lens = self.num_sequences + 1, 2 * self.num_sequences + 1
-        return Batch(
-            tokens=rows[: self.num_rows],
-            positions=rows[self.num_rows : 2 * self.num_rows],
-            slots=rows[2 * self.num_rows :],
-            attention=AttentionBatch(
-                query_starts=sequences[:starts],
-                context_lens=sequences[starts:lens],
-                block_tables=sequences[lens:].view(self.num_sequences, -1),
-                num_decodes=self.num_decodes,
-                max_rows=self.max_rows,
-            ),
-            drawn_rows=self.drawn_rows,
-        )
+    def batch(self, longs: Sequence[torch.Tensor], shorts: Sequence[torch.Tensor]) -> Batch:
+        """The batch whose numbers these tensors hold, int64 and int32, in the same order."""
+        tokens, positions, slots = longs
+        starts, lens, tables = shorts
+        attention = AttentionBatch(starts, lens, tables.view(len(lens), -1), self.num_decodes, self.max_rows)
+        return Batch(tokens, positions, slots, attention, self.drawn_rows)
 
 
 def numbers_of(slices: Sequence[Slice], tokens: Sequence[Sequence[int]], block_size: int) -> Numbers:
@@ -76,10 +65,8 @@ def numbers_of(slices: Sequence[Slice], tokens: Sequence[Sequence[int]], block_s
             drawn_rows += range(len(ids) - 1 - piece.num_drafted, len(ids))
     stops = [piece.stop for piece in slices]
     return Numbers(
-        rows=ids + positions + slots,
-        sequences=starts + stops + _tables(slices, stops, block_size),
-        num_rows=len(ids),
-        num_sequences=len(slices),
+        longs=(ids, positions, slots),
+        shorts=(starts, stops, _tables(slices, stops, block_size)),
         num_decodes=next((i for i, piece in enumerate(slices) if piece.num_tokens > 1), len(slices)),
         max_rows=max(piece.num_tokens for piece in slices),
         drawn_rows=drawn_rows,
@@ -89,8 +76,17 @@ def numbers_of(slices: Sequence[Slice], tokens: Sequence[Sequence[int]], block_s
 def build_batch(slices: Sequence[Slice], tokens: Sequence[Sequence[int]], block_size: int) -> Batch:
     """As `numbers_of`, in host memory."""
     numbers = numbers_of(slices, tokens, block_size)
-    rows = torch.from_numpy(np.array(numbers.rows, np.int64))
-    return numbers.batch(rows, torch.from_numpy(np.array(numbers.sequences, np.int32)))
+    return numbers.batch(_split(numbers.longs, np.int64), _split(numbers.shorts, np.int32))
+
+
+def _split(parts: Sequence[list[int]], dtype: type[np.int64 | np.int32]) -> list[torch.Tensor]:
+    """Views of one array that holds all parts."""
+    numbers: list[int] = []
+    for part in parts:
+        numbers += part
+    whole = torch.from_numpy(np.array(numbers, dtype))
+    stops = [*accumulate(map(len, parts), initial=0)]
+    return [whole[start:stop] for start, stop in pairwise(stops)]
 
 
 def _tables(slices: Sequence[Slice], stops: Sequence[int], block_size: int) -> list[int]:

@@ -19,16 +19,16 @@ _GREEDY = Filters(0.0, 0, 1.0, float("-inf"))
 class Draws:
     """Rows are counted among those that a step draws from (`Batch.drawn_rows`).
 
-    `picks` holds the row of each draw of the device. `whole` are its numbers (top_k, seed, choice, index of all draws,
-    one after the other), `real` temperature, top_p and log_min_p likewise; see `contract.SamplingRows`. `host_rows` are
+    `picks` holds the row of each draw of the device. `whole` are its numbers (top_k, seed, choice and index, a list of
+    all draws each), `real` temperature, top_p and log_min_p likewise; see `contract.SamplingRows`. `host_rows` are
     those that the host draws from. `first` says for each sequence where its draws begin in `picks`, or its rows in
     `host_rows` where it is one of `on_host`. `single` says it for those with one draw, of the device: the next step may
     go on from its token.
     """
 
     picks: list[int] = field(default_factory=list)
-    whole: list[int] = field(default_factory=list)
-    real: list[float] = field(default_factory=list)
+    whole: list[list[int]] = field(default_factory=list)
+    real: list[list[float]] = field(default_factory=list)
     host_rows: list[int] = field(default_factory=list)
     first: dict[SeqId, int] = field(default_factory=dict)
     on_host: set[SeqId] = field(default_factory=set)
@@ -66,6 +66,6 @@ def _number(draws: Draws, drawn: list[Sampling], indices: list[int]) -> None:
     all_params = [draw.params for draw in drawn]
     filters = [filters_of(params) if params.temperature else _GREEDY for params in all_params]
     seeds = [params.seed - 2 * _SIGN if params.seed >= _SIGN else params.seed for params in all_params]
-    draws.whole.extend([one.top_k for one in filters] + seeds + [draw.choice for draw in drawn] + indices)
-    draws.real.extend([one.temperature for one in filters] + [one.top_p for one in filters])
-    draws.real.extend(one.log_min_p for one in filters)
+    draws.whole.extend(([one.top_k for one in filters], seeds, [draw.choice for draw in drawn], indices))
+    draws.real.extend(([one.temperature for one in filters], [one.top_p for one in filters]))
+    draws.real.append([one.log_min_p for one in filters])

@@ -98,10 +98,9 @@ class GraphedModel:
 
 def _inputs(size: int, max_blocks: int, device: torch.device) -> Batch:
     """Rows that all pad: token 0 at position 0, without a slot."""
-    longs = torch.zeros((2, size), dtype=torch.int64, device=device)
     return Batch(
-        tokens=longs[0],
-        positions=longs[1],
+        tokens=torch.zeros(size, dtype=torch.int64, device=device),
+        positions=torch.zeros(size, dtype=torch.int64, device=device),
         slots=torch.full((size,), -1, dtype=torch.int64, device=device),
         attention=AttentionBatch(
             query_starts=torch.arange(size + 1, dtype=torch.int32, device=device),

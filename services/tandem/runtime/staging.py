@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -16,8 +17,13 @@ from tandem.runtime.work import Work
 from tandem_kernels.contract import SamplingRows
 
 FIRST_WORDS = 1 << 14
+ALIGNMENT = 16
+"""Bytes. Triton compiles a kernel anew for pointers that are no multiple of it."""
 NUM_BUFFERS = 2
 """In host memory: while the device still reads the one of the step before, the next is written."""
+
+
+_Number = TypeVar("_Number", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,41 +60,46 @@ class Staging:
         draws = draws_of(works)
         chained = _chained(works)
         blocks, indices = [int(block) for block, _ in digests], [index for _, index in digests]
-        drawn_rows = numbers.drawn_rows if numbers is not None else []
-        longs = [numbers.rows if numbers is not None else [], drawn_rows, draws.picks, draws.host_rows, draws.whole]
-        longs += [list(chained), list(chained.values()), blocks, indices]
-        sequences = numbers.sequences if numbers is not None else []
-        device = self._send(longs, draws.real, sequences)
-        rows, drawn, picks, host_rows, whole, chained_rows, chained_draws, block_ids, places, real, short = device
+        drawn_rows: list[int] = [] if numbers is None else numbers.drawn_rows
+        own = (drawn_rows, draws.picks, draws.host_rows, list(chained), list(chained.values()), blocks, indices)
+        rows = () if numbers is None else numbers.longs
+        longs, real, shorts = self._send(
+            (*own, *draws.whole, *rows), draws.real, () if numbers is None else numbers.shorts
+        )
+        drawn, picks, host_rows, chained_rows, chained_draws, block_ids, places, top_k, seed, choice, index = longs[:11]
         return Staged(
-            batch=None if numbers is None else numbers.batch(rows, short),
+            batch=None if numbers is None else numbers.batch(longs[11:], shorts),
             draws=draws,
             drawn_rows=drawn,
             picks=picks,
             host_rows=host_rows,
-            sampling=_sampling(whole, real),
+            sampling=SamplingRows(real[0], top_k, real[1], real[2], seed, choice, index),
             chained_rows=chained_rows,
             chained_draws=chained_draws,
             digest_blocks=block_ids,
             digest_indices=places,
         )
 
-    def _send(self, longs: Sequence[list[int]], real: list[float], short: list[int]) -> list[torch.Tensor]:
-        """Each list as a tensor on the device: int64, then float64, then int32, all in one copy of 64-bit words."""
-        whole = [number for part in longs for number in part]
-        stop, end = len(whole) + len(real), len(whole) + len(real) + -(-len(short) // 2)
+    def _send(
+        self, longs: Sequence[list[int]], real: Sequence[list[float]], shorts: Sequence[list[int]]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
+        """Each list as a tensor on the device, int64, float64 and int32, all in one copy of 64-bit words."""
+        whole, doubles, ints = (_padded(longs, 8), _padded(real, 8), _padded(shorts, 4))
+        stop, end = len(whole) + len(doubles), len(whole) + len(doubles) + len(ints) // 2
         if end > len(self._device):
             self._make(2 * end)
         host = self._host[self._turn]
         self._turn = (self._turn + 1) % NUM_BUFFERS
         words = host.numpy()
         words[: len(whole)] = whole
-        words[len(whole) : stop].view(np.float64)[:] = real
-        words[stop:end].view(np.int32)[: len(short)] = short
+        words[len(whole) : stop].view(np.float64)[:] = doubles
+        words[stop:end].view(np.int32)[:] = ints
         self._device[:end].copy_(host[:end], non_blocking=True)
-        parts = list(torch.split(self._device[: len(whole)], [len(part) for part in longs]))
-        doubles = self._device[len(whole) : stop].view(torch.float64)
-        return [*parts, doubles, self._device[stop:end].view(torch.int32)[: len(short)]]
+        return (
+            _parts(self._device[: len(whole)], longs, 8),
+            _parts(self._device[len(whole) : stop].view(torch.float64), real, 8),
+            _parts(self._device[stop:end].view(torch.int32), shorts, 4),
+        )
 
     def _make(self, num_words: int) -> None:
         self._host = [self._stream.host_words(num_words) for _ in range(NUM_BUFFERS)]
@@ -109,8 +120,20 @@ def _chained(works: Sequence[Work]) -> dict[int, int]:
     return found
 
 
-def _sampling(whole: torch.Tensor, real: torch.Tensor) -> SamplingRows:
-    num_draws = len(whole) // 4
-    top_k, seed, choice, index = whole.view(4, num_draws)
-    temperature, top_p, log_min_p = real.view(3, num_draws)
-    return SamplingRows(temperature, top_k, top_p, log_min_p, seed, choice, index)
+def _padded(parts: Sequence[list[_Number]], item_bytes: int) -> list[_Number]:
+    """One after the other, so that each begins at a multiple of `ALIGNMENT`."""
+    out: list[_Number] = []
+    for part in parts:
+        out += part
+        out += part[:1] * (-len(part) % (ALIGNMENT // item_bytes)) if part else []
+    return out
+
+
+def _parts(whole: torch.Tensor, parts: Sequence[Sized], item_bytes: int) -> list[torch.Tensor]:
+    """What `_padded` put together, as views without what pads them."""
+    per = ALIGNMENT // item_bytes
+    out, start = [], 0
+    for part in parts:
+        out.append(whole[start : start + len(part)])
+        start += -(-len(part) // per) * per
+    return out

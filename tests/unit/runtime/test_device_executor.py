@@ -14,13 +14,14 @@ from tandem.core.config import Bytes, EngineConfig, ModelConfig
 from tandem.core.ids import BlockId, HostSlot, SeqId
 from tandem.core.request import SamplingParams
 from tandem.engine.ports import DeviceLost
-from tandem.runtime.batch import Batch
+from tandem.runtime.batch import Batch, build_batch
 from tandem.runtime.cache import KVCache
 from tandem.runtime.device_executor import DeviceExecutor
 from tandem.runtime.load import AnyExecutor, load_executor
 from tandem.runtime.model_config import read_model_config
+from tandem.runtime.work import Work
 from tandem.sched.plan import Sampling, Slice, SliceResult, StepPlan, StepResult
-from tandem_kernels.contract import SamplingRows
+from tandem_kernels.contract import AttentionBatch, SamplingRows
 
 _PROMPT = (5, 6, 7, 8, 9, 10, 11)
 _GREEDY = SamplingParams(max_tokens=50, temperature=0)
@@ -316,3 +317,25 @@ def test_sampling_numbers_arrive_as_the_kernel_reads_them(
     assert rows.temperature.tolist() == [0.0, 0.9] and rows.top_p.tolist() == [1.0, 0.8]
     assert rows.log_min_p.exp().tolist() == pytest.approx([0.0, 0.02]) and rows.top_k.tolist() == [0, 9]
     assert rows.seed.tolist() == [0, -5] and rows.index.tolist() == [0, 5] and rows.choice.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_every_part_of_a_step_begins_where_kernels_want_it(executor: DeviceExecutor, count: int) -> None:
+    """And holds what it would in memory of its own."""
+    pieces = [_slice(seq, _PROMPT[: count + seq]) for seq in range(count)]
+    works = [Work(piece, piece.tokens) for piece in pieces]
+    staged = executor._staging.stage(works, [(BlockId(7), 3)] * count)
+    plain = build_batch(pieces, [piece.tokens for piece in pieces], 4)
+    batch, sampling = staged.batch, staged.sampling
+    assert batch is not None
+    mine = (batch.tokens, batch.positions, batch.slots, *_tensors(batch.attention))
+    for one, other in zip(mine, (plain.tokens, plain.positions, plain.slots, *_tensors(plain.attention)), strict=True):
+        assert torch.equal(one, other) and one.dtype == other.dtype
+    rest = (staged.drawn_rows, staged.picks, sampling.temperature, sampling.top_p, sampling.log_min_p, sampling.seed)
+    for tensor in (*mine, *rest, sampling.index, sampling.choice, sampling.top_k, staged.digest_blocks):
+        assert (tensor.data_ptr() - executor._staging._device.data_ptr()) % 16 == 0 and tensor.is_contiguous()
+    assert staged.drawn_rows.tolist() == plain.drawn_rows and staged.digest_indices.tolist() == [3] * count
+
+
+def _tensors(attention: AttentionBatch) -> tuple[torch.Tensor, ...]:
+    return attention.query_starts, attention.context_lens, attention.block_tables
