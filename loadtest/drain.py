@@ -22,8 +22,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from loadtest.workers import MeasurementError, WorkerClient, running_worker
+from tandem.core.by_device import by_device
 from tandem.core.clock import Clock, SystemClock
-from tandem.core.config import EngineConfig, ModelConfig
+from tandem.core.config import Config, ModelConfig
 from tandem.core.errors import TandemError
 from tandem.core.events import Finished, Moving, Pulled, Token
 from tandem.core.ids import RequestId
@@ -81,7 +82,7 @@ async def _measure(args: argparse.Namespace, clock: Clock) -> Drain:
         "--kv-transport": args.transport,
         "--num-threads": args.threads,
         "--max-num-seqs": 2 * args.sequences,
-        "--block-size": EngineConfig().block_size,
+        "--block-size": by_device(Config()).engine.block_size,
         "--queue-horizon-ms": 10**6,
     }
     words = [str(part) for pair in flags.items() for part in pair]

@@ -23,8 +23,9 @@ from pathlib import Path
 import msgspec
 
 from loadtest.workers import MeasurementError, WorkerClient, running_worker
+from tandem.core.by_device import by_device
 from tandem.core.clock import SystemClock
-from tandem.core.config import EngineConfig, ModelConfig
+from tandem.core.config import Config, ModelConfig
 from tandem.core.errors import TandemError
 from tandem.core.events import Finished, Pulled, Token
 from tandem.core.ids import HandoffId, JobKey, RequestId
@@ -80,7 +81,7 @@ async def _measure(args: argparse.Namespace) -> list[Row]:
         "--kv-transport": args.transport,
         "--max-num-batched-tokens": args.budget,
         "--num-threads": args.threads,
-        "--block-size": EngineConfig().block_size,
+        "--block-size": by_device(Config()).engine.block_size,
     }
     words = [str(part) for pair in flags.items() for part in pair]
     async with AsyncExitStack() as stack:

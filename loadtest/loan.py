@@ -22,14 +22,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loadtest.workers import MeasurementError, WorkerClient, running_worker
+from tandem.core.by_device import by_device
 from tandem.core.clock import Clock, SystemClock
-from tandem.core.config import EngineConfig, ModelConfig
+from tandem.core.config import Config, ModelConfig
 from tandem.core.errors import TandemError
 from tandem.core.events import Finished, Pulled, Token
 from tandem.core.ids import HandoffId, RequestId
 from tandem.core.request import Generate, RemotePrefix, Request, SamplingParams
 
-BLOCK_SIZE = EngineConfig().block_size
+BLOCK_SIZE = by_device(Config()).engine.block_size
 VOCABULARY = 32_000
 """Every served model has at least as many tokens."""
 _numbers = itertools.count(1)

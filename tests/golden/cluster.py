@@ -7,7 +7,6 @@ moves through a real transport, driven turn by turn, so that a test may hold it 
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -20,17 +19,18 @@ from tandem.core.request import Generate, Prefill, Request, Resume, SamplingPara
 from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Take, Unfollow
 from tandem.engine.engine import Engine, HandoffLimits
 from tandem.engine.orders import Connect, PeerLost, ReadDone, ReadFailed, ReadOrder
-from tandem.engine.ports import BlockCopy, Executor
+from tandem.engine.ports import BlockCopy, Pipeline
 from tandem.kv.pool import BlockPool
 from tandem.kv.pull_outcome import StartRead, Teardown
-from tandem.runtime.executor import TorchExecutor
-from tandem.sched.plan import StepPlan
+from tandem.runtime.device_executor import DeviceExecutor
+from tandem.runtime.load import AnyExecutor
 from tandem.sched.policy import SchedulerLimits
 from tandem.transfer.carrier import Carrier
 from tandem.transfer.local import LocalTransport
 from tandem.transfer.nixl import NixlTransport
 from tandem.transfer.pool import MemoryPool, agent_name
 from tandem.transfer.transport import Transport
+from tandem.worker.in_turn import InTurn
 from tests.golden.guesses import Method, speculation
 from tests.golden.ranked_movers import RankedMover
 
@@ -40,7 +40,8 @@ _lives = itertools.count(1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knobs:
-    """What the output may not depend on. `chunk=None` switches chunked prefill off."""
+    """What the output may not depend on. `chunk=None` switches chunked prefill off; `on_device` takes the executor of
+    GPUs, whose steps overlap with plan_depth 2, on the CPU."""
 
     chunk: int | None = 64
     block_size: int = 16
@@ -51,9 +52,10 @@ class Knobs:
     company: bool = False
     preempt: bool = False
     speculation: Method = "off"
+    on_device: bool = False
 
     def __str__(self) -> str:
-        on = [name for name in ("remote", "prefix_hit", "company", "preempt") if getattr(self, name)]
+        on = [name for name in ("remote", "prefix_hit", "company", "preempt", "on_device") if getattr(self, name)]
         kind = f"-{self.transport}" if self.remote else ""
         kind += f"-{self.speculation}" if self.speculation != "off" else ""
         return f"chunk{self.chunk}-block{self.block_size}-depth{self.plan_depth}{kind}" + "".join(f"-{x}" for x in on)
@@ -81,14 +83,14 @@ class Node:
     def __init__(
         self,
         name: str,
-        executor: TorchExecutor,
+        executor: AnyExecutor,
         knobs: Knobs,
         clock: Ticks,
         answers: Sequence[Sequence[int]],
         num_ranks: int = 1,
     ) -> None:
         self.ref = WorkerRef(WorkerId(name), Incarnation(next(_lives)), f"{name}:0")
-        self.executor: Executor = executor
+        self.executor = executor
         limits = SchedulerLimits(
             max_num_batched_tokens=knobs.chunk or 64,
             max_num_seqs=64,
@@ -101,7 +103,8 @@ class Node:
         handoff = HandoffLimits(block_bytes=executor.layout.block_bytes)
         guesses = speculation(knobs.speculation, answers)
         self.engine = Engine(pool, limits, handoff, "golden", plan_depth=knobs.plan_depth, speculation=guesses)
-        self.open: deque[StepPlan] = deque()
+        self.pipeline: Pipeline = executor if isinstance(executor, DeviceExecutor) else InTurn(executor)
+        self.num_open = 0
         self.num_spilled = self.num_filled = 0
         self.transport: Transport | RankedMover
         self.carrier: Carrier | RankedMover
@@ -140,7 +143,7 @@ class Cluster(AbstractContextManager["Cluster"]):
 
     def __init__(
         self,
-        executors: Sequence[TorchExecutor],
+        executors: Sequence[AnyExecutor],
         knobs: Knobs,
         answers: Sequence[Sequence[int]] = (),
         num_ranks: Sequence[int] = (1, 1, 1),
@@ -240,12 +243,14 @@ class Cluster(AbstractContextManager["Cluster"]):
             self._carry_out(node, effects)
             if plan is None:
                 break
-            node.open.append(plan)
+            node.pipeline.launch(plan)
+            node.num_open += 1
             node.num_spilled += len(plan.spills)
             node.num_filled += len(plan.fills)
-        if not node.open:
+        if not node.num_open:
             return False
-        result = node.executor.execute(node.open.popleft())
+        result = node.pipeline.collect()
+        node.num_open -= 1
         self._carry_out(node, node.engine.finish(result, self.clock.now()))
         return True
 

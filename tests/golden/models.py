@@ -30,9 +30,8 @@ from tandem.core.ids import BlockId, SeqId
 from tandem.core.request import SamplingParams
 from tandem.kv.layout import KVGroup, KVLayout
 from tandem.runtime.catalog import cache_root, locate
-from tandem.runtime.executor import TorchExecutor
 from tandem.runtime.grammar_masks import GrammarMasks
-from tandem.runtime.load import load_executor
+from tandem.runtime.load import AnyExecutor, load_executor
 from tandem.runtime.model_config import read_model_config
 from tandem.runtime.sampler import filters_of
 from tandem.sched.plan import Slice
@@ -129,8 +128,10 @@ class Reference:
         compact: bool = True,
         grammars: GrammarMasks | None = None,
         num_host_slots: int = 0,
-    ) -> TorchExecutor:
-        """Ours, of the same directory and dtype, with as many threads as torch has."""
+        on_device: bool = False,
+    ) -> AnyExecutor:
+        """Ours, of the same directory and dtype, with as many threads as torch has. `on_device`: the one of GPUs, with
+        reference kernels."""
         config = read_model_config(self.directory)
         layout = KVLayout(block_size, (KVGroup(config.layers, config.kv_heads, config.head_dim, self.dtype),))
         engine = EngineConfig(
@@ -138,7 +139,8 @@ class Reference:
             kv_cache_memory=Bytes(num_blocks * layout.block_bytes),
             host_cache_memory=Bytes(num_host_slots * layout.block_bytes),
             num_threads=torch.get_num_threads(),
-            kernels=kernels,
+            kernels="reference" if on_device else kernels,
+            plan_depth=2 if on_device else 1,
         )
         model = ModelConfig(dtype=self.dtype, quantization=quantization, compact=compact, cache_dir=self.cache_dir)
         return load_executor(self.directory, config, model, engine, grammars)
@@ -205,7 +207,7 @@ class NearTie:
 
 
 def check_equal(
-    reference: Reference, executor: TorchExecutor, prompt: Sequence[int], expected: Sequence[int], got: Sequence[int]
+    reference: Reference, executor: AnyExecutor, prompt: Sequence[int], expected: Sequence[int], got: Sequence[int]
 ) -> NearTie | None:
     """Assert that `got` is `expected`, or parts from it at a near-tie of the reference's logits and stays within the
     tolerance when both models are given `expected`."""
@@ -264,7 +266,7 @@ def check_sampled(
     return ties
 
 
-def teacher_forced(executor: TorchExecutor, tokens: Sequence[int]) -> torch.Tensor:
+def teacher_forced(executor: AnyExecutor, tokens: Sequence[int]) -> torch.Tensor:
     """Our logits `[len(tokens), vocab]`, computed at once in blocks from the start of the pool."""
     blocks = tuple(BlockId(i) for i in range(executor.layout.num_blocks_for(len(tokens))))
     return executor.logits(Slice(SeqId(-1), 0, len(tokens), tuple(tokens), blocks, None))

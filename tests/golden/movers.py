@@ -13,7 +13,7 @@ from tandem.core.events import Cancelled, Failed, Finished, JobEvent, Moving, Pr
 from tandem.core.ids import HandoffKey, JobKey, RequestId
 from tandem.core.request import Generate, Job, Request, Resume, SamplingParams
 from tandem.engine.orders import Connect
-from tandem.runtime.executor import TorchExecutor
+from tandem.runtime.load import AnyExecutor
 from tests.golden.cluster import Cluster, Knobs, Node
 
 Name = tuple[RequestId, int]
@@ -40,7 +40,7 @@ class Story:
 class Movers(Cluster):
     """Requests begin at the first node. `offers` are those that nobody has answered."""
 
-    def __init__(self, executors: Sequence[TorchExecutor], knobs: Knobs, answers: Sequence[Sequence[int]] = ()) -> None:
+    def __init__(self, executors: Sequence[AnyExecutor], knobs: Knobs, answers: Sequence[Sequence[int]] = ()) -> None:
         super().__init__(executors, knobs, answers)
         self.stories: dict[Name, Story] = {}
         self.offers: list[tuple[Node, JobKey, HandoffKey]] = []

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from tandem.core.ids import BlockId, SeqId
 from tandem.core.request import SamplingParams
-from tandem.runtime.executor import TorchExecutor
+from tandem.runtime.load import AnyExecutor
 from tandem.sched.plan import Sampling, Slice, StepPlan
 
 
@@ -36,7 +36,7 @@ class Run:
 
 
 def generate(
-    executor: TorchExecutor,
+    executor: AnyExecutor,
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
     *,
@@ -64,7 +64,7 @@ def generate(
     return [run.outputs for run in runs]
 
 
-def _step(executor: TorchExecutor, active: Sequence[Run], number: int, budget: int, chained: bool) -> None:
+def _step(executor: AnyExecutor, active: Sequence[Run], number: int, budget: int, chained: bool) -> None:
     slices = tuple(run.slice(budget, chained) for run in active)
     result = executor.execute(StepPlan(number, slices))
     assert result.number == number

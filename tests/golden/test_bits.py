@@ -10,7 +10,7 @@ import torch
 
 from tandem.core.ids import BlockId, SeqId
 from tandem.core.request import SamplingParams
-from tandem.runtime.executor import TorchExecutor
+from tandem.runtime.load import AnyExecutor
 from tandem.sched.plan import Sampling, Slice, StepPlan
 from tests.golden.conftest import TinyModels
 from tests.golden.models import TINY, TINY_VOCAB, Quantization, Reference, teacher_forced
@@ -23,7 +23,7 @@ def _tokens(seed: int, vocab: int, length: int = _LENGTH) -> list[int]:
     return [source.randrange(vocab) for _ in range(length)]
 
 
-def _in_chunks(executor: TorchExecutor, tokens: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
+def _in_chunks(executor: AnyExecutor, tokens: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
     """Logits of all rows, computed in slices of `sizes`, again and again."""
     blocks = tuple(BlockId(i) for i in range(executor.layout.num_blocks_for(len(tokens))))
     rows: list[torch.Tensor] = []

@@ -94,7 +94,9 @@ def _cluster(reference: Reference, knobs: Knobs, prompt: Sequence[int], right: S
     answers = [[*prompt, *output] for output in right]
     executors = [
         reference.executor(
-            block_size=knobs.block_size, num_blocks=tight if knobs.preempt and i == knobs.remote else 3 * needed
+            block_size=knobs.block_size,
+            num_blocks=tight if knobs.preempt and i == knobs.remote else 3 * needed,
+            on_device=knobs.on_device,
         )
         for i in range(1 + knobs.remote)
     ]

@@ -19,8 +19,8 @@ from tandem.core.grammar import Grammar
 from tandem.core.ids import RequestId, SeqId
 from tandem.core.request import Generate, Request, SamplingParams
 from tandem.runtime.bundle import read_bundle
-from tandem.runtime.executor import TorchExecutor
 from tandem.runtime.grammar import GrammarMasks
+from tandem.runtime.load import AnyExecutor
 from tandem.runtime.model_config import read_model_config
 from tandem.runtime.sampler import filters_of
 from tandem_kernels.reference.philox import uniform
@@ -98,7 +98,7 @@ def _masked(
     return output
 
 
-def _executors(reference: Reference, bundle: TokenizerBundle, knobs: Knobs, num_blocks: int) -> list[TorchExecutor]:
+def _executors(reference: Reference, bundle: TokenizerBundle, knobs: Knobs, num_blocks: int) -> list[AnyExecutor]:
     """One for each node; only the last one has few blocks."""
     return [
         reference.executor(

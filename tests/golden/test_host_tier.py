@@ -44,7 +44,12 @@ def _cluster(reference: Reference, case: _Case, kind: type[Cluster] = Cluster) -
     knobs = case.knobs
     num_blocks = -(-LONGEST // knobs.block_size) + 2
     executors = [
-        reference.executor(block_size=knobs.block_size, num_blocks=num_blocks, num_host_slots=case.num_host_slots)
+        reference.executor(
+            block_size=knobs.block_size,
+            num_blocks=num_blocks,
+            num_host_slots=case.num_host_slots,
+            on_device=knobs.on_device,
+        )
         for _ in range(1 + knobs.remote)
     ]
     return kind(executors, knobs)
@@ -78,6 +83,11 @@ def _check_copies(cluster: Cluster, case: _Case, last: Sequence[Outcome]) -> Non
 @pytest.mark.parametrize("case", _PRODUCT[::9], ids=str)
 def test_float64_tokens_equal_transformers(tiny: TinyModels, case: _Case) -> None:
     _check(tiny("llama", "float64"), [case])
+
+
+def test_on_a_device_they_come_back_in_the_order_of_its_stream(tiny: TinyModels) -> None:
+    deep = Knobs(chunk=16, block_size=8, plan_depth=2, company=True, on_device=True)
+    _check(tiny("llama", "float64"), [_Case(deep, 64), _Case(deep, 3)])
 
 
 @pytest.mark.golden

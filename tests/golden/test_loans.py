@@ -69,7 +69,13 @@ def _check(reference: Reference, case: _Case) -> None:
     longest = -(-LONGEST // size)
     num_blocks = 4 * longest if case.num_spare is None else longest + case.num_spare
     executors = [
-        reference.executor(block_size=size, num_blocks=num_blocks, num_host_slots=case.num_host_slots) for _ in range(2)
+        reference.executor(
+            block_size=size,
+            num_blocks=num_blocks,
+            num_host_slots=case.num_host_slots,
+            on_device=case.knobs.on_device,
+        )
+        for _ in range(2)
     ]
     with Borrowers(executors, case.knobs) as cluster:
         cluster.connect()
@@ -97,6 +103,11 @@ def _check(reference: Reference, case: _Case) -> None:
 @pytest.mark.parametrize("case", _PRODUCT[::5], ids=str)
 def test_float64_tokens_equal_transformers(tiny: TinyModels, case: _Case) -> None:
     _check(tiny("llama", "float64"), case)
+
+
+def test_a_device_s_digests_are_right_while_steps_overlap(tiny: TinyModels) -> None:
+    knobs = Knobs(chunk=16, block_size=8, plan_depth=2, company=True, on_device=True)
+    _check(tiny("llama", "float64"), _Case(knobs))
 
 
 @pytest.mark.golden

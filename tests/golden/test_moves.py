@@ -40,7 +40,11 @@ _PROMPTS = tuple(map(_prompt, (3, 41, 96)))
 
 def _movers(reference: Reference, knobs: Knobs, num_nodes: int = 2, num_blocks: int = 160) -> Movers:
     return Movers(
-        [reference.executor(block_size=knobs.block_size, num_blocks=num_blocks) for _ in range(num_nodes)], knobs
+        [
+            reference.executor(block_size=knobs.block_size, num_blocks=num_blocks, on_device=knobs.on_device)
+            for _ in range(num_nodes)
+        ],
+        knobs,
     )
 
 
@@ -71,7 +75,7 @@ def _drawn(stories: Sequence[Story]) -> list[list[object]]:
 
 
 @pytest.mark.parametrize("sampling", [_GREEDY, _SAMPLED, _PENALISED], ids=["greedy", "sampled", "penalised"])
-@pytest.mark.parametrize("knobs", _PRODUCT, ids=str)
+@pytest.mark.parametrize("knobs", [*_PRODUCT, Knobs(block_size=4, plan_depth=2, on_device=True)], ids=str)
 def test_what_moves_goes_on_exactly(tiny: TinyModels, knobs: Knobs, sampling: SamplingParams) -> None:
     reference = tiny("llama", "float64")
     right = _alone(reference, sampling)

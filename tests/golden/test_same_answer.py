@@ -55,6 +55,7 @@ _PENALISED = replace(
     min_tokens=_OUTPUTS,
     stop_token_ids=frozenset(range(0, TINY_VOCAB, 3)),
 )
+_ON_DEVICE = [replace(knobs, on_device=True) for knobs in _PRODUCT]
 # Strides below share no factor with the length, so that every value of every knob occurs.
 
 
@@ -95,6 +96,7 @@ def outcomes(
             block_size=knobs.block_size,
             num_blocks=num_blocks if i == knobs.remote else 2 * needed,
             quantization=quantization,
+            on_device=knobs.on_device,
         )
         for i in range(1 + knobs.remote)
     ]
@@ -141,6 +143,30 @@ def test_float64_tokens_equal_transformers(tiny: TinyModels, knobs: Knobs) -> No
     assert run(reference, knobs, _GREEDY, right) == right
 
 
+@pytest.mark.parametrize("knobs", _ON_DEVICE[7::29], ids=str)
+def test_on_a_device_float64_tokens_equal_transformers(tiny: TinyModels, knobs: Knobs) -> None:
+    reference = tiny("qwen3", "float64")
+    right = expected(reference, knobs)
+    assert run(reference, knobs, _GREEDY, right) == right
+
+
+@pytest.mark.golden
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("model", _MODELS)
+def test_on_a_device_float64_tokens_equal_transformers_over_the_full_product(tiny: TinyModels, model: str) -> None:
+    _check(tiny(model, "float64"), _ON_DEVICE)
+
+
+@pytest.mark.parametrize("sampling", [_SAMPLED, _PENALISED], ids=["sampled", "penalised"])
+@pytest.mark.parametrize("knobs", _ON_DEVICE[9::67], ids=str)
+def test_a_device_draws_what_the_host_does(tiny: TinyModels, knobs: Knobs, sampling: SamplingParams) -> None:
+    """Its own draws, and those that it leaves to the host."""
+    reference = tiny("llama", "float64")
+    plain = Knobs(preempt=knobs.preempt)
+    right = run(reference, plain, sampling, expected(reference, plain, sampling) if sampling is _PENALISED else ())
+    assert run(reference, knobs, sampling, right) == right
+
+
 @pytest.mark.parametrize("knobs", _PRODUCT[1::17], ids=str)
 def test_sampled_tokens_do_not_depend_on_the_knobs(tiny: TinyModels, knobs: Knobs) -> None:
     reference = tiny("qwen3", "float64")
@@ -184,7 +210,7 @@ def check_scores(reference: Reference, prompt: Sequence[int], scores: Sequence[S
         assert [float(row[token]) for token, _ in score.top] == pytest.approx(row.topk(3).values.tolist(), abs=within)
 
 
-@pytest.mark.parametrize("knobs", _PRODUCT[5::29], ids=str)
+@pytest.mark.parametrize("knobs", [*_PRODUCT[5::29], *_ON_DEVICE[6::97]], ids=str)
 def test_scores_equal_transformers(tiny: TinyModels, knobs: Knobs) -> None:
     """Chunks of all sizes, prompts that another request has cached, guesses on, and the first token after them."""
     reference = tiny("qwen3", "float64")

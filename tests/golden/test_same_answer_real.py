@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from tandem.core.request import SamplingParams
 from tandem.runtime.bundle import read_bundle
-from tandem.runtime.executor import TorchExecutor
+from tandem.runtime.load import AnyExecutor
 from tandem.runtime.model_config import read_model_config
 from tests.golden.cluster import Cluster, Knobs
 from tests.golden.models import NearTie, Quantization, Reference, check_greedy, check_sampled
@@ -67,7 +67,7 @@ def judge(real: Reference) -> Judge:
 
 def _executors(
     real: Reference, texts: Sequence[list[int]], knobs: Knobs, quantization: Quantization
-) -> list[TorchExecutor]:
+) -> list[AnyExecutor]:
     needed = sum(-(-(len(prompt) + _OUTPUTS) // knobs.block_size) for prompt in texts)
     num_blocks = needed - 1 if knobs.preempt else 2 * needed
     return [

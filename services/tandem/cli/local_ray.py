@@ -24,17 +24,19 @@ OBJECT_STORE_BYTES = 100 << 20
 
 
 class LocalRay:
-    """`logs` is the directory with one file per worker."""
+    """`logs` is the directory with one file per worker, `num_gpus` how many GPUs Ray found."""
 
-    def __init__(self, logs: Path) -> None:
+    def __init__(self, logs: Path, num_gpus: int) -> None:
         self.logs = logs
+        self.num_gpus = num_gpus
         self._apps: list[str] = []
 
-    def deploy(self, configs: Mapping[str, Config], pools: Mapping[str, int]) -> None:
-        """Run all pools; returns when every worker is healthy. Raises TandemError when one cannot start."""
+    def deploy(self, configs: Mapping[str, Config], pools: Mapping[str, int], num_gpus: float = 0.0) -> None:
+        """Run all pools, with `num_gpus` for each worker; returns when every worker is healthy. Raises TandemError when
+        one cannot start."""
         targets = [
             serve.RunTarget(
-                target=pool_application(configs[pool], pool, size), name=f"tandem-{pool}", route_prefix=None
+                target=pool_application(configs[pool], pool, size, num_gpus), name=f"tandem-{pool}", route_prefix=None
             )
             for pool, size in pools.items()
         ]
@@ -74,7 +76,8 @@ def local_ray(num_ranks: int) -> Iterator[LocalRay]:
             object_store_memory=OBJECT_STORE_BYTES,
             logging_level="WARNING",
         )
-        local = LocalRay(Path(context.address_info["session_dir"]) / "logs" / "serve")
+        num_gpus = int(ray.cluster_resources().get("GPU", 0))
+        local = LocalRay(Path(context.address_info["session_dir"]) / "logs" / "serve", num_gpus)
         serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
         yield local
         local.drain()

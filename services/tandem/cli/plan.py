@@ -11,6 +11,7 @@ from typing import Any
 
 from tandem.cli import sim_setup
 from tandem.cli.bar import Bar
+from tandem.core.by_device import by_device
 from tandem.core.clock import SystemClock
 from tandem.core.settings import DEFAULT_LAYER, Resolved
 from tandem.core.slo import Slo, parse_slo
@@ -93,7 +94,7 @@ def _recipes(resolved: Resolved, args: argparse.Namespace, machines: Sequence[Ma
 
 
 def _planner(promise: Promise, confirmation: Promise, max_gpus: int, resolved: Resolved, bar: Bar) -> Planner:
-    engine = resolved.config.engine
+    engine = by_device(resolved.config).engine
     needs = demand(promise.asks, engine.block_size, has_cache=engine.enable_prefix_caching)
     planner = Planner(
         promise, confirmation, needs, max_gpus, lambda text: bar.update(len(planner.plan.tried), lambda: text)

@@ -13,6 +13,7 @@ from pathlib import Path
 from tandem.cli.door import require_door
 from tandem.cli.free_port import require_free_port
 from tandem.cli.gateway_child import GatewayChild
+from tandem.cli.gpus import gpu_share
 from tandem.cli.logs import set_up_logging
 from tandem.cli.own_session import enter_own_session
 from tandem.cli.progress import Progress
@@ -71,7 +72,9 @@ def _start(config: Config, stack: ExitStack, progress: Progress, signals: StopSi
     """Start everything, side by side where Ray, which takes longest, lets the rest begin early. What was started is on
     the stack; returns the gateway and where workers log."""
     pools = {pool: size for pool in ("prefill", "decode", "mixed") if (size := getattr(config.serve, pool))}
-    threads = threads_by_pool(pools, config.engine.num_threads)
+    # What a worker on a GPU computes on the CPU fills no core.
+    num_threads = config.engine.num_threads or (1 if config.model.device == "cuda" else 0)
+    threads = threads_by_pool(pools, num_threads)
     gateway = stack.enter_context(GatewayChild(config))
     progress.step("model", f"preparing {config.model.id}")
     _prepare_model(config)
@@ -81,8 +84,13 @@ def _start(config: Config, stack: ExitStack, progress: Progress, signals: StopSi
     stack.callback(gateway.stop)  # it drains while there still are workers
     names = " + ".join(f"{size} {pool} ({_counted(threads[pool])})" for pool, size in pools.items())
     progress.step("workers", f"starting {names}")
-    engines = {pool: replace(config.engine, num_threads=threads[pool]) for pool in pools}
-    local.deploy({pool: replace(config, engine=engine) for pool, engine in engines.items()}, pools)
+    engine, num_gpus = config.engine, 0.0
+    if config.model.device == "cuda":
+        num_workers, ranks = sum(pools.values()), engine.tensor_parallel
+        share = gpu_share(num_workers, local.num_gpus, engine.gpu_memory_utilization, ranks)
+        engine, num_gpus = replace(engine, gpu_memory_utilization=share.memory_utilization), share.num_gpus
+    engines = {pool: replace(engine, num_threads=threads[pool]) for pool in pools}
+    local.deploy({pool: replace(config, engine=engine) for pool, engine in engines.items()}, pools, num_gpus)
     progress.step("gateway", "moving a test block between the workers")
     if not gateway.wait_until_listening():
         raise TandemError(ErrorKind.INTERNAL, "the gateway did not start")

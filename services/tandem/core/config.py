@@ -44,7 +44,9 @@ class ModelConfig:
         "alias, directory, .gguf file, hub id, or random: and a published model's name", "smollm2-135m-instruct"
     )
     served_name: str = _doc("name clients use, or several, by commas; empty: the id's last part", "")
-    dtype: Literal["float32", "float64", "bfloat16", "float16"] = _doc("of weights, activations and KV", "float32")
+    dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = _doc(
+        "of weights, activations and KV; auto: float32 on a CPU, bfloat16 on a GPU", "auto"
+    )
     quantization: Literal["none", "int8"] = _doc("of weights; int8 computes in float32 with 8-bit products", "none")
     compact: bool = _doc("keep weights in fewer bits where each comes back exactly (compiled kernels)", True)
     device: Literal["cpu", "cuda"] = _doc("where the model runs", "cpu")
@@ -64,25 +66,37 @@ class EngineConfig:
     max_num_batched_tokens: int = _doc("token budget of one step", 512)
     max_num_seqs: int = _doc("sequences that may run at once", 64)
     max_model_len: int = _doc("prompt and output tokens of one request; 0: what the model and the KV pool allow", 0)
-    block_size: int = _doc("tokens per KV block", 16)
+    block_size: int = _doc("tokens per KV block; 0: 16 on a CPU, 64 on a GPU", 0)
     tensor_parallel: int = _doc(
         "ranks that compute one worker's model together, each in a process and on a device of its own", 1
     )
     enable_chunked_prefill: bool = _doc("off: a prompt is computed in one step, whatever the budget", True)
     enable_prefix_caching: bool = _doc("reuse the KV of equal prefixes", True)
-    kv_cache_memory: Bytes = _doc("size of the KV pool, of each rank", Bytes(1 << 30))
+    kv_cache_memory: Bytes = _doc(
+        "size of the KV pool, of each rank; 0: 1GiB on a CPU, on a GPU what gpu_memory_utilization leaves", Bytes(0)
+    )
+    gpu_memory_utilization: float = _doc(
+        "share of a GPU's memory that its workers take, KV pools included; `serve` divides it among those of one GPU",
+        0.9,
+    )
+    kv_cache_dtype: Literal["auto", "float8_e4m3fn"] = _doc(
+        "numbers of KV; auto: as the model computes; float8: in a byte each, with a scale per token, head and plane",
+        "auto",
+    )
     host_cache_memory: Bytes = _doc(
         "host memory for blocks that the pool has no room for; 0: none. It pays where a GPU's memory is scarce: on a "
         "CPU it is memory like the pool's, at the price of copies",
         Bytes(0),
     )
+    cuda_graphs: bool = _doc("on a GPU, steps that only decode are captured once per batch size and replayed", True)
     plan_depth: int = _doc(
         "steps that may be planned and not finished: with 2 the next one is planned while a GPU computes; 0: by device",
         0,
     )
     num_threads: int = _doc("compute threads of one worker; 0: its share of the cores", 0)
     kernels: Literal["auto", "compiled", "reference"] = _doc(
-        "auto: compiled ones where a C++ compiler, dtype and sizes allow, else plain torch", "auto"
+        "auto on a CPU: compiled ones where a C++ compiler, dtype and sizes allow, else plain torch; on a GPU its own",
+        "auto",
     )
 
 
@@ -258,7 +272,7 @@ def value_of(config: Config, key: str) -> Any:
 
 _Rule = tuple[str, str, Callable[[Config], bool]]
 
-_BLOCK_SIZES = frozenset({8, 16, 32, 64, 128, 256})
+_BLOCK_SIZES = frozenset({0, 8, 16, 32, 64, 128, 256})
 _REDIS_SCHEMES = ("redis://", "rediss://", "unix://", "redis+cluster://", "rediss+cluster://")
 
 
@@ -299,7 +313,23 @@ _RULES: tuple[_Rule, ...] = (
     ),
     _one("engine.max_model_len", "must be 0 (whatever fits) or at least 2", lambda v: v == 0 or v >= 2),
     _one("engine.tensor_parallel", "must be at least 1", lambda v: v >= 1),
-    _one("engine.block_size", "must be a power of two from 8 to 256", _BLOCK_SIZES.__contains__),
+    _one("engine.block_size", "must be a power of two from 8 to 256, or 0 (by device)", _BLOCK_SIZES.__contains__),
+    _one("engine.gpu_memory_utilization", "must be more than 0 and at most 1", lambda v: 0 < v <= 1),
+    (
+        "model.quantization",
+        "cannot be int8 on cuda: its products are the CPU kernels'",
+        lambda c: c.model.device == "cpu" or c.model.quantization == "none",
+    ),
+    (
+        "engine.kernels",
+        "must be auto on cuda, which has kernels of its own",
+        lambda c: c.model.device == "cpu" or c.engine.kernels == "auto",
+    ),
+    (
+        "handoff.transport",
+        "cannot be local on cuda, because it reads host memory",
+        lambda c: c.model.device == "cpu" or c.handoff.transport != "local",
+    ),
     *_each("must not be negative", lambda v: v >= 0, *(f"slo.{one.name}" for one in fields(SloConfig))),
     *_each("must be at least 1", lambda v: v >= 1, "speculative.num_tokens", "speculative.max_batch_tokens"),
     _one("speculative.ngram_min", "must be at least 1", lambda v: v >= 1),
@@ -318,7 +348,8 @@ _RULES: tuple[_Rule, ...] = (
         "must be between 0 and 65535, or -1 where gateway.port is less than 65535",
         lambda c: -1 <= c.gateway.grpc_port <= 65535 and c.gateway.own_grpc_port <= 65535,
     ),
-    *_each("must be more than 0", lambda v: v > 0, "engine.kv_cache_memory", "gateway.max_body"),
+    _one("gateway.max_body", "must be more than 0", lambda v: v > 0),
+    _one("engine.kv_cache_memory", "must not be negative", lambda v: v >= 0),
     *_each("must be more than 0", lambda v: v > 0, "handoff.lease_s", "handoff.pull_timeout_s"),
     *_each("must be more than 0", lambda v: v > 0, "handoff.drain_timeout_s", "worker.step_stall_s"),
     _one("worker.announce", "must be empty or host:port", lambda v: not v or _is_endpoint(v)),

@@ -41,10 +41,10 @@ class ClearBlocks:
 
 @dataclass(frozen=True, slots=True)
 class DigestBlocks:
-    """Digests of each rank's heads of `blocks`, the `indices`-th of their prompts, are gathered."""
+    """Digests of each rank's heads of so many blocks are gathered; which ones, and their places in their prompts, are
+    broadcast."""
 
-    blocks: tuple[BlockId, ...]
-    indices: tuple[int, ...]
+    num_blocks: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -28,7 +29,26 @@ class Batch:
     drawn_rows: list[int]
 
 
-def build_batch(slices: Sequence[Slice], tokens: Sequence[Sequence[int]], block_size: int) -> Batch:
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """Of a batch: `longs` are tokens, positions and slots, `shorts` the starts, the context lengths, and the tables one
+    after the other."""
+
+    longs: tuple[list[int], ...]
+    shorts: tuple[list[int], ...]
+    num_decodes: int
+    max_rows: int
+    drawn_rows: list[int]
+
+    def batch(self, longs: Sequence[torch.Tensor], shorts: Sequence[torch.Tensor]) -> Batch:
+        """The batch whose numbers these tensors hold, int64 and int32, in the same order."""
+        tokens, positions, slots = longs
+        starts, lens, tables = shorts
+        attention = AttentionBatch(starts, lens, tables.view(len(lens), -1), self.num_decodes, self.max_rows)
+        return Batch(tokens, positions, slots, attention, self.drawn_rows)
+
+
+def numbers_of(slices: Sequence[Slice], tokens: Sequence[Sequence[int]], block_size: int) -> Numbers:
     """`tokens[i]` are the ids of `slices[i]`, chained ones filled in. At least one slice."""
     ids: list[int] = []
     positions: list[int] = []
@@ -44,22 +64,29 @@ def build_batch(slices: Sequence[Slice], tokens: Sequence[Sequence[int]], block_
         if piece.sampling is not None:
             drawn_rows += range(len(ids) - 1 - piece.num_drafted, len(ids))
     stops = [piece.stop for piece in slices]
-    rows = torch.from_numpy(np.array(ids + positions + slots, np.int64))
-    sequences = torch.from_numpy(np.array(starts + stops + _tables(slices, stops, block_size), np.int32))
-    num_rows, num_starts, num_lens = len(ids), len(starts), len(starts) + len(stops)
-    return Batch(
-        tokens=rows[:num_rows],
-        positions=rows[num_rows : 2 * num_rows],
-        slots=rows[2 * num_rows :],
-        attention=AttentionBatch(
-            query_starts=sequences[:num_starts],
-            context_lens=sequences[num_starts:num_lens],
-            block_tables=sequences[num_lens:].view(len(slices), -1),
-            num_decodes=next((i for i, piece in enumerate(slices) if piece.num_tokens > 1), len(slices)),
-            max_rows=max(piece.num_tokens for piece in slices),
-        ),
+    return Numbers(
+        longs=(ids, positions, slots),
+        shorts=(starts, stops, _tables(slices, stops, block_size)),
+        num_decodes=next((i for i, piece in enumerate(slices) if piece.num_tokens > 1), len(slices)),
+        max_rows=max(piece.num_tokens for piece in slices),
         drawn_rows=drawn_rows,
     )
+
+
+def build_batch(slices: Sequence[Slice], tokens: Sequence[Sequence[int]], block_size: int) -> Batch:
+    """As `numbers_of`, in host memory."""
+    numbers = numbers_of(slices, tokens, block_size)
+    return numbers.batch(_split(numbers.longs, np.int64), _split(numbers.shorts, np.int32))
+
+
+def _split(parts: Sequence[list[int]], dtype: type[np.int64 | np.int32]) -> list[torch.Tensor]:
+    """Views of one array that holds all parts."""
+    numbers: list[int] = []
+    for part in parts:
+        numbers += part
+    whole = torch.from_numpy(np.array(numbers, dtype))
+    stops = [*accumulate(map(len, parts), initial=0)]
+    return [whole[start:stop] for start, stop in pairwise(stops)]
 
 
 def _tables(slices: Sequence[Slice], stops: Sequence[int], block_size: int) -> list[int]:

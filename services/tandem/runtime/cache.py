@@ -13,6 +13,7 @@ from tandem.core.ids import BlockId
 from tandem.kv.host_pool import Fill, Spill
 from tandem.kv.layout import KVLayout, KVRegion
 from tandem.runtime.device import torch_dtype
+from tandem.runtime.stream import HostStream, Stream
 from tandem_kernels.contract import FLOAT8, LayerKV
 from tandem_kernels.dispatch import BlockDigest
 from tandem_kernels.reference import block_digest
@@ -33,16 +34,20 @@ class KVCache:
         block_digest: BlockDigest = block_digest,
         num_host_slots: int = 0,
         heads: range | None = None,
+        aside: Stream | None = None,
     ) -> None:
+        """`aside` is for what goes on beside steps; the pool is on its device, by default the CPU."""
         self.layout = layout
         self.heads = range(layout.group.heads) if heads is None else heads
         self.share = layout.share(self.heads)
         self.num_blocks = num_blocks
         self.num_host_slots = num_host_slots
         self._block_digest = block_digest
-        self.pool = _blocks(self.share, num_blocks)
-        self.host = _blocks(self.share, num_host_slots)
-        self.layers = tuple(_layer(self.pool, self.share, i) for i in range(layout.group.layers))
+        self._aside = aside or HostStream()
+        share, device = self.share, self._aside.device
+        self.pool = _blocks(share, num_blocks) if device.type == "cpu" else _device_blocks(share, num_blocks, device)
+        self.host = _blocks(share, num_host_slots) if device.type == "cpu" else _pinned(share, num_host_slots)
+        self.layers = tuple(_layer(self.pool, share, i) for i in range(layout.group.layers))
 
     @property
     def region(self) -> KVRegion:
@@ -53,6 +58,7 @@ class KVCache:
             block_bytes=self.share.block_bytes,
             head_start=self.heads.start,
             head_stop=self.heads.stop,
+            device=str(self.pool.device),
         )
 
     def clear(self, blocks: Sequence[BlockId]) -> None:
@@ -63,32 +69,40 @@ class KVCache:
 
     def copy(self, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
         """Copy whole blocks, (from, to); no block is both."""
-        if copies:
-            sources, targets = zip(*copies, strict=True)
-            self.pool[list(targets)] = self.pool[list(sources)]
+        for source, target in copies:
+            self.pool[target].copy_(self.pool[source])
 
     def spill(self, copies: Sequence[Spill]) -> None:
-        """Copy whole blocks to host memory."""
+        """Copy whole blocks to host memory; on a GPU in the order of its stream, in which they come back too."""
         for block, slot in copies:
-            self.host[slot].copy_(self.pool[block])
+            self.host[slot].copy_(self.pool[block], non_blocking=True)
 
     def fill(self, copies: Sequence[Fill]) -> None:
         """Copy whole blocks back from it."""
         for slot, block in copies:
-            self.pool[block].copy_(self.host[slot])
+            self.pool[block].copy_(self.host[slot], non_blocking=True)
 
     def digest(self, blocks: Sequence[BlockId], indices: Sequence[int]) -> list[tuple[int, ...]]:
-        """Unsigned 64-bit digests per KV head of `blocks`, which are the `indices`-th of their prompt."""
-        return self.digest_here(blocks, indices)
+        """Unsigned 64-bit digests per KV head of the model of `blocks`, which are the `indices`-th of their prompt."""
+        return unsigned(self.digest_words(*self._places(blocks, indices)))
+
+    def digest_words(self, blocks: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """`digest` of int64 tensors `[n]` on the pool's device, as int64 `[n, heads]` there with the same bits."""
+        return self.own_words(blocks, indices)
 
     def digest_here(self, blocks: Sequence[BlockId], indices: Sequence[int]) -> list[tuple[int, ...]]:
-        """`digest` of the heads that this rank holds; other threads may call it while steps run."""
-        return unsigned(self.digest_words(blocks, indices))
+        """`digest` of the heads that this rank holds. May be called beside the steps, of blocks that none of them
+        writes: it waits for itself alone."""
+        with self._aside.running():
+            return unsigned(self.own_words(*self._places(blocks, indices)))
 
-    def digest_words(self, blocks: Sequence[BlockId], indices: Sequence[int]) -> torch.Tensor:
-        """`digest_here` as int64 `[len(blocks), len(heads)]` with the same bits."""
-        ids, places = torch.tensor(blocks), torch.tensor(indices)
-        return self._block_digest(self.pool, ids, places, head_start=self.heads.start)
+    def own_words(self, blocks: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """`digest_words` of the heads that this rank holds."""
+        return self._block_digest(self.pool, blocks, indices, head_start=self.heads.start)
+
+    def _places(self, blocks: Sequence[BlockId], indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        device = self.pool.device
+        return torch.tensor(blocks, device=device), torch.tensor(indices, device=device)
 
     def __repr__(self) -> str:
         sizes = f"{self.pool.nbytes >> 20} MiB, {self.host.nbytes >> 20} MiB in host memory"
@@ -115,9 +129,22 @@ def _parts(layout: KVLayout) -> tuple[slice, slice]:
     return slice(num_bytes), slice(num_bytes, None)
 
 
+def _dtype(layout: KVLayout) -> torch.dtype:
+    return torch.uint8 if layout.group.is_scaled else torch_dtype(layout.group.dtype)
+
+
+def _device_blocks(layout: KVLayout, number: int, device: torch.device) -> torch.Tensor:
+    return torch.zeros(number, *layout.block_shape(), dtype=_dtype(layout), device=device)
+
+
+def _pinned(layout: KVLayout, number: int) -> torch.Tensor:
+    """Host memory that a GPU copies to and from by itself."""
+    return torch.zeros(number, *layout.block_shape(), dtype=_dtype(layout), pin_memory=number > 0)
+
+
 def _blocks(layout: KVLayout, number: int) -> torch.Tensor:
     """`[number, *layout.block_shape()]`, zeros."""
-    dtype = torch.uint8 if layout.group.is_scaled else torch_dtype(layout.group.dtype)
+    dtype = _dtype(layout)
     if not number:
         return torch.zeros(0, *layout.block_shape(), dtype=dtype)
     # Mapped rather than allocated: zeros that cost neither time nor memory before a block is first used, and a region

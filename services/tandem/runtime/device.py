@@ -28,8 +28,9 @@ def num_compute_threads(asked: int) -> int:
     return asked or len(os.sched_getaffinity(0))
 
 
-def require_cpu(device: str) -> torch.device:
-    """The device to load onto. Only the CPU has kernels today; anything else is refused rather than run slowly."""
-    if device != "cpu":
-        raise TandemError(ErrorKind.UNSUPPORTED, f"device {device!r}: only cpu has kernels", param="device")
-    return torch.device("cpu")
+def rank_device(device: str, rank: int) -> torch.device:
+    """Where a rank computes: of the GPUs that its process sees the one of its number, the last where there are fewer,
+    as where each rank is shown its own alone."""
+    if device == "cpu":
+        return torch.device("cpu")
+    return torch.device(device, max(0, min(rank, torch.cuda.device_count() - 1)))

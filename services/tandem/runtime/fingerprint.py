@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tandem.core.bundle import TokenizerBundle
+from tandem.core.config import ModelConfig
 from tandem.kv.layout import KVLayout, ModelFingerprint
 from tandem.runtime.model_config import DecoderConfig
 from tandem.runtime.weights import weight_files
@@ -22,13 +23,14 @@ _CHUNK_BYTES = 1 << 22
 
 
 def model_fingerprint(
-    weights_digest: str, config: DecoderConfig, quantization: str, bundle: TokenizerBundle, layout: KVLayout
+    weights_digest: str, config: DecoderConfig, model: ModelConfig, bundle: TokenizerBundle, layout: KVLayout
 ) -> ModelFingerprint:
-    """What partners must agree on. KV has the dtype of the activations, so that stands for both."""
+    """What partners must agree on. KV mostly has the dtype of the activations, which then stands for both."""
+    dtype = layout.group.dtype
     return ModelFingerprint(
         weights_digest=weights_digest,
-        quantization=quantization,
-        kv_dtype=layout.group.dtype,
+        quantization=model.quantization,
+        kv_dtype=dtype if dtype == model.dtype else f"{dtype} of {model.dtype}",
         rope=str(config.rope),
         tokenizer_digest=bundle.tokenizer_digest,
         block_size=layout.block_size,

@@ -9,17 +9,22 @@ from pathlib import Path
 import torch
 
 from tandem.core.bundle import TokenizerBundle
-from tandem.core.config import EngineConfig, ModelConfig
+from tandem.core.by_device import by_device
+from tandem.core.config import Config, EngineConfig, ModelConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.kv.layout import KVGroup, KVLayout, ModelFingerprint
+from tandem.kv.layout import ModelFingerprint
+from tandem.runtime import kv_size
 from tandem.runtime.bundle import read_bundle
 from tandem.runtime.cache import KVCache
 from tandem.runtime.catalog import cache_root, locate
-from tandem.runtime.device import num_compute_threads, require_cpu, torch_dtype
+from tandem.runtime.device import num_compute_threads, torch_dtype
+from tandem.runtime.device_executor import DeviceExecutor
 from tandem.runtime.executor import TorchExecutor
 from tandem.runtime.fingerprint import model_fingerprint, weights_digest
 from tandem.runtime.grammar import GrammarMasks
 from tandem.runtime.int8 import check_int8
+from tandem.runtime.kv_size import layout_of
+from tandem.runtime.load_device import compose_executor, follow_on_cuda, load_cuda
 from tandem.runtime.model_config import DecoderConfig, read_model_config
 from tandem.runtime.models.causal import CausalModel
 from tandem.runtime.models.compiled import CompiledModel, packed_weights, shape_of
@@ -30,10 +35,14 @@ from tandem.runtime.parallel.leader import RankedCache, RankedModel
 from tandem.runtime.parallel.place import Place
 from tandem.runtime.parallel.shard import require_divisible
 from tandem.runtime.random_weights import is_random, open_weights
+from tandem.runtime.stream import HostStream
 from tandem.runtime.weights import Checkpoint
+from tandem_kernels.dispatch import REFERENCE
 from tandem_kernels.native import library as native
 from tandem_kernels.native.build import NativeUnavailable
 from tandem_kernels.native.decoder import unsupported
+
+AnyExecutor = TorchExecutor | DeviceExecutor
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +55,7 @@ class LoadedModel:
     aliases: tuple[str, ...]
     directory: Path
     config: DecoderConfig
-    executor: TorchExecutor
+    executor: AnyExecutor
     grammars: GrammarMasks | None
     bundle: TokenizerBundle
     fingerprint: ModelFingerprint
@@ -71,7 +80,7 @@ def check_parallel(model: ModelConfig, engine: EngineConfig) -> None:
 def load_model(model: ModelConfig, engine: EngineConfig, place: Place | None = None) -> LoadedModel:
     """Fetch, convert and load as needed; on the first of several ranks, at its `place`. Raises TandemError that says
     what is wrong with the model or the settings."""
-    require_cpu(model.device)
+    model = by_device(Config(model=model)).model
     cache_dir = cache_root(model.cache_dir)
     directory = locate(model.id, cache_dir)
     config = read_model_config(directory)
@@ -88,7 +97,7 @@ def load_model(model: ModelConfig, engine: EngineConfig, place: Place | None = N
         executor=executor,
         grammars=grammars,
         bundle=bundle,
-        fingerprint=model_fingerprint(digest, config, model.quantization, bundle, executor.layout),
+        fingerprint=model_fingerprint(digest, config, model, bundle, executor.layout),
     )
 
 
@@ -99,24 +108,44 @@ def load_executor(
     engine: EngineConfig,
     grammars: GrammarMasks | None = None,
     place: Place | None = None,
-) -> TorchExecutor:
+) -> AnyExecutor:
     """Weights, a KV pool of `engine.kv_cache_memory` bytes and `engine.host_cache_memory` beside it, of each rank if
     there are several. Raises TandemError."""
-    parts = (
-        _load_whole(directory, config, model, engine)
-        if place is None
-        else _load_rank(directory, config, model, engine, place)
-    )
-    num_slots = parts[1].num_blocks * engine.block_size
-    return TorchExecutor(*parts, _max_model_len(engine.max_model_len, config.max_length, num_slots), grammars)
+    settings = by_device(Config(model=model, engine=engine))
+    model, engine = settings.model, settings.engine
+    if model.device == "cuda":
+        return load_cuda(directory, config, model, engine, grammars, place or Place())
+    if place is not None:
+        decoder, cache = _load_rank(directory, config, model, engine, place)
+        return _compose(decoder, cache, engine, grammars)
+    if model.quantization == "int8":
+        check_int8(config, model.dtype)
+    num_threads = num_compute_threads(engine.num_threads)
+    reason = _why_reference(directory, config, model, engine)
+    # Next to compiled kernels torch only draws tokens: threads of its own would take cores from theirs.
+    torch.set_num_threads(1 if reason is None else num_threads)
+    layout = layout_of(config, model, engine)
+    num_blocks, num_host_slots = kv_size.num_blocks_of(layout, engine)
+    if reason is None:
+        compiled = _load_compiled(directory, config, model, num_threads)
+        cache = KVCache(layout, num_blocks, native.block_digest, num_host_slots)
+        _log.info("compiled kernels, vectors of %d floats, %d threads", native.vector_width(), num_threads)
+        return TorchExecutor(compiled, cache, _longest(cache, config, engine), grammars)
+    with open_weights(directory, torch_dtype(model.dtype)) as checkpoint:
+        decoder = Decoder(config, checkpoint, model.quantization)
+    _log.info("reference kernels in plain torch (%s), %d threads", reason, num_threads)
+    return _compose(decoder, KVCache(layout, num_blocks, num_host_slots=num_host_slots), engine, grammars)
 
 
 def load_follower(model: ModelConfig, engine: EngineConfig, place: Place) -> Follower:
     """A rank but the first, as `load_model` loads that. Raises TandemError."""
-    require_cpu(model.device)
+    settings = by_device(Config(model=model, engine=engine))
+    model, engine = settings.model, settings.engine
     directory = locate(model.id, cache_root(model.cache_dir))
-    parts = _load_rank(directory, read_model_config(directory), model, engine, place)
-    return Follower(*parts, place.communicator)
+    config = read_model_config(directory)
+    if model.device == "cuda":
+        return follow_on_cuda(directory, config, model, engine, place)
+    return Follower(*_load_rank(directory, config, model, engine, place), place.communicator)
 
 
 def _load_rank(
@@ -127,8 +156,8 @@ def _load_rank(
     torch.set_num_threads(max(1, num_compute_threads(engine.num_threads) // shard.size))
     with open_weights(directory, torch_dtype(model.dtype)) as checkpoint:
         local = Decoder(config, checkpoint, shard=shard, communicator=place.communicator)
-    layout, heads = _layout(config, model, engine), shard.part(config.kv_heads)
-    sizes = _num_blocks_of(layout.share(heads), engine)
+    layout, heads = layout_of(config, model, engine), shard.part(config.kv_heads)
+    sizes = kv_size.num_blocks_of(layout.share(heads), engine)
     num_blocks, num_host_slots = (place.communicator.least(size) for size in sizes)
     _log.info("rank %d of %d: KV heads [%d, %d)", shard.rank, shard.size, heads.start, heads.stop)
     if lead is None:
@@ -137,47 +166,16 @@ def _load_rank(
     return RankedModel(local, lead), cache
 
 
-def _load_whole(
-    directory: Path, config: DecoderConfig, model: ModelConfig, engine: EngineConfig
-) -> tuple[CausalModel, KVCache]:
-    if model.quantization == "int8":
-        check_int8(config, model.dtype)
-    layout = _layout(config, model, engine)
-    num_blocks, num_host_slots = _num_blocks_of(layout, engine)
-    num_threads = num_compute_threads(engine.num_threads)
-    reason = _why_reference(directory, config, model, engine)
-    # Next to compiled kernels torch only draws tokens: threads of its own would take cores from theirs.
-    torch.set_num_threads(1 if reason is None else num_threads)
-    if reason is None:
-        decoder: CausalModel = _load_compiled(directory, config, model, num_threads)
-        cache = KVCache(layout, num_blocks, native.block_digest, num_host_slots)
-        _log.info("compiled kernels, vectors of %d floats, %d threads", native.vector_width(), num_threads)
-    else:
-        with open_weights(directory, torch_dtype(model.dtype)) as checkpoint:
-            decoder = Decoder(config, checkpoint, model.quantization)
-        cache = KVCache(layout, num_blocks, num_host_slots=num_host_slots)
-        _log.info("reference kernels in plain torch (%s), %d threads", reason, num_threads)
-    return decoder, cache
+def _compose(model: CausalModel, cache: KVCache, engine: EngineConfig, grammars: GrammarMasks | None) -> AnyExecutor:
+    """On the CPU."""
+    if engine.plan_depth > 1:
+        # As on a GPU, where the next step is planned while one runs: so it can be tried without one.
+        return compose_executor(model, cache, REFERENCE, HostStream(), engine, grammars)
+    return TorchExecutor(model, cache, _longest(cache, model.config, engine), grammars)
 
 
-def _layout(config: DecoderConfig, model: ModelConfig, engine: EngineConfig) -> KVLayout:
-    return KVLayout(engine.block_size, (KVGroup(config.layers, config.kv_heads, config.head_dim, model.dtype),))
-
-
-def _num_blocks_of(share: KVLayout, engine: EngineConfig) -> tuple[int, int]:
-    """Of the pool, and of the host memory beside it; `share` is what a rank holds of a block."""
-    num_blocks = _num_blocks(share, engine.kv_cache_memory, "kv_cache_memory")
-    if not engine.host_cache_memory:
-        return num_blocks, 0
-    return num_blocks, _num_blocks(share, engine.host_cache_memory, "host_cache_memory")
-
-
-def _num_blocks(layout: KVLayout, num_bytes: int, setting: str) -> int:
-    number = num_bytes // layout.block_bytes
-    if number < 1:
-        needed = f"one block of {layout} has {layout.block_bytes} bytes"
-        raise TandemError(ErrorKind.INVALID_REQUEST, f"{needed}, {setting} is less", param=setting)
-    return number
+def _longest(cache: KVCache, config: DecoderConfig, engine: EngineConfig) -> int:
+    return kv_size.max_model_len(engine.max_model_len, config.max_length, cache.num_blocks * engine.block_size)
 
 
 def _grammars(bundle: TokenizerBundle, config: DecoderConfig) -> GrammarMasks | None:
@@ -198,6 +196,8 @@ def _why_reference(directory: Path, config: DecoderConfig, model: ModelConfig, e
         reason = "weights are drawn, compiled kernels read theirs from files"
     if model.dtype != "float32":
         reason = f"compiled kernels compute in float32, the model is to run in {model.dtype}"
+    if engine.kv_cache_dtype != "auto":
+        reason = f"compiled kernels keep KV in float32, not in {engine.kv_cache_dtype}"
     if reason is None:
         try:
             native.load()
@@ -218,14 +218,3 @@ def _load_compiled(directory: Path, config: DecoderConfig, model: ModelConfig, n
     weights = packed_weights(lambda: Checkpoint(directory, dtype), config, packing, digest, cache_dir)
     _log.info("weights packed as %s: %d MiB", packing, sum(tensor.nbytes for tensor in weights.values()) >> 20)
     return CompiledModel(config, weights, packing, native.Team(num_threads))
-
-
-def _max_model_len(asked: int, num_positions: int, num_slots: int) -> int:
-    """The longest request, in tokens. Where nothing is asked for, a small KV pool bounds it too: requests that say no
-    `max_tokens` get all the room there is, and one that the pool cannot hold would be refused."""
-    limits = {"the model's positions end at": num_positions, "kv_cache_memory holds": num_slots}
-    for limit, num_tokens in limits.items():
-        if asked > num_tokens:
-            message = f"max_model_len={asked}: {limit} {num_tokens}"
-            raise TandemError(ErrorKind.INVALID_REQUEST, message, param="max_model_len")
-    return asked or min(limits.values())

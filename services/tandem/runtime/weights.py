@@ -39,13 +39,14 @@ class Checkpoint:
     """The tensors of one model directory. `take` each, then `finish`; a context manager that closes the files."""
 
     def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
+        """Tensors come in `dtype`, on `device`."""
         self._dtype = dtype
         self._device = device
         self._stack = ExitStack()
         self._where = {}
         for file in weight_files(directory):
             try:
-                handle = self._stack.enter_context(safe_open(file, framework="pt", device="cpu"))
+                handle = self._stack.enter_context(safe_open(file, framework="pt", device=str(device)))
             except SafetensorError as error:
                 self._stack.close()
                 raise _broken(f"{file} cannot be read: {error}") from None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from tandem.core.by_device import by_device
 from tandem.sim.demand import demand
 from tandem.sim.plan import Found, Planner
 from tandem.sim.recipe import Kind, Recipe
@@ -76,7 +77,7 @@ def _point(
     costs: dict[Kind, float | None] = {}
     for kind, best in found.items():
         recipe = _relinked(best.recipe, factor) if axis == "link" else best.recipe
-        engine = recipe.config.engine
+        engine = by_device(recipe.config).engine
         needs = demand(changed.asks, engine.block_size, has_cache=engine.enable_prefix_caching)
         low = recipe.least(needs, changed.slo, changed.percentile)
         costs[kind] = None

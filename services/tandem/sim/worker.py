@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
+from tandem.core.by_device import by_device
 from tandem.core.config import Config, SloConfig
 from tandem.core.errors import TandemError
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
@@ -67,10 +68,11 @@ class WorkerSpec:
     @classmethod
     def of(cls, pool: Pool, roofline: Roofline, config: Config) -> WorkerSpec:
         """As large and as fast as the roofline says, with KV going to other machines."""
+        block_size = by_device(config).engine.block_size
         return cls(
             pool=pool,
-            layout=roofline.layout(config.engine.block_size),
-            num_blocks=roofline.num_blocks(config.engine.block_size),
+            layout=roofline.layout(block_size),
+            num_blocks=roofline.num_blocks(block_size),
             step_time=roofline.timer(),
             bandwidth=roofline.degree * roofline.hardware.network_bandwidth * roofline.efficiency.link,
             calibration=roofline.cost(),

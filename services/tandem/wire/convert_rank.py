@@ -46,7 +46,7 @@ def decode_command(data: bytes) -> RankCommand | MoverBytes:
         case "clear":
             return ClearBlocks(tuple(map(BlockId, said.clear.blocks)))
         case "digest":
-            return DigestBlocks(tuple(map(BlockId, said.digest.blocks)), tuple(said.digest.indices))
+            return DigestBlocks(said.digest.num_blocks)
         case "forward":
             shape = said.forward
             sizes = (shape.num_rows, shape.num_sequences, shape.num_blocks)
@@ -89,8 +89,8 @@ def _command(command: RankCommand | MoverBytes) -> pb.RankCommand:
             return pb.RankCommand(copy=_copies(copies))
         case ClearBlocks(blocks):
             return pb.RankCommand(clear=pb.ClearBlocks(blocks=blocks))
-        case DigestBlocks(blocks, indices):
-            return pb.RankCommand(digest=pb.DigestBlocks(blocks=blocks, indices=indices))
+        case DigestBlocks(num_blocks):
+            return pb.RankCommand(digest=pb.DigestBlocks(num_blocks=num_blocks))
         case Forward():
             shape = pb.ForwardBatch(
                 num_rows=command.num_rows,

@@ -71,13 +71,14 @@ def _ranks(config: Config) -> dict[str, Any]:
     return {"placement_group_bundles": [slot(config)] * size, "placement_group_strategy": "STRICT_PACK"}
 
 
-def pool_application(config: Config, pool: str, num_replicas: int) -> Any:
-    """The Serve application of one pool: `num_replicas` workers labelled `pool`."""
+def pool_application(config: Config, pool: str, num_replicas: int, num_gpus: float = 0.0) -> Any:
+    """The Serve application of one pool: `num_replicas` workers labelled `pool`, with `num_gpus` for each rank of each,
+    of which a part means a part of one GPU."""
     worker = replace(config.worker, pool=pool, id="", port=0)  # type: ignore[arg-type]
     deployment = serve.deployment(WorkerReplica).options(
         name=f"tandem-{pool}",
         num_replicas=num_replicas,
-        ray_actor_options={"num_cpus": 1},
+        ray_actor_options={"num_cpus": 1, "num_gpus": num_gpus},
         **_ranks(config),
         max_ongoing_requests=1,
         health_check_period_s=HEALTH_PERIOD_S,

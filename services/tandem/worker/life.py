@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc.aio
 
+from tandem.core.by_device import by_device
 from tandem.core.clock import Clock
 from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
@@ -314,7 +315,7 @@ def _step_writer(config: Config, model: WorkerModel, me: WorkerRef) -> StepWrite
         num_threads=config.engine.num_threads,
         num_blocks=model.executor.num_blocks,
         layout=model.executor.layout,
-        settings=shaping(config),
+        settings=shaping(by_device(config)),
     )
     return StepWriter(Path(config.worker.step_log), head)
 

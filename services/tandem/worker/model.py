@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tandem.core.bundle import TokenizerBundle
+from tandem.core.by_device import by_device
 from tandem.core.config import Config
 from tandem.core.grammar import Grammar
 from tandem.engine.ports import Executor, Pipeline
 from tandem.runtime.device import num_compute_threads
+from tandem.runtime.device_executor import DeviceExecutor
 from tandem.runtime.load import LoadedModel, load_model
 from tandem.transfer.checks import Digest
 from tandem.transfer.pages import populate
@@ -48,13 +50,16 @@ def load_worker_model(config: Config, launch: Launch | None = None) -> WorkerMod
 
     Further ranks are what `launch` starts, children of this process if it is None.
     """
+    config = by_device(config)
     loaded, crew = _load(config, launch or launch_children(config))
-    cache = loaded.executor.cache
+    executor = loaded.executor
+    cache = executor.cache
     pool = MemoryPool.of(cache.region, cache.layout, keepalive=cache)
     populate(pool, num_compute_threads(config.engine.num_threads))
     return WorkerModel(
         name=loaded.name,
-        executor=loaded.executor,
+        executor=executor,
+        pipeline=executor if isinstance(executor, DeviceExecutor) else None,
         pool=pool,
         digest=cache.digest_here,
         fingerprint=loaded.fingerprint.digest,

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.engine.ranks import RanksLost
-from tandem.runtime.device import num_compute_threads
+from tandem.runtime.device import num_compute_threads, rank_device
 from tandem.runtime.load import LoadedModel, check_parallel, load_follower, load_model
 from tandem.runtime.parallel.communicator import CollectiveFailed
 from tandem.runtime.parallel.follower import Follower
@@ -73,10 +71,6 @@ def _load_first(config: Config, crew: Crew) -> LoadedModel:
 def _join(config: Config, directory: Path, shard: Shard) -> TorchGroup:
     """Until it is bound again an exchange waits as long as another rank may load; of one that ends it is told at
     once."""
-    group = join_group(directory, shard, _device(config, shard), JOIN_S)
+    group = join_group(directory, shard, rank_device(config.model.device, shard.rank), JOIN_S)
     group.bound(LOAD_S)
     return group
-
-
-def _device(config: Config, shard: Shard) -> torch.device:
-    return torch.device("cpu") if config.model.device == "cpu" else torch.device("cuda", shard.rank)

@@ -20,6 +20,7 @@ _OTHER = {
     "redis.url": "redis://elsewhere:6379",
     "redis.namespace": "other",
     "engine.block_size": "32",
+    "engine.gpu_memory_utilization": "0.5",
     "worker.announce": "elsewhere:50051",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,8 +17,8 @@ from tandem.core.ids import BlockId, HostSlot, SeqId
 from tandem.core.request import SamplingParams
 from tandem.runtime.batch import Batch
 from tandem.runtime.cache import KVCache
-from tandem.runtime.executor import TorchExecutor
-from tandem.runtime.load import load_executor
+from tandem.runtime.device_executor import DeviceExecutor
+from tandem.runtime.load import AnyExecutor, load_executor
 from tandem.runtime.model_config import read_model_config
 from tandem.sched.plan import Sampling, Slice, SliceResult, StepPlan
 
@@ -25,15 +26,23 @@ _GREEDY = Sampling(SamplingParams(max_tokens=8, temperature=0), 0, 0)
 _PROMPT = (5, 6, 7, 8, 9, 10, 11)
 
 
-def _executor(directory: Path, **engine: int) -> TorchExecutor:
-    settings = EngineConfig(**({"block_size": 4, "kv_cache_memory": Bytes(1 << 16), "num_threads": 1} | engine))  # type: ignore[arg-type]
+_ON_DEVICE: dict[str, Any] = {"kernels": "reference", "plan_depth": 2, "max_num_seqs": 8}
+"""What makes the CPU the device of a `DeviceExecutor`."""
+
+
+def _executor(directory: Path, **engine: Any) -> AnyExecutor:
+    settings = EngineConfig(**({"block_size": 4, "kv_cache_memory": Bytes(1 << 16), "num_threads": 1} | engine))
     model = ModelConfig(cache_dir=str(directory / "cache"))
     return load_executor(directory, read_model_config(directory), model, settings)
 
 
-@pytest.fixture
-def executor(model_dir: Path) -> TorchExecutor:
-    return _executor(model_dir)
+@pytest.fixture(params=["at once", "device", "device without graphs"])
+def executor(model_dir: Path, request: pytest.FixtureRequest) -> AnyExecutor:
+    if request.param == "at once":
+        return _executor(model_dir)
+    executor = _executor(model_dir, **_ON_DEVICE, cuda_graphs=request.param == "device")
+    assert isinstance(executor, DeviceExecutor)
+    return executor
 
 
 def _slice(seq: int, tokens: tuple[int, ...] = _PROMPT, start: int = 0, base: int = 0) -> Slice:
@@ -46,7 +55,7 @@ def _chained(seq: int, start: int, base: int = 0) -> Slice:
     return replace(_slice(seq, (0,), start, base), tokens=(), chained=True)
 
 
-def _run(executor: TorchExecutor, number: int, *slices: Slice) -> tuple[SliceResult, ...]:
+def _run(executor: AnyExecutor, number: int, *slices: Slice) -> tuple[SliceResult, ...]:
     result = executor.execute(StepPlan(number, slices))
     assert result.number == number
     assert [r.seq for r in result.slices] == [s.seq for s in slices]
@@ -59,7 +68,7 @@ def _token(result: SliceResult) -> int:
     return token.id
 
 
-def test_pool_fits_its_memory(executor: TorchExecutor) -> None:
+def test_pool_fits_its_memory(executor: AnyExecutor) -> None:
     region = executor.cache.region
     assert executor.layout.block_bytes == 2 * 2 * 2 * 4 * 8 * 4
     assert executor.num_blocks == (1 << 16) // executor.layout.block_bytes
@@ -68,7 +77,7 @@ def test_pool_fits_its_memory(executor: TorchExecutor) -> None:
     assert region.address % 4096 == 0
 
 
-def test_unsampled_slices_yield_no_token(executor: TorchExecutor) -> None:
+def test_unsampled_slices_yield_no_token(executor: AnyExecutor) -> None:
     chunk = replace(_slice(1, _PROMPT[:4]), sampling=None)
     (result,) = _run(executor, 1, chunk)
     assert result == SliceResult(SeqId(1))
@@ -77,21 +86,21 @@ def test_unsampled_slices_yield_no_token(executor: TorchExecutor) -> None:
     assert _token(rest) == _token(whole)
 
 
-def test_chained_slice_takes_the_last_token(executor: TorchExecutor) -> None:
+def test_chained_slice_takes_the_last_token(executor: AnyExecutor) -> None:
     first = _token(_run(executor, 1, _slice(1))[0])
     chained = _token(_run(executor, 2, _chained(1, 7))[0])
     told = _token(_run(executor, 3, _slice(2, (*_PROMPT, first), base=8))[0])
     assert chained == told
 
 
-def test_chained_over_a_plan_that_does_not_name_the_sequence(executor: TorchExecutor) -> None:
+def test_chained_over_a_plan_that_does_not_name_the_sequence(executor: AnyExecutor) -> None:
     first = _token(_run(executor, 1, _slice(1))[0])
     _run(executor, 2, _slice(2, base=8))
     chained = _token(_run(executor, 3, _chained(1, 7))[0])
     assert chained == _token(_run(executor, 4, _slice(3, (*_PROMPT, first), base=16))[0])
 
 
-def test_tokens_of_sequences_that_are_gone_are_forgotten(executor: TorchExecutor) -> None:
+def test_tokens_of_sequences_that_are_gone_are_forgotten(executor: AnyExecutor) -> None:
     _run(executor, 1, _slice(1))
     for number in (2, 3, 4):
         _run(executor, number, _slice(2, base=8))
@@ -99,7 +108,7 @@ def test_tokens_of_sequences_that_are_gone_are_forgotten(executor: TorchExecutor
     assert result.error is not None and "no token" in result.error
 
 
-def test_a_failed_slice_breaks_its_chain(executor: TorchExecutor) -> None:
+def test_a_failed_slice_breaks_its_chain(executor: AnyExecutor) -> None:
     _run(executor, 1, _slice(1))
     (bad,) = _run(executor, 2, replace(_chained(1, 7), blocks=()))
     assert bad.error is not None
@@ -111,7 +120,7 @@ def _guessing(seq: int, tokens: tuple[int, ...], num_drafted: int, start: int = 
     return replace(_slice(seq, tokens, start, base), num_drafted=num_drafted)
 
 
-def _greedy(executor: TorchExecutor, count: int) -> list[int]:
+def _greedy(executor: AnyExecutor, count: int) -> list[int]:
     """What follows the prompt, drawn one by one in blocks far from those of tests."""
     tokens, number = [_token(_run(executor, 1, _slice(90, base=40))[0])], 2
     while len(tokens) < count:
@@ -121,7 +130,7 @@ def _greedy(executor: TorchExecutor, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("num_right", range(5))
-def test_guesses_are_drawn_until_one_is_wrong(executor: TorchExecutor, num_right: int) -> None:
+def test_guesses_are_drawn_until_one_is_wrong(executor: AnyExecutor, num_right: int) -> None:
     right = _greedy(executor, 6)
     guesses = [token if i < num_right else (token + 1) % 50 for i, token in enumerate(right[1:5])]
     _run(executor, 10, _slice(1))
@@ -140,7 +149,7 @@ def test_guesses_are_drawn_until_one_is_wrong(executor: TorchExecutor, num_right
     assert _token(chained) == _token(_run(executor, 16, _chained(3, place + 1, base=24))[0])
 
 
-def test_each_guess_is_judged_with_its_own_random_number(executor: TorchExecutor) -> None:
+def test_each_guess_is_judged_with_its_own_random_number(executor: AnyExecutor) -> None:
     """Sampled tokens too are the same whether they were guessed or not."""
     params = SamplingParams(max_tokens=8, seed=3)
     tokens: list[int] = []
@@ -174,7 +183,7 @@ _SPOILED = {
 
 
 @pytest.mark.parametrize("spoil", _SPOILED.values(), ids=_SPOILED.keys())
-def test_bad_slice_fails_alone(executor: TorchExecutor, spoil: object) -> None:
+def test_bad_slice_fails_alone(executor: AnyExecutor, spoil: object) -> None:
     good = _slice(2, base=8)
     alone = _token(_run(executor, 1, good)[0])
     bad, fine = _run(executor, 2, spoil(_slice(1)), good)  # type: ignore[operator]
@@ -182,13 +191,11 @@ def test_bad_slice_fails_alone(executor: TorchExecutor, spoil: object) -> None:
     assert _token(fine) == alone
 
 
-def test_empty_plan(executor: TorchExecutor) -> None:
+def test_empty_plan(executor: AnyExecutor) -> None:
     assert _run(executor, 1) == ()
 
 
-def test_failure_inside_the_step_is_pinned_to_its_slice(
-    executor: TorchExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failure_inside_the_step_is_pinned_to_its_slice(executor: AnyExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     good = _slice(2, base=8)
     alone = _token(_run(executor, 1, good)[0])
     forward = executor.model.forward
@@ -204,7 +211,7 @@ def test_failure_inside_the_step_is_pinned_to_its_slice(
     assert _token(fine) == alone
 
 
-def test_infinite_logits_fail_their_slice_only(executor: TorchExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_infinite_logits_fail_their_slice_only(executor: AnyExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     logits = executor.model.logits
 
     def broken(hidden: torch.Tensor) -> torch.Tensor:
@@ -218,7 +225,7 @@ def test_infinite_logits_fail_their_slice_only(executor: TorchExecutor, monkeypa
     assert fine.error is None
 
 
-def test_garbage_of_an_earlier_owner_does_not_leak(executor: TorchExecutor) -> None:
+def test_garbage_of_an_earlier_owner_does_not_leak(executor: AnyExecutor) -> None:
     clean = _token(_run(executor, 1, _slice(1))[0])
     executor.cache.pool.fill_(float("nan"))
     first = _token(_run(executor, 2, _slice(1))[0])
@@ -227,7 +234,7 @@ def test_garbage_of_an_earlier_owner_does_not_leak(executor: TorchExecutor) -> N
     assert all(result.error is None for result in second)
 
 
-def test_digests_follow_the_blocks_and_their_place(executor: TorchExecutor) -> None:
+def test_digests_follow_the_blocks_and_their_place(executor: AnyExecutor) -> None:
     piece = replace(_slice(1), digest_blocks=(BlockId(0),))
     (first,) = _run(executor, 1, piece)
     (digest,) = first.digests
@@ -270,7 +277,7 @@ def test_settings_that_cannot_be_are_refused(model_dir: Path) -> None:
     assert _executor(model_dir, **one_block).max_model_len == 4, "a request without max_tokens must fit the pool"
 
 
-def test_a_grammar_without_masks_fails_its_slice_only(executor: TorchExecutor) -> None:
+def test_a_grammar_without_masks_fails_its_slice_only(executor: AnyExecutor) -> None:
     params = SamplingParams(max_tokens=8, temperature=0, grammar=Grammar("regex", "a*"))
     bad, fine = _run(executor, 1, replace(_slice(1), sampling=Sampling(params, 0, 0, _PROMPT)), _slice(2, base=8))
     assert bad.error is not None and "grammars" in bad.error
@@ -278,7 +285,7 @@ def test_a_grammar_without_masks_fails_its_slice_only(executor: TorchExecutor) -
 
 
 @pytest.mark.parametrize("cut", range(1, len(_PROMPT) + 1))
-def test_scores_do_not_depend_on_chunks_or_company(executor: TorchExecutor, cut: int) -> None:
+def test_scores_do_not_depend_on_chunks_or_company(executor: AnyExecutor, cut: int) -> None:
     """Each row by the last hidden row's own logits; drawing goes on as without."""
     logprobs = torch.log_softmax(executor.logits(_slice(9, base=24)).double(), -1)
     pieces = [(0, cut), (cut, len(_PROMPT))][: 1 + (cut < len(_PROMPT))]
@@ -299,7 +306,7 @@ def test_scores_do_not_depend_on_chunks_or_company(executor: TorchExecutor, cut:
 
 
 def test_a_grammar_beyond_its_bounds_is_the_client_s_fault(
-    executor: TorchExecutor, monkeypatch: pytest.MonkeyPatch
+    executor: AnyExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
         raise TandemError(ErrorKind.INVALID_REQUEST, "too much work")

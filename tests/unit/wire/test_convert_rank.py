@@ -29,7 +29,7 @@ COMMANDS: list[RankCommand | MoverBytes] = [
     FillBlocks(((HostSlot(5), BlockId(0)),)),
     CopyBlocks(((BlockId(2), BlockId(3)),)),
     ClearBlocks((BlockId(0), BlockId(2**31))),
-    DigestBlocks((BlockId(4),), (0,)),
+    DigestBlocks(4),
     Forward(num_rows=9, num_sequences=4, num_blocks=3, num_decodes=2, max_rows=5),
     Logits(0),
     MoverBytes(b""),

@@ -103,9 +103,10 @@ class Decoder:
         self._communicator = communicator
         self.config = config
         self._scale = config.head_dim**-0.5
-        self._inv_freq, self._rope_scale = inverse_frequencies(config.rope, config.head_dim)
+        inv_freq, self._rope_scale = inverse_frequencies(config.rope, config.head_dim)
         self._ids = shard.vocab(config.vocab_size)
         self._embeddings = self._take_table(checkpoint, "model.embed_tokens.weight")
+        self._inv_freq = inv_freq.to(self._embeddings.device)
         self._layers = tuple(_load_layer(config, checkpoint, i, is_int8, shard) for i in range(config.layers))
         self._norm = checkpoint.take("model.norm.weight", (config.hidden_size,))
         checkpoint.drop(".rotary_emb.inv_freq")

@@ -18,18 +18,26 @@ from tandem.runtime.cache import KVCache
 from tandem.runtime.models.causal import CausalModel
 from tandem.runtime.parallel.communicator import Communicator
 from tandem.runtime.parallel.packed_batch import num_packed, unpack
+from tandem.runtime.stream import HostStream, Stream
 
 
 class Follower:
-    """A rank's part of a model and of its KV. One thread."""
+    """A rank's part of a model and of its KV; what it does belongs to `stream`. One thread."""
 
-    def __init__(self, model: CausalModel, cache: KVCache, communicator: Communicator) -> None:
+    def __init__(
+        self, model: CausalModel, cache: KVCache, communicator: Communicator, stream: Stream | None = None
+    ) -> None:
         self.model = model
         self.cache = cache
         self.communicator = communicator
+        self._stream = stream or HostStream()
 
     def carry_out(self, command: RankCommand) -> None:
         """Whatever it raises, the leader must not go on: this rank may have done less than it was told."""
+        with self._stream.running():
+            self._carry_out(command)
+
+    def _carry_out(self, command: RankCommand) -> None:
         match command:
             case ClearBlocks(blocks):
                 self.cache.clear(blocks)
@@ -39,8 +47,8 @@ class Follower:
                 self.cache.spill(spills)
             case FillBlocks(fills):
                 self.cache.fill(fills)
-            case DigestBlocks(blocks, indices):
-                self.communicator.gather(self.cache.digest_words(blocks, indices))
+            case DigestBlocks(num_blocks):
+                self._digest(num_blocks)
             case Forward():
                 self._forward(command)
             case Logits(num_rows):
@@ -49,6 +57,11 @@ class Follower:
     def _forward(self, shape: Forward) -> None:
         numbers = torch.empty(num_packed(shape), dtype=torch.int64, device=self.cache.pool.device)
         self.model.forward(unpack(self.communicator.broadcast(numbers), shape), self.cache)
+
+    def _digest(self, num_blocks: int) -> None:
+        places = torch.empty((2, num_blocks), dtype=torch.int64, device=self.cache.pool.device)
+        blocks, indices = self.communicator.broadcast(places)
+        self.communicator.gather(self.cache.own_words(blocks, indices))
 
     def _logits(self, num_rows: int) -> None:
         """The rows of `forward` would do, but only the leader knows which are drawn from."""

@@ -25,7 +25,7 @@ from tandem.engine.ranks import (
 )
 from tandem.kv.host_pool import Fill, Spill
 from tandem.runtime.batch import Batch
-from tandem.runtime.cache import KVCache, unsigned
+from tandem.runtime.cache import KVCache
 from tandem.runtime.model_config import DecoderConfig
 from tandem.runtime.models.causal import CausalModel
 from tandem.runtime.parallel.communicator import Communicator
@@ -85,8 +85,8 @@ class RankedModel:
 
 
 class RankedCache(KVCache):
-    """The first rank's part of the pool. What is done to blocks is done to every rank's part of them; `digest` is of
-    all heads, that of `KVCache` of this rank's. Raises RanksLost."""
+    """The first rank's part of the pool. What is done to blocks is done to every rank's part of them; `digest` and
+    `digest_words` are of all heads. Raises RanksLost."""
 
     def __init__(self, lead: Lead, *pool: Any, **options: Any) -> None:
         """All but `lead` as `KVCache` takes it."""
@@ -113,8 +113,10 @@ class RankedCache(KVCache):
             with self._lead.together(FillBlocks(tuple(copies))):
                 super().fill(copies)
 
-    def digest(self, blocks: Sequence[BlockId], indices: Sequence[int]) -> list[tuple[int, ...]]:
-        with self._lead.together(DigestBlocks(tuple(blocks), tuple(indices))):
-            parts = self._lead.communicator.gather(self.digest_words(blocks, indices))
+    def digest_words(self, blocks: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        places = torch.stack((blocks, indices))
+        with self._lead.together(DigestBlocks(len(blocks))):
+            self._lead.communicator.broadcast(places)
+            parts = self._lead.communicator.gather(self.own_words(blocks, indices))
             assert parts is not None, "the first rank leads"
-            return unsigned(torch.cat(parts, 1))
+            return torch.cat(parts, 1)

@@ -53,12 +53,10 @@ class ClearBlocks(_message.Message):
     def __init__(self, blocks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DigestBlocks(_message.Message):
-    __slots__ = ("blocks", "indices")
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    INDICES_FIELD_NUMBER: _ClassVar[int]
-    blocks: _containers.RepeatedScalarFieldContainer[int]
-    indices: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, blocks: _Optional[_Iterable[int]] = ..., indices: _Optional[_Iterable[int]] = ...) -> None: ...
+    __slots__ = ("num_blocks",)
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    num_blocks: int
+    def __init__(self, num_blocks: _Optional[int] = ...) -> None: ...
 
 class ForwardBatch(_message.Message):
     __slots__ = ("num_rows", "num_sequences", "num_blocks", "num_decodes", "max_rows")

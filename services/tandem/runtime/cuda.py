@@ -1,0 +1,107 @@
+"""Streams, events, graphs and pinned memory of one GPU, and what the process asks of it; never knows of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.engine.ports import DeviceLost
+from tandem.runtime.device import rank_device
+from tandem.runtime.stream import Mark
+from tandem_kernels.dispatch import Kernels, KernelsUnavailable, kernels_for
+
+WARM_UP_CALLS = 2
+"""Before a graph is captured: kernels are compiled and libraries make their handles in the first ones, which a capture
+forbids."""
+
+
+class _Event:
+    """A `Mark`. Waiting sleeps in the driver, so that the event loop's thread has the interpreter meanwhile."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        self._event.record(stream)
+
+    def wait(self) -> None:
+        try:
+            self._event.synchronize()
+        except RuntimeError as error:
+            # A kernel that failed leaves a context in which every later call fails as well.
+            raise DeviceLost(str(error)) from error
+
+
+class CudaStream:
+    """A `Stream`. Each has memory of its own for the graphs that it captures."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pool: Any = None
+
+    def running(self) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self._stream)
+
+    def host_words(self, num: int) -> torch.Tensor:
+        return torch.empty(num, dtype=torch.int64, pin_memory=True)
+
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        # The allocator hands pinned memory out again only after the copy into it.
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return host.copy_(tensor, non_blocking=True)
+
+    def mark(self) -> Mark:
+        return _Event(self._stream)
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        with torch.cuda.stream(self._stream):
+            for _ in range(WARM_UP_CALLS):
+                work()
+        self._stream.synchronize()
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            work()
+        return graph.replay
+
+    def __repr__(self) -> str:
+        return f"CudaStream({self.device})"
+
+
+def open_cuda(rank: int = 0) -> torch.device:
+    """The GPU that this process computes on, see `device.rank_device`; float32 products there are float32's. Raises
+    TandemError."""
+    if not torch.cuda.is_available():
+        raise _refuse("no CUDA device is visible to this process, or torch was built without CUDA")
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    device = rank_device("cuda", rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def device_kernels(device: torch.device) -> Kernels:
+    """Raises TandemError where it has none."""
+    try:
+        return kernels_for(device)
+    except KernelsUnavailable as error:
+        raise _refuse(str(error)) from None
+
+
+def free_and_total(device: torch.device) -> tuple[int, int]:
+    """Bytes of a GPU that nobody uses, and of all of it."""
+    free, total = torch.cuda.mem_get_info(device)
+    return free, total
+
+
+def reserved(device: torch.device) -> int:
+    """Bytes that this process's tensors take, with what its allocator keeps for more."""
+    return torch.cuda.memory_reserved(device)
+
+
+def _refuse(message: str) -> TandemError:
+    return TandemError(ErrorKind.UNSUPPORTED, f"device 'cuda': {message}", param="device")

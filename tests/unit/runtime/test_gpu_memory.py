@@ -1,0 +1,46 @@
+"""The KV pool gets what is left of a worker's share of a GPU, and never what is not there."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandem.core.config import EngineConfig
+from tandem.runtime.gpu_memory import CONTEXT_BYTES, GpuMemory, step_bytes
+from tandem.runtime.model_config import read_model_config
+from tests.unit.runtime.conftest import CONFIG
+
+_GIB = 1 << 30
+_H200 = GpuMemory(total=140 * _GIB, free=120 * _GIB, used=16 * _GIB, step=2 * _GIB)
+
+
+def test_a_share_less_weights_activations_and_context() -> None:
+    assert _H200.for_pool(0.5) == 70 * _GIB - 16 * _GIB - 2 * _GIB - CONTEXT_BYTES
+
+
+def test_never_more_than_is_free() -> None:
+    crowded = GpuMemory(total=140 * _GIB, free=20 * _GIB, used=16 * _GIB, step=2 * _GIB)
+    assert crowded.for_pool(0.9) == 18 * _GIB
+
+
+def test_two_workers_of_one_gpu_fit_beside_each_other_whoever_comes_first() -> None:
+    """The second one to come finds less free memory, and the same share."""
+    share = 0.9 / 2
+    first = _H200.for_pool(share)
+    second = GpuMemory(140 * _GIB, _H200.free - first - 18 * _GIB, 16 * _GIB, 2 * _GIB).for_pool(share)
+    assert first == second and 2 * (first + 16 * _GIB + 2 * _GIB + CONTEXT_BYTES) <= 0.9 * 140 * _GIB
+
+
+def test_weights_larger_than_the_share_leave_nothing() -> None:
+    assert _H200.for_pool(0.1) < 0
+
+
+def test_a_step_needs_more_for_more_rows_and_for_more_logits(
+    tmp_path: pytest.TempPathFactory, model_dir: object
+) -> None:
+    config = read_model_config(model_dir)  # type: ignore[arg-type]
+    few = step_bytes(config, EngineConfig(max_num_batched_tokens=64, max_num_seqs=8), 2)
+    many = step_bytes(config, EngineConfig(max_num_batched_tokens=128, max_num_seqs=8), 2)
+    wide = step_bytes(config, EngineConfig(max_num_batched_tokens=64, max_num_seqs=16), 2)
+    row = (4 * CONFIG["hidden_size"] + (2 * 4 + 2 * 2) * 8 + 3 * CONFIG["intermediate_size"]) * 2
+    assert many - few == int(1.5 * 64 * row)
+    assert wide - few == int(1.5 * 8 * CONFIG["vocab_size"] * 20)

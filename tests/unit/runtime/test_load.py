@@ -1,0 +1,120 @@
+"""What a device asks of a model's settings, and what is refused before a weight is read; no GPU is needed for that."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.core.bundle import TokenizerBundle
+from tandem.core.config import Bytes, EngineConfig, ModelConfig
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.runtime import cuda
+from tandem.runtime.cuda import device_kernels
+from tandem.runtime.device_executor import DeviceExecutor
+from tandem.runtime.executor import TorchExecutor
+from tandem.runtime.fingerprint import model_fingerprint
+from tandem.runtime.load import AnyExecutor, load_executor
+from tandem.runtime.model_config import read_model_config
+
+_BUNDLE = TokenizerBundle(b"{}", "", "{}", "{}")
+
+
+def _load(directory: Path, model: ModelConfig, **engine: Any) -> AnyExecutor:
+    settings = EngineConfig(**({"num_threads": 1, "kv_cache_memory": Bytes(1 << 20)} | engine))
+    model = replace(model, cache_dir=str(directory / "cache"))
+    return load_executor(directory, read_model_config(directory), model, settings)
+
+
+def test_without_a_gpu_cuda_is_refused_and_says_why(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(TandemError, match="no CUDA device") as refused:
+        _load(model_dir, ModelConfig(device="cuda"))
+    assert (refused.value.kind, refused.value.param) == (ErrorKind.UNSUPPORTED, "device")
+
+
+def test_without_triton_a_gpu_s_kernels_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(TandemError, match="Triton is not installed") as refused:
+        device_kernels(torch.device("cuda", 0))
+    assert (refused.value.kind, refused.value.param) == (ErrorKind.UNSUPPORTED, "device")
+
+
+def test_memory_that_is_too_small_is_a_clear_error(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device's allocator fails in the middle of the weights."""
+    from tandem.runtime import load_device
+
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 20.00 GiB")
+
+    monkeypatch.setattr(load_device, "open_cuda", lambda: torch.device("cpu"))
+    monkeypatch.setattr(load_device, "free_and_total", lambda device: (1 << 30, 80 << 30))
+    monkeypatch.setattr(load_device, "_load", fail)
+    with pytest.raises(TandemError, match=r"1024 of 81920 MiB are free.*20\.00 GiB") as refused:
+        _load(model_dir, ModelConfig(device="cuda"))
+    assert refused.value.param == "kv_cache_memory"
+
+
+def test_a_share_that_holds_no_kv_is_a_clear_error(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tandem.runtime import load_device
+
+    monkeypatch.setattr(load_device, "free_and_total", lambda device: (1 << 30, 1 << 30))
+    monkeypatch.setattr(load_device, "reserved", lambda device: 900 << 20)
+    with pytest.raises(TandemError, match="leaves nothing for KV: 900 MiB hold weights") as refused:
+        load_device._pool_bytes(
+            torch.device("cpu"), read_model_config(model_dir), EngineConfig(gpu_memory_utilization=0.5), torch.bfloat16
+        )
+    assert refused.value.param == "gpu_memory_utilization"
+
+
+def test_float32_products_on_a_gpu_are_float32_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        assert cuda.open_cuda() == torch.device("cuda", 0)
+        assert torch.get_float32_matmul_precision() == "highest" and not torch.backends.cuda.matmul.allow_tf32
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_what_is_left_to_the_device_is_the_cpu_s(model_dir: Path) -> None:
+    executor = _load(model_dir, ModelConfig(), max_model_len=64)
+    assert (executor.layout.block_size, executor.layout.group.dtype) == (16, "float32")
+    assert isinstance(executor, TorchExecutor)
+
+
+def test_two_plans_on_a_cpu_are_a_device_s_where_kernels_are_the_reference(model_dir: Path) -> None:
+    kinds = [
+        type(_load(model_dir, ModelConfig(), kernels=kernels, plan_depth=depth))
+        for kernels, depth in (("reference", 1), ("reference", 2), ("auto", 2))
+    ]
+    assert kinds == [TorchExecutor, DeviceExecutor, TorchExecutor]
+
+
+def test_float8_kv_takes_less_and_compiled_kernels_refuse_it(model_dir: Path) -> None:
+    wide = _load(model_dir, ModelConfig(), kernels="reference")
+    narrow = _load(model_dir, ModelConfig(), kv_cache_dtype="float8_e4m3fn")
+    # 8 components a head: 8 bytes and a scale of 4 for 32 bytes.
+    assert narrow.layout.block_bytes * 32 == wide.layout.block_bytes * 12
+    assert narrow.cache.region.block_bytes == narrow.layout.block_bytes == narrow.cache.pool[0].nbytes
+    with pytest.raises(TandemError, match="float8_e4m3fn"):
+        _load(model_dir, ModelConfig(), kv_cache_dtype="float8_e4m3fn", kernels="compiled")
+
+
+def test_workers_exchange_no_kv_of_other_numbers(model_dir: Path) -> None:
+    """Float8 KV of a model in bfloat16 is not that of one in float32."""
+    config = read_model_config(model_dir)
+
+    def fingerprint(dtype: Any, kv: Any) -> str:
+        model = ModelConfig(dtype=dtype)
+        executor = _load(model_dir, model, kv_cache_dtype=kv, kernels="reference")
+        return model_fingerprint("w", config, model, _BUNDLE, executor.layout).digest
+
+    pairs = [(dtype, kv) for dtype in ("float32", "bfloat16") for kv in ("auto", "float8_e4m3fn")]
+    assert len({fingerprint(*pair) for pair in pairs}) == 4
