@@ -66,7 +66,7 @@ unpack() {
 # what only servers need.
 tests() {
     part tests 270 "$python" -m pytest -c /dev/null --rootdir . --confcutdir tests/kernels/triton -p no:cacheprovider \
-        --import-mode=importlib -n "${PYTEST_WORKERS:-6}" -q -m "not golden" tests/kernels/triton
+        --import-mode=importlib -W ignore -n "${PYTEST_WORKERS:-6}" -q -m "not golden" tests/kernels/triton
 }
 
 bench() {

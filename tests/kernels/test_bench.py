@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -75,6 +78,20 @@ def test_only_what_is_asked_for_is_measured(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit):
         main([*TINY_ARGS, "--only", "digests"])
     assert "no group is named like digests" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--device", "cpu", "--quick"])
+    assert "toy sizes only" in capsys.readouterr().err
+
+
+@pytest.mark.golden
+@pytest.mark.skipif(importlib.util.find_spec("tandem_kernels.triton") is None, reason="there are no kernels in Triton")
+def test_triton_s_kernels_are_what_the_bench_takes_them_for() -> None:
+    """Interpreted, in a process of their own: the variable is read when Triton is imported."""
+    command = [sys.executable, "-m", "tandem_kernels.bench", *TINY_ARGS, "--kernels", "triton"]
+    only = ["--only", "checks,decode,chunk,layout,uneven,mixed,number"]
+    done = subprocess.run([*command, *only], capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert "- kernels: triton" in done.stdout and "### layout" in done.stdout
 
 
 @pytest.mark.parametrize(
