@@ -18,6 +18,10 @@ _HERE = Path(__file__).parent
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# Before anything imports Triton: where no GPU is, or `TANDEM_TEST_DEVICE` is cpu, its kernels are interpreted.
+if os.environ.get("TANDEM_TEST_DEVICE") == "cpu" or not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # Some tests fork a program while others' gRPC threads run. The child executes another program at once; what gRPC would
 # do in it before that can kill it.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

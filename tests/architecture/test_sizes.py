@@ -9,8 +9,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FILE_LINES, CLASS_LINES, FUNCTION_LINES = 400, 300, 40
 
-EXEMPT = ("services/tandem/wire/gen/", "kernels/tandem_kernels/triton/")
-"""Generated code, and kernels, which cannot be cut into functions."""
+EXEMPT = "services/tandem/wire/gen/"
+"""Generated code."""
+
+KERNELS = "kernels/tandem_kernels/triton/"
+"""Where functions may be of any size: a kernel cannot be cut into functions at will, and takes all that it needs."""
 
 ALLOWED: dict[str, tuple[int, str]] = {}
 """`file` or `file:name` -> the lines it may have and why. It may only shrink: an entry that is not needed fails."""
@@ -25,8 +28,9 @@ def sizes(path: Path) -> Iterator[tuple[str, int, int]]:
     """(name, lines, limit) of the file and of all that it defines."""
     name, text = str(path.relative_to(ROOT)), path.read_text()
     yield name, len(text.splitlines()), FILE_LINES
+    measured = ast.ClassDef if name.startswith(KERNELS) else ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(node, measured):
             limit = CLASS_LINES if isinstance(node, ast.ClassDef) else FUNCTION_LINES
             assert node.end_lineno is not None
             yield f"{name}:{node.name}", node.end_lineno - node.lineno + 1, limit

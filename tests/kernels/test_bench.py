@@ -63,6 +63,8 @@ def test_one_call_measures_everything(tmp_path: Path, capsys: pytest.CaptureFixt
     assert all(row["timing"]["median_s"] > 0 and row["timing"]["runs"] > 1 and row["share"] > 0 for row in told["rows"])
     assert told["limits"]["copy_bytes_s"] > 0 and told["limits"]["matrix_flops_s"] > 0
     assert told["block_size"] in TINY.block_sizes
+    fresh, cached = (row for row in told["rows"] if row["group"] == "chunk")
+    assert set(fresh["rivals"]) == {"SDPA", "SDPA and its gather"} and set(cached["rivals"]) == {"SDPA"}
     assert told["machine"]["command"].endswith(
         "--device cpu --tiny --json " + " ".join([str(tmp_path / "a.json"), "--markdown", str(tmp_path / "a.md")])
     )
@@ -161,6 +163,19 @@ def test_timed_work_is_compared_with_what_torch_yields() -> None:
     cases = [case for case in attention_cases(TINY) if case.group in ("decode", "chunk")]
     run_cases(_bench(paged_attention=wrong), _limits(), cases, float("inf"), outcome, TOLD.append)
     assert len(outcome.failed) == len(cases) and all("away from SDPA" in why for why in outcome.failed.values())
+
+
+def test_a_rival_that_cannot_run_is_left_out_and_the_kernel_is_not() -> None:
+    def raises() -> torch.Tensor:
+        raise torch.OutOfMemoryError("too large")
+
+    def build(bench: Bench) -> Work:
+        return Work(run=lambda: torch.ones(3), num_bytes=12, agreeing={"theirs": raises}, rivals={"other": list})
+
+    outcome = Outcome()
+    run_cases(_bench(), _limits(), [Case("a", "one", build)], float("inf"), outcome, TOLD.append)
+    assert [set(row.rivals) for row in outcome.rows] == [{"other"}] and outcome.is_right
+    assert outcome.left_out == {"a: one, theirs": "OutOfMemoryError: too large"}
 
 
 def test_a_case_that_fails_does_not_stop_the_next_and_time_ends_all() -> None:

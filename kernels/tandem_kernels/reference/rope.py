@@ -35,7 +35,7 @@ def rope_cache_write(
 ) -> torch.Tensor:
     """See `tandem_kernels.contract`."""
     _, groups, _, dim = kv.key.shape
-    heads = qkv.view(len(qkv), -1, dim)
+    heads = qkv.view(len(qkv), qkv.shape[1] // dim, dim)
     query = heads[:, : -2 * groups]
     key, value = heads[:, -2 * groups :].chunk(2, dim=1)
     if norms is not None:

@@ -1,0 +1,28 @@
+"""Kernels in Triton for CUDA, and for tests in its interpreter; `KERNELS` is all that others take from here."""
+
+from __future__ import annotations
+
+from tandem_kernels import reference
+from tandem_kernels.dispatch import Kernels
+from tandem_kernels.triton.attention import paged_attention
+from tandem_kernels.triton.blocks import pack_blocks, unpack_blocks
+from tandem_kernels.triton.digest import block_digest
+from tandem_kernels.triton.gate import silu_mul
+from tandem_kernels.triton.norm import add_rms_norm, rms_norm
+from tandem_kernels.triton.rope import rope_cache_write
+from tandem_kernels.triton.sample import sample
+
+KERNELS = Kernels(
+    name="triton",
+    rms_norm=rms_norm,
+    add_rms_norm=add_rms_norm,
+    silu_mul=silu_mul,
+    # Plain torch on any device, once a step, and without a host sync.
+    rope_tables=reference.rope_tables,
+    rope_cache_write=rope_cache_write,
+    paged_attention=paged_attention,
+    pack_blocks=pack_blocks,
+    unpack_blocks=unpack_blocks,
+    block_digest=block_digest,
+    sample=sample,
+)

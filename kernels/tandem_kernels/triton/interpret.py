@@ -1,0 +1,64 @@
+"""How Triton runs kernels here, compiled or interpreted on the CPU, and the casts and roots that they share; holds no
+kernel."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton import knobs
+
+# Read once: kernels are interpreted or compiled as they are defined, and stay so.
+INTERPRETED: tl.constexpr = tl.constexpr(bool(knobs.runtime.interpret))
+
+# Products and sums are rounded one by one, as the plain kernels round them; these kernels wait for memory anyway.
+UNFUSED = {"enable_fp_fusion": False}
+
+
+@triton.jit
+def widen(b):
+    """Half types as float32, others as they are: the type to compute in."""
+    return b.to(tl.float32) if b.dtype.primitive_bitwidth == 16 else b
+
+
+@triton.jit
+def narrow(b, DTYPE: tl.constexpr):
+    """To nearest, ties to even. `b` is no half type."""
+    if INTERPRETED and DTYPE.is_bf16():
+        # The interpreter's own cast cuts bits off.
+        bits = b.to(tl.float32).to(tl.uint32, bitcast=True)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        narrowed = tl.where(b != b, 0x7FC0, rounded).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        narrowed = b.to(DTYPE)
+    return narrowed
+
+
+@triton.jit
+def rounded_to(b, DTYPE: tl.constexpr):
+    """`b` as it would be in DTYPE, in the type to compute in."""
+    return widen(narrow(b, DTYPE))
+
+
+@triton.jit
+def inverse_rms(mean_square, eps):
+    """`1 / sqrt(mean_square + eps)` of a float32 block, each operation correctly rounded; a row needs but one."""
+    root = tl.sqrt_rn(mean_square + eps)
+    return tl.div_rn(tl.full(root.shape, 1.0, tl.float32), root)
+
+
+@triton.jit
+def float8_bits(b):
+    """The bits of float32 numbers as float8 e4m3: to nearest, ties to even, beyond 448 to 448, NaN to NaN.
+
+    Whole numbers throughout, so that a GPU without the type computes the same as one with it.
+    """
+    bits = b.to(tl.uint32, bitcast=True)
+    sign = (bits >> 24) & 0x80
+    # 0x43E00000 is 448, 0x3C800000 is 2**-6, 0x46800000 is 2**14.
+    magnitude = tl.minimum(bits & 0x7FFFFFFF, 0x43E00000)
+    # Normal from 2**-6 on: 3 bits of 23 stay, and the exponent's bias becomes 7.
+    normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - (120 << 3)
+    # Below, steps are 2**-9, which are the last bits of numbers from 2**14 on.
+    subnormal = (magnitude.to(tl.float32, bitcast=True) + 16384.0).to(tl.uint32, bitcast=True) - 0x46800000
+    code = tl.where(magnitude < 0x3C800000, subnormal, normal)
+    return tl.where(b != b, 0x7F, sign | code).to(tl.uint8)

@@ -1,0 +1,102 @@
+"""Root-mean-square normalisation on the GPU, one program a row; never sees positions or caches."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from tandem_kernels.triton.interpret import UNFUSED, inverse_rms, narrow, rounded_to, widen
+
+# Widest row (of the padded sizes, in numbers) -> warps. A row stays in registers: 16K numbers are 16 a thread.
+_WARPS = {1024: 4, 4096: 8, 8192: 16, 16384: 32}
+
+
+@triton.jit
+def _norm_kernel(
+    p_x,
+    p_residual,
+    p_weight,
+    p_out,
+    p_total,
+    x_stride,
+    residual_stride,
+    eps,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+):
+    i_row = tl.program_id(0).to(tl.int64)
+    o_x = tl.arange(0, BLOCK)
+    m_x = o_x < WIDTH
+    dtype: tl.constexpr = p_x.dtype.element_ty
+    # [BLOCK]
+    b_x = widen(tl.load(p_x + i_row * x_stride + o_x, mask=m_x, other=0.0))
+    if HAS_RESIDUAL:
+        # [BLOCK]
+        b_residual = widen(tl.load(p_residual + i_row * residual_stride + o_x, mask=m_x, other=0.0))
+        b_x = rounded_to(b_residual + b_x, dtype)
+        tl.store(p_total + i_row * WIDTH + o_x, narrow(b_x, dtype), mask=m_x)
+    b_wide = b_x.to(tl.float32)
+    mean_square = tl.sum(b_wide * b_wide, axis=0) / WIDTH
+    b_normed = rounded_to((b_wide * inverse_rms(mean_square, eps)).to(b_x.dtype), dtype)
+    # [BLOCK]
+    b_weight = widen(tl.load(p_weight + o_x, mask=m_x, other=0.0))
+    tl.store(p_out + i_row * WIDTH + o_x, narrow(b_weight * b_normed, dtype), mask=m_x)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See `tandem_kernels.contract`."""
+    rows = _rows(x)
+    out = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
+    _launch(rows, None, weight, out, None, eps)
+    return out.view(x.shape)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `tandem_kernels.contract`."""
+    rows = _rows(x)
+    out, total = (torch.empty(rows.shape, dtype=x.dtype, device=x.device) for _ in range(2))
+    _launch(rows, _rows(residual), weight, out, total, eps)
+    return out.view(x.shape), total.view(x.shape)
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """`[..., D]` as `[rows, D]` whose numbers lie side by side."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
+def _launch(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    total: torch.Tensor | None,
+    eps: float,
+) -> None:
+    """Raises ValueError for rows that are wider than registers hold."""
+    count, width = x.shape
+    block = triton.next_power_of_2(width)
+    warps = next((warps for widest, warps in _WARPS.items() if block <= widest), None)
+    if warps is None:
+        raise ValueError(f"rows of {width} numbers: rms_norm holds at most {max(_WARPS)} in registers")
+    if not count:
+        return
+    _norm_kernel[(count,)](
+        x,
+        residual,
+        weight,
+        out,
+        total,
+        x.stride(0),
+        0 if residual is None else residual.stride(0),
+        eps,
+        WIDTH=width,
+        BLOCK=block,
+        HAS_RESIDUAL=residual is not None,
+        num_warps=warps,
+        **UNFUSED,
+    )

@@ -1,0 +1,80 @@
+"""A program that compiles for a GPU what calls of kernels would launch, where none is; runs no kernel.
+
+`python -m tests.kernels.triton.compiling TYPE...` prints the name of each kernel that was compiled, once for each way.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from tandem_kernels.contract import FLOAT8, HeadNorms, LayerKV, SamplingRows
+
+_HOPPER = GPUTarget("cuda", 90, 32)
+
+
+class _NoGPU:
+    """What a compilation asks a driver."""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return _HOPPER
+
+
+def _compile_instead(found: dict[str, Any]) -> None:
+    """From now on a launch compiles, and the compiled kernel goes to `found`."""
+
+    def bind(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
+        assert all(size > 0 for size in grid) and max((*grid[1:], 0)) < 1 << 16
+
+        def launch(*args: Any, **options: Any) -> None:
+            compiled = kernel.run(*args, grid=grid, warmup=True, **options)
+            found[f"{kernel.__name__} {compiled.hash}"] = compiled
+
+        return launch
+
+    JITFunction.__getitem__ = bind
+    driver.set_active(_NoGPU())
+
+
+def _call_all(dtype: torch.dtype) -> None:
+    from tandem_kernels.triton import KERNELS
+
+    row, weight, ids = torch.zeros(2, 4096, dtype=dtype), torch.zeros(4096, dtype=dtype), torch.tensor([1, 0])
+    KERNELS.rms_norm(row, weight, 1e-5)
+    KERNELS.add_rms_norm(row, row, weight, 1e-5)
+    KERNELS.silu_mul(row)
+    doubles, longs = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.int64)
+    rows = SamplingRows(doubles, longs, doubles, doubles, longs, longs, longs)
+    for vocab in (1, 128_256):
+        KERNELS.sample(torch.zeros(2, vocab, dtype=dtype), rows)
+    dim = 80
+    pool, numbers = torch.zeros(4, 2, 2, 2, 16, dim, dtype=dtype), torch.zeros(4, 2, 16, dim, dtype=FLOAT8)
+    qkv, table, norm = torch.zeros(2, 8 * dim, dtype=dtype), torch.zeros(2, dim, dtype=dtype), row[0, :dim]
+    plain = LayerKV(pool[:, :, 1, 0], pool[:, :, 1, 1])
+    scaled = LayerKV(numbers, numbers, torch.zeros(4, 2, 16), torch.zeros(4, 2, 16))
+    KERNELS.rope_cache_write(qkv, table, table, None, plain, ids)
+    KERNELS.rope_cache_write(qkv, table, table, HeadNorms(norm, norm, 1e-6), scaled, ids)
+    KERNELS.unpack_blocks(KERNELS.pack_blocks(pool, ids, 1, 2), pool, ids, 0)
+    KERNELS.block_digest(pool, ids, ids)
+
+
+if __name__ == "__main__":
+    kernels: dict[str, Any] = {}
+    _compile_instead(kernels)
+    for name in sys.argv[1:]:
+        _call_all(getattr(torch, name))
+    for name, compiled in kernels.items():
+        assert compiled.asm["cubin"], name
+        sys.stdout.write(f"{name.split()[0]}\n")

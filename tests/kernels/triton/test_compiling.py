@@ -1,0 +1,35 @@
+"""What is interpreted here also compiles for a GPU: Triton's compiler checks types that its interpreter does not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kernels.triton import compiling
+
+_KERNELS = {
+    "_norm_kernel",
+    "_gate_kernel",
+    "_rope_cache_kernel",
+    "_copy_kernel",
+    "_digest_kernel",
+    "_survey_kernel",
+    "_draw_kernel",
+}
+
+
+@pytest.mark.parametrize(
+    "dtypes", [["bfloat16"], pytest.param(["float32", "float16", "float64"], marks=pytest.mark.golden)], ids=len
+)
+def test_every_kernel_compiles(dtypes: list[str], tmp_path: Path) -> None:
+    """For Hopper; that needs no GPU, but a process that does not interpret."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-W", "error", "-m", compiling.__name__, *dtypes]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert set(done.stdout.split()) == _KERNELS

@@ -1,0 +1,122 @@
+"""A whole decoder on Triton's kernels says what it says on the plain ones, over prefill chunks, decodes and both."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tandem.core.ids import BlockId, SeqId
+from tandem.kv.layout import KVGroup, KVLayout
+from tandem.runtime.batch import Batch, build_batch
+from tandem.runtime.cache import KVCache
+from tandem.runtime.model_config import DecoderConfig, read_model_config
+from tandem.runtime.models.decoder import Decoder
+from tandem.runtime.weights import Checkpoint
+from tandem.sched.plan import Slice
+from tandem_kernels.dispatch import REFERENCE, Kernels, triton_kernels
+
+_BLOCK_SIZE, _BLOCKS, _VOCAB = 16, 12, 50
+_SIZES: dict[str, Any] = {
+    "vocab_size": _VOCAB,
+    "hidden_size": 96,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+_CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", "architectures": ["LlamaForCausalLM"]},
+    "qwen3": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 32},
+}
+
+
+def _weights(name: str) -> dict[str, torch.Tensor]:
+    source = torch.Generator().manual_seed(9)
+    dim = _CONFIGS[name].get("head_dim", 24)
+    hidden, inner, query, kv = 96, 80, 4 * dim, 2 * dim
+    shapes = {"model.embed_tokens": (_VOCAB, hidden), "model.norm": (hidden,), "lm_head": (_VOCAB, hidden)}
+    for i in range(2):
+        prefix = f"model.layers.{i}."
+        attention = {
+            "q_proj": (query, hidden),
+            "k_proj": (kv, hidden),
+            "v_proj": (kv, hidden),
+            "o_proj": (hidden, query),
+        }
+        if name == "qwen3":
+            attention |= {"q_norm": (dim,), "k_norm": (dim,)}
+        shapes |= {f"{prefix}self_attn.{part}": shape for part, shape in attention.items()}
+        mlp = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+        shapes |= {f"{prefix}mlp.{part}": shape for part, shape in mlp.items()}
+        shapes |= {prefix + part: (hidden,) for part in ("input_layernorm", "post_attention_layernorm")}
+    return {
+        f"{part}.weight": torch.randn(shape, generator=source) * (0.15 if len(shape) == 2 else 1.0)
+        for part, shape in shapes.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    found = {name: tmp_path_factory.mktemp(name) for name in _CONFIGS}
+    for name, directory in found.items():
+        (directory / "config.json").write_text(json.dumps(_SIZES | _CONFIGS[name]))
+        save_file(_weights(name), directory / "model.safetensors")
+    return found
+
+
+def _batch(*pieces: tuple[int, int, int]) -> Batch:
+    """Of (sequence, start, stop); a sequence's tokens and blocks follow from its number."""
+    slices = [
+        Slice(SeqId(s), start, stop - start, (), tuple(BlockId(5 * s + b) for b in (3, 0, 4, 2)), None)
+        for s, start, stop in pieces
+    ]
+    tokens = [[(7 * s + 3 * place) % _VOCAB for place in range(start, stop)] for s, start, stop in pieces]
+    return build_batch(slices, tokens, _BLOCK_SIZE)
+
+
+# A chunk; one over a block's end beside another prompt; a decode beside a chunk; decodes, one at a block's end.
+_STEPS = [
+    ((0, 0, 13),),
+    ((0, 13, 17), (1, 0, 3)),
+    ((0, 17, 18), (1, 3, 16)),
+    ((0, 18, 19), (1, 16, 17)),
+]
+
+
+def _logits(directory: Path, config: DecoderConfig, dtype: torch.dtype, plane: str, kernels: Kernels) -> torch.Tensor:
+    layout = KVLayout(_BLOCK_SIZE, (KVGroup(config.layers, config.kv_heads, config.head_dim, plane),))
+    cache = KVCache(layout, _BLOCKS, kernels.block_digest)
+    with Checkpoint(directory, dtype) as checkpoint:
+        decoder = Decoder(config, checkpoint, kernels=kernels)
+        rows = [decoder.logits(decoder.forward(_batch(*pieces), cache)) for pieces in _STEPS]
+    return torch.cat(rows).double()
+
+
+_SOME = [
+    ("llama", "float32", "float32"),
+    ("qwen3", "float32", "float32"),
+    ("llama", "bfloat16", "bfloat16"),
+    ("qwen3", "float32", "float8_e4m3fn"),
+]
+_OTHERS = [("qwen3", "bfloat16", "bfloat16"), ("llama", "bfloat16", "float8_e4m3fn"), ("qwen3", "float16", "float16")]
+_TOLERANCES = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 2e-2, "float8_e4m3fn": 4e-2}
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "plane"), [*_SOME, *(pytest.param(*case, marks=pytest.mark.golden) for case in _OTHERS)]
+)
+def test_logits(models: dict[str, Path], model: str, name: str, plane: str, device: torch.device) -> None:
+    """Within a tolerance of the greatest logit; a float8 key that falls to its other neighbour moves one by most."""
+    if device.type != "cpu":
+        pytest.skip("a decoder loads onto the CPU only")
+    config, dtype = read_model_config(models[model]), getattr(torch, name)
+    expected = _logits(models[model], config, dtype, plane, REFERENCE)
+    got = _logits(models[model], config, dtype, plane, triton_kernels())
+    assert got.shape == (sum(stop - start for pieces in _STEPS for _, start, stop in pieces), _VOCAB)
+    assert float((got - expected).abs().max() / expected.abs().max()) < _TOLERANCES[plane]
