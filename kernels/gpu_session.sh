@@ -23,7 +23,8 @@ Three calls of less than ten minutes each, none of which leaves more than eight 
 Needed there: python3 with torch for CUDA, its Triton, numpy, pytest and pytest-xdist; for `model` also llguidance, safetensors and
 tokenizers; for `transfer` nixl-cu13. What is missing can come as wheels, in .whl/ of the repository (which git ignores)
 or in WHEELS; they are unpacked first. `wheels FOLDER` downloads llguidance and nixl-cu13 for Python 3.12 on x86-64: 59
-MiB, nearly all of it nixl-cu13. Where no more than that can travel, take llguidance alone: only `transfer` fails then.
+MiB, nearly all of it nixl-cu13. Where that is too much for one call, let each carry what its parts need: `model` only
+llguidance, `transfer` only nixl-cu13, all others nothing.
 
 PYTHON (python3), WHEELS (.whl), SHAPES (llama-3.1-8b qwen3-8b llama-3.2-1b), PYTEST_WORKERS (6) may be set.
 SESSION_DEVICE=cpu runs quick, model and transfer at toy sizes without a GPU, to see that they run.
@@ -66,7 +67,7 @@ unpack() {
 # what only servers need.
 tests() {
     part tests 270 "$python" -m pytest -c /dev/null --rootdir . --confcutdir tests/kernels/triton -p no:cacheprovider \
-        --import-mode=importlib -n "${PYTEST_WORKERS:-6}" -q -m "not golden" tests/kernels/triton
+        --import-mode=importlib -W ignore -n "${PYTEST_WORKERS:-6}" -q -m "not golden" tests/kernels/triton
 }
 
 bench() {

@@ -89,8 +89,8 @@ class CudaMemory:
     """Memory of one GPU, opened by others over CUDA's handles between processes. Raises RuntimeError with the driver's
     name for what went wrong; OSError where there is no driver."""
 
-    def __init__(self, ordinal: int = 0) -> None:
-        self._cuda: Any = ctypes.CDLL("libcuda.so.1")
+    def __init__(self, ordinal: int = 0, library: str = "libcuda.so.1") -> None:
+        self._cuda: Any = ctypes.CDLL(library)
         self.device = f"cuda:{ordinal}"
         device, context, self._stream = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuInit", ctypes.c_uint(0))

@@ -170,6 +170,7 @@ def run(args: argparse.Namespace, command: str, clock: Clock) -> Report:
     config = read_model_config(directory)
     torch.set_num_threads(num_compute_threads(args.threads))
     rates = measure_rates(device, torch_dtype(model.dtype))
+    _give_back(device)
     machine = describe(device, command) | {"model": f"{model.id}, {model.dtype}"}
     rows: list[StepRow] = []
     left_out: dict[str, str] = {}
@@ -179,12 +180,17 @@ def run(args: argparse.Namespace, command: str, clock: Clock) -> Report:
         measured = cases if way != "eager" else [case for case in cases if isinstance(case, Decode)]
         rows += Measurement(executor, config, way, rates, args.steps, clock).rows(measured, left_out)
         del executor
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+        _give_back(device)
     if device.type == "cuda":
         machine["clocks after (SM, memory, degrees C, power)"] = clocks()
     return Report(machine, rates, rows, left_out)
+
+
+def _give_back(device: torch.device) -> None:
+    """What torch keeps of a GPU's memory for later would be missing from the next executor's pool."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def measure_rates(device: torch.device, dtype: torch.dtype) -> Rates:

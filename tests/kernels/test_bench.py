@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -60,6 +63,8 @@ def test_one_call_measures_everything(tmp_path: Path, capsys: pytest.CaptureFixt
     assert all(row["timing"]["median_s"] > 0 and row["timing"]["runs"] > 1 and row["share"] > 0 for row in told["rows"])
     assert told["limits"]["copy_bytes_s"] > 0 and told["limits"]["matrix_flops_s"] > 0
     assert told["block_size"] in TINY.block_sizes
+    fresh, cached = (row for row in told["rows"] if row["group"] == "chunk")
+    assert set(fresh["rivals"]) == {"SDPA", "SDPA and its gather"} and set(cached["rivals"]) == {"SDPA"}
     assert told["machine"]["command"].endswith(
         "--device cpu --tiny --json " + " ".join([str(tmp_path / "a.json"), "--markdown", str(tmp_path / "a.md")])
     )
@@ -75,6 +80,20 @@ def test_only_what_is_asked_for_is_measured(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit):
         main([*TINY_ARGS, "--only", "digests"])
     assert "no group is named like digests" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--device", "cpu", "--quick"])
+    assert "toy sizes only" in capsys.readouterr().err
+
+
+@pytest.mark.golden
+@pytest.mark.skipif(importlib.util.find_spec("tandem_kernels.triton") is None, reason="there are no kernels in Triton")
+def test_triton_s_kernels_are_what_the_bench_takes_them_for() -> None:
+    """Interpreted, in a process of their own: the variable is read when Triton is imported."""
+    command = [sys.executable, "-m", "tandem_kernels.bench", *TINY_ARGS, "--kernels", "triton"]
+    only = ["--only", "checks,decode,chunk,layout,uneven,mixed,number"]
+    done = subprocess.run([*command, *only], capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert "- kernels: triton" in done.stdout and "### layout" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -144,6 +163,19 @@ def test_timed_work_is_compared_with_what_torch_yields() -> None:
     cases = [case for case in attention_cases(TINY) if case.group in ("decode", "chunk")]
     run_cases(_bench(paged_attention=wrong), _limits(), cases, float("inf"), outcome, TOLD.append)
     assert len(outcome.failed) == len(cases) and all("away from SDPA" in why for why in outcome.failed.values())
+
+
+def test_a_rival_that_cannot_run_is_left_out_and_the_kernel_is_not() -> None:
+    def raises() -> torch.Tensor:
+        raise torch.OutOfMemoryError("too large")
+
+    def build(bench: Bench) -> Work:
+        return Work(run=lambda: torch.ones(3), num_bytes=12, agreeing={"theirs": raises}, rivals={"other": list})
+
+    outcome = Outcome()
+    run_cases(_bench(), _limits(), [Case("a", "one", build)], float("inf"), outcome, TOLD.append)
+    assert [set(row.rivals) for row in outcome.rows] == [{"other"}] and outcome.is_right
+    assert outcome.left_out == {"a: one, theirs": "OutOfMemoryError: too large"}
 
 
 def test_a_case_that_fails_does_not_stop_the_next_and_time_ends_all() -> None:

@@ -40,6 +40,8 @@ def main(argv: Sequence[str]) -> int:
     parser = _parser()
     args = parser.parse_args(argv)
     device = torch.device(args.device)
+    if device.type == "cpu" and not args.tiny:
+        parser.error("a CPU takes toy sizes only: --tiny")
     groups = _groups(_grid(args))
     unknown = [word for word in _words(args) if not any(word in group for group in groups)]
     if unknown:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ from tandem_kernels.bench.pools import (
     token_bytes,
 )
 from tandem_kernels.contract import FLOAT8, AttentionBatch
+from tandem_kernels.prompt_attention import prompt_attention
 
 _Layout = Callable[[Bench, Shape, torch.dtype, int, int, int], Pool]
 
@@ -143,42 +145,52 @@ def _work(
     scale = shape.head_dim**-0.5
     pairs = sum(count * context - count * (count - 1) // 2 for count, context in zip(rows, contexts, strict=True))
     has_dense = has_rivals and dtype != FLOAT8 and len({*zip(rows, contexts, strict=True)}) == 1
+    agreeing = {"SDPA": _sdpa(pool, query, batch, scale)} if has_dense else {}
+    if has_dense and list(rows) == list(contexts) and batch.max_rows > 1:
+        agreeing["SDPA and its gather"] = lambda: prompt_attention(query, kv, batch, scale)
     return Work(
         run=lambda: bench.kernels.paged_attention(query, kv, batch, scale),
         num_bytes=sum(contexts) * token_bytes(shape, dtype) + 2 * query.nbytes,
         flops=4 * pairs * shape.heads * shape.head_dim,
-        agreeing={"SDPA": _sdpa(pool, query, batch, scale)} if has_dense else {},
+        agreeing=agreeing,
         tolerance=HALF_TOLERANCE,
     )
 
 
 def _sdpa(pool: Pool, query: torch.Tensor, batch: AttentionBatch, scale: float) -> Callable[[], torch.Tensor]:
-    """Torch's attention over dense KV, gathered before the clock starts; equal rows and contexts. Yields `[T, H, D]`.
+    """Torch's attention over dense KV, gathered by its first call; equal rows and contexts. Yields `[T, H, D]`.
 
     A decode row sees all; a chunk is causal from the end, which FlashAttention does itself.
     """
     from torch.nn.attention.bias import causal_lower_right  # a second, most of it for a compiler that is not used
 
-    kv = pool.layer
-    sequences, (heads, dim) = batch.num_sequences, query.shape[1:]
-    context, rows = int(batch.context_lens[0]), len(query) // sequences
-    groups = kv.key.shape[1]
-    keys, values = (
-        plane[batch.block_tables.long()].transpose(1, 2).flatten(2, 3)[:, :, :context].contiguous()
-        for plane in (kv.key, kv.value)
-    )
-    if rows == 1:
+    kv, (heads, dim) = pool.layer, query.shape[1:]
+    sequences, groups = batch.num_sequences, kv.key.shape[1]
+    rows = len(query) // sequences
+
+    @cache
+    def dense() -> list[torch.Tensor]:
+        context = int(batch.context_lens[0])
+        tables = batch.block_tables.long()
+        planes = [
+            plane[tables].transpose(1, 2).flatten(2, 3)[:, :, :context].contiguous() for plane in (kv.key, kv.value)
+        ]
+        return planes if rows == 1 else [plane.repeat_interleave(heads // groups, dim=1) for plane in planes]
+
+    def decode() -> torch.Tensor:
         # The query heads of one KV head are its rows, so that its keys are read once.
         q = query.view(sequences, groups, heads // groups, dim)
-        return lambda: F.scaled_dot_product_attention(q, keys, values, scale=scale).view(-1, heads, dim)
-    keys, values = (part.repeat_interleave(heads // groups, dim=1) for part in (keys, values))
-    q = query.view(sequences, rows, heads, dim).transpose(1, 2)
-    mask = causal_lower_right(rows, context)
-    return lambda: (
-        F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scale)
-        .transpose(1, 2)
-        .reshape(-1, heads, dim)
-    )
+        keys, values = dense()
+        return F.scaled_dot_product_attention(q, keys, values, scale=scale).view(-1, heads, dim)
+
+    def chunk() -> torch.Tensor:
+        q = query.view(sequences, rows, heads, dim).transpose(1, 2)
+        keys, values = dense()
+        mask = causal_lower_right(rows, keys.shape[2])
+        mixed = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scale)
+        return mixed.transpose(1, 2).reshape(-1, heads, dim)
+
+    return decode if rows == 1 else chunk
 
 
 def _name(shape: Shape, dtype: torch.dtype, block_size: int) -> str:

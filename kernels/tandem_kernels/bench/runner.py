@@ -52,7 +52,7 @@ def run_cases(
             outcome.left_out[name] = "no time left"
             continue
         try:
-            row = _measured(bench, limits, case)
+            row = _measured(bench, limits, case, outcome.left_out)
         except NotHere as reason:
             outcome.left_out[name] = str(reason)
         except torch.OutOfMemoryError:
@@ -66,28 +66,30 @@ def run_cases(
         _forget(bench)
 
 
-def _measured(bench: Bench, limits: Limits, case: Case) -> Row:
-    """Raises ValueError when a rival that must agree does not."""
+def _measured(bench: Bench, limits: Limits, case: Case, left_out: dict[str, str]) -> Row:
+    """A rival that cannot be run is left out. Raises ValueError when one that must agree does not."""
     work = case.build(bench)
+    rivals: dict[str, Timing] = {}
     with torch.inference_mode():
-        _agree(work)
         timing = bench.stopwatch.time(work.run)
-        ways = {**work.agreeing, **work.rivals}
-        rivals: dict[str, Timing] = {
-            name: bench.stopwatch.time(way, waits=name in work.waits) for name, way in ways.items()
-        }
+        for name, way in {**work.agreeing, **work.rivals}.items():
+            try:
+                if name in work.agreeing:
+                    _agree(work, name)
+                rivals[name] = bench.stopwatch.time(way, waits=name in work.waits)
+            except (RuntimeError, TypeError, AttributeError) as error:
+                left_out[f"{case.group}: {case.name}, {name}"] = f"{type(error).__name__}: {error}"[:200]
     share = share_of(work, timing.median_s, limits)
     return Row(case.group, case.name, timing, work.num_bytes, work.flops, share, rivals)
 
 
-def _agree(work: Work) -> None:
-    for name, way in work.agreeing.items():
-        got = work.run()
-        assert isinstance(got, torch.Tensor), "a kernel that has something to agree with yields one tensor"
-        expected = way().float()
-        error = float((got.float() - expected).norm() / expected.norm())
-        if not error <= work.tolerance:
-            raise ValueError(f"{error:.1e} away from {name}, more than {work.tolerance:.0e}")
+def _agree(work: Work, name: str) -> None:
+    expected = work.agreeing[name]().float()
+    got = work.run()
+    assert isinstance(got, torch.Tensor), "a kernel that has something to agree with yields one tensor"
+    error = float((got.float() - expected).norm() / expected.norm())
+    if not error <= work.tolerance:
+        raise ValueError(f"{error:.1e} away from {name}, more than {work.tolerance:.0e}")
 
 
 def _forget(bench: Bench) -> None:

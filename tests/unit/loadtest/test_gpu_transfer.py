@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,10 +13,11 @@ import pytest
 from loadtest import gpu_transfer
 from loadtest.__main__ import main
 from loadtest.gpu_transfer import Broken, Case, Row, content_of, copies_of, markdown, measure
-from loadtest.memories import HostMemory
+from loadtest.memories import CudaMemory, HostMemory
 from loadtest.mps import CONTROL, MpsUnavailable, multi_process_service
 from tandem.engine.ports import BlockCopy
 from tandem.transfer.memory import Span
+from tandem_kernels.native.build import _find_compiler
 
 CASE = Case("cpu", 64, (1 << 20,), rounds=2, is_busy=False)
 
@@ -98,6 +100,77 @@ def test_host_memory_is_copied_piece_by_piece() -> None:
     ours.copy([Span(remote + 4096, target, 100), Span(remote + 1, target + 200, 3)])
     assert ours.read(target, 100) == bytes(range(100)) and ours.read(target + 200, 3) == b"\1\2\3"
     assert ours.read(target + 100, 100) == bytes(100)
+
+
+DRIVER = r"""
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+// Memory of a device as files that processes map; a copy is there only once its stream was waited for.
+struct Handle { char name[64]; };
+static char names[8][64]; static char *places[8]; static int count = 0, ready = 0;
+struct Copy { char *to; const char *from; size_t size; }; static Copy open_[64]; static int waiting = 0;
+static char *map(int file, size_t size) {
+    return (char *)mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+}
+extern "C" {
+int cuInit(unsigned flags) { return flags; }
+int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return ordinal > 1 ? 101 : 0; }
+int cuDevicePrimaryCtxRetain(void **context, int device) { *context = (void *)(intptr_t)(7 + device); return 0; }
+int cuCtxSetCurrent(void *context) { ready = context != nullptr; return 0; }
+int cuStreamCreate(void **stream, unsigned flags) { *stream = (void *)9; return ready && flags == 1 ? 0 : 201; }
+int cuMemAlloc_v2(uint64_t *at, size_t size) {
+    int file = memfd_create("gpu", 0); if (ftruncate(file, size)) return 2;
+    snprintf(names[count], 64, "/proc/%d/fd/%d", getpid(), file);
+    places[count] = map(file, size); *at = (uint64_t)places[count++]; return 0;
+}
+int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t size) { memcpy((void *)to, from, size); return 0; }
+int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t size) { memcpy(to, (void *)from, size); return 0; }
+int cuIpcGetMemHandle(Handle *handle, uint64_t at) {
+    for (int i = 0; i < count; i++) if ((uint64_t)places[i] == at) { memcpy(handle->name, names[i], 64); return 0; }
+    return 1;
+}
+int cuIpcOpenMemHandle_v2(uint64_t *at, Handle handle, unsigned flags) {
+    *at = (uint64_t)map(open(handle.name, O_RDWR), 8192); return flags == 1 ? 0 : 1;
+}
+int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t size, void *stream) {
+    if (stream != (void *)9) return 400;
+    if (size == 13) return 1;
+    open_[waiting++] = {(char *)to, (const char *)from, size}; return 0;
+}
+int cuStreamSynchronize(void *stream) {
+    for (; waiting; waiting--) memcpy(open_[waiting - 1].to, open_[waiting - 1].from, open_[waiting - 1].size);
+    return stream == (void *)9 ? 0 : 400;
+}
+int cuGetErrorName(int code, const char **name) {
+    *name = code == 101 ? "CUDA_ERROR_INVALID_DEVICE" : nullptr; return 0;
+}
+}
+"""
+
+
+def test_a_gpu_s_memory_is_reached_by_the_driver_s_calls(tmp_path: Path) -> None:
+    """Against a library of the same calls over the host's memory, because no GPU is here."""
+    library = tmp_path / "libcuda.so"
+    source = tmp_path / "driver.cpp"
+    source.write_text(DRIVER)
+    subprocess.run([_find_compiler(), "-shared", "-fPIC", "-o", library, source], check=True, timeout=100)
+    theirs, ours = CudaMemory(library=str(library)), CudaMemory(1, library=str(library))
+    assert (theirs.device, ours.device) == ("cuda:0", "cuda:1")
+    source_at, target = theirs.allocate(8192), ours.allocate(8192)
+    theirs.write(source_at, bytes(range(256)) * 32)
+    remote = ours.open(theirs.share(source_at))
+    assert remote not in (source_at, target)
+    ours.copy([Span(remote + 4096, target, 100), Span(remote + 1, target + 200, 3)])
+    assert ours.read(target, 100) == bytes(range(100)) and ours.read(target + 200, 3) == b"\1\2\3"
+    assert ours.read(target + 100, 100) == bytes(100)
+    with pytest.raises(RuntimeError, match="cuDeviceGet: CUDA_ERROR_INVALID_DEVICE"):
+        CudaMemory(2, library=str(library))
+    with pytest.raises(RuntimeError, match="cuMemcpyDtoDAsync_v2: error 1"):
+        ours.copy([Span(remote, target, 13)])
 
 
 def test_what_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
