@@ -38,6 +38,7 @@ _VARIANTS = (
     *(replace(_DEFAULT, block_size=size) for size in (8, 32)),
     replace(_DEFAULT, company=False),
     replace(_DEFAULT, plan_depth=2),
+    replace(_DEFAULT, plan_depth=2, on_device=True),
     replace(_DEFAULT, prefix_hit=True),
     replace(_DEFAULT, transport="local"),
     replace(_DEFAULT, remote=False),
@@ -71,7 +72,12 @@ def _executors(
     needed = sum(-(-(len(prompt) + _OUTPUTS) // knobs.block_size) for prompt in texts)
     num_blocks = needed - 1 if knobs.preempt else 2 * needed
     return [
-        real.executor(block_size=knobs.block_size, num_blocks=num_blocks, quantization=quantization)
+        real.executor(
+            block_size=knobs.block_size,
+            num_blocks=num_blocks,
+            quantization=quantization,
+            on_device=knobs.on_device,
+        )
         for _ in range(1 + knobs.remote)
     ]
 
