@@ -38,7 +38,6 @@ _VARIANTS = (
     *(replace(_DEFAULT, block_size=size) for size in (8, 32)),
     replace(_DEFAULT, company=False),
     replace(_DEFAULT, plan_depth=2),
-    replace(_DEFAULT, plan_depth=2, on_device=True),
     replace(_DEFAULT, prefix_hit=True),
     replace(_DEFAULT, transport="local"),
     replace(_DEFAULT, remote=False),
@@ -106,6 +105,13 @@ def test_every_prompt_over_the_default_path(real: Reference, judge: Judge, texts
 
 @pytest.mark.parametrize("knobs", _VARIANTS[1:], ids=str)
 def test_a_few_prompts_over_each_setting(real: Reference, judge: Judge, texts: list[list[int]], knobs: Knobs) -> None:
+    _check(real, judge, [texts[i] for i in (0, 4, 9, 19, 20)], knobs)
+
+
+@pytest.mark.golden
+def test_a_few_prompts_on_a_device(real: Reference, judge: Judge, texts: list[list[int]]) -> None:
+    """With reference kernels, which take minutes."""
+    knobs = replace(_DEFAULT, plan_depth=2, on_device=True)
     _check(real, judge, [texts[i] for i in (0, 4, 9, 19, 20)], knobs)
 
 
