@@ -85,10 +85,10 @@ class KVCache:
         beside the steps, of blocks that none of them writes: it waits for itself alone."""
         with self._aside.running():
             device = self.pool.device
-            words = self.digest_words(torch.tensor(blocks, device=device), torch.tensor(indices, device=device))
+            words = self.digest_on_device(torch.tensor(blocks, device=device), torch.tensor(indices, device=device))
             return unsigned_rows(words.cpu())
 
-    def digest_words(self, blocks: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    def digest_on_device(self, blocks: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """The same of int64 tensors `[n]` on the pool's device, as int64 `[n, heads]` there."""
         return self._block_digest(self.pool, blocks, indices)
 
