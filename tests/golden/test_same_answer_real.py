@@ -71,7 +71,12 @@ def _executors(
     needed = sum(-(-(len(prompt) + _OUTPUTS) // knobs.block_size) for prompt in texts)
     num_blocks = needed - 1 if knobs.preempt else 2 * needed
     return [
-        real.executor(block_size=knobs.block_size, num_blocks=num_blocks, quantization=quantization)
+        real.executor(
+            block_size=knobs.block_size,
+            num_blocks=num_blocks,
+            quantization=quantization,
+            on_device=knobs.on_device,
+        )
         for _ in range(1 + knobs.remote)
     ]
 
@@ -100,6 +105,13 @@ def test_every_prompt_over_the_default_path(real: Reference, judge: Judge, texts
 
 @pytest.mark.parametrize("knobs", _VARIANTS[1:], ids=str)
 def test_a_few_prompts_over_each_setting(real: Reference, judge: Judge, texts: list[list[int]], knobs: Knobs) -> None:
+    _check(real, judge, [texts[i] for i in (0, 4, 9, 19, 20)], knobs)
+
+
+@pytest.mark.golden
+def test_a_few_prompts_on_a_device(real: Reference, judge: Judge, texts: list[list[int]]) -> None:
+    """With reference kernels, which take minutes."""
+    knobs = replace(_DEFAULT, plan_depth=2, on_device=True)
     _check(real, judge, [texts[i] for i in (0, 4, 9, 19, 20)], knobs)
 
 

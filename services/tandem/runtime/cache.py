@@ -84,20 +84,20 @@ class KVCache:
 
     def digest(self, blocks: Sequence[BlockId], indices: Sequence[int]) -> list[tuple[int, ...]]:
         """Unsigned 64-bit digests per KV head of the model of `blocks`, which are the `indices`-th of their prompt."""
-        return unsigned(self.digest_words(*self._places(blocks, indices)))
+        return unsigned(self.digest_on_device(*self._places(blocks, indices)))
 
-    def digest_words(self, blocks: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    def digest_on_device(self, blocks: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """`digest` of int64 tensors `[n]` on the pool's device, as int64 `[n, heads]` there with the same bits."""
-        return self.own_words(blocks, indices)
+        return self.digest_own_on_device(blocks, indices)
 
     def digest_here(self, blocks: Sequence[BlockId], indices: Sequence[int]) -> list[tuple[int, ...]]:
         """`digest` of the heads that this rank holds. May be called beside the steps, of blocks that none of them
         writes: it waits for itself alone."""
         with self._aside.running():
-            return unsigned(self.own_words(*self._places(blocks, indices)))
+            return unsigned(self.digest_own_on_device(*self._places(blocks, indices)))
 
-    def own_words(self, blocks: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """`digest_words` of the heads that this rank holds."""
+    def digest_own_on_device(self, blocks: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """`digest_on_device` of the heads that this rank holds."""
         return self._block_digest(self.pool, blocks, indices, head_start=self.heads.start)
 
     def _places(self, blocks: Sequence[BlockId], indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -222,7 +222,7 @@ class DeviceExecutor:
                 tokens, logits = self._draw(staged, hidden)
         words = tokens
         if places:
-            found = self.cache.digest_words(staged.digest_blocks, staged.digest_indices)
+            found = self.cache.digest_on_device(staged.digest_blocks, staged.digest_indices)
             words = torch.cat((tokens, found.flatten()))
         words = self._stream.to_host(words)
         return _Part(works, staged.draws, places, scores, tokens, words, logits, self._stream.mark())

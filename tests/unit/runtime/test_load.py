@@ -13,13 +13,20 @@ import torch
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.config import Bytes, EngineConfig, ModelConfig
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.ids import BlockId, SeqId
+from tandem.core.request import SamplingParams
 from tandem.runtime import cuda
 from tandem.runtime.cuda import device_kernels
 from tandem.runtime.device_executor import DeviceExecutor
 from tandem.runtime.executor import TorchExecutor
 from tandem.runtime.fingerprint import model_fingerprint
+from tandem.runtime.gpu_memory import CONTEXT_BYTES, step_bytes
+from tandem.runtime.graphs import GraphedModel
 from tandem.runtime.load import AnyExecutor, load_executor
 from tandem.runtime.model_config import read_model_config
+from tandem.runtime.stream import HostStream
+from tandem.sched.plan import Sampling, Slice, StepPlan
+from tandem_kernels.dispatch import REFERENCE
 
 _BUNDLE = TokenizerBundle(b"{}", "", "{}", "{}")
 
@@ -118,3 +125,33 @@ def test_workers_exchange_no_kv_of_other_numbers(model_dir: Path) -> None:
 
     pairs = [(dtype, kv) for dtype in ("float32", "bfloat16") for kv in ("auto", "float8_e4m3fn")]
     assert len({fingerprint(*pair) for pair in pairs}) == 4
+
+
+def test_what_is_composed_for_a_gpu_computes(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the device itself, for which the CPU stands: weights on it, a pool of what is left, graphs, a step."""
+    from tandem.runtime import load_device
+
+    total = 4 << 30
+    monkeypatch.setattr(load_device, "open_cuda", lambda: torch.device("cpu"))
+    monkeypatch.setattr(load_device, "device_kernels", lambda device: REFERENCE)
+    monkeypatch.setattr(load_device, "CudaStream", lambda device: HostStream())
+    monkeypatch.setattr(load_device, "free_and_total", lambda device: (total, total))
+    monkeypatch.setattr(load_device, "reserved", lambda device: 1 << 20)
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "none")
+    engine = {"gpu_memory_utilization": 0.2, "max_num_seqs": 4, "max_num_batched_tokens": 64}
+    executor = _load(model_dir, ModelConfig(device="cuda"), kv_cache_memory=Bytes(0), **engine)
+    assert isinstance(executor, DeviceExecutor) and isinstance(executor.model, GraphedModel)
+    assert executor.layout.block_size == 64 and executor.model.dtype is torch.bfloat16
+    settings = EngineConfig(max_num_seqs=4, max_num_batched_tokens=64)
+    room = int(0.2 * total) - (1 << 20) - CONTEXT_BYTES - step_bytes(executor.model.config, settings, 2)
+    assert executor.num_blocks == room // executor.layout.block_bytes > 0
+    said = _load(model_dir, ModelConfig(device="cuda"), kv_cache_memory=Bytes(1 << 20), **engine)
+    assert said.num_blocks == (1 << 20) // said.layout.block_bytes, "a size wins over a share"
+    draw = Sampling(SamplingParams(max_tokens=2, temperature=0), 0, 0)
+    chunk = Slice(SeqId(1), 0, 3, (4, 5, 6), (BlockId(0),), draw)
+    (first,) = executor.execute(StepPlan(0, (chunk,))).slices
+    chained = Slice(SeqId(1), 3, 1, (), (BlockId(0),), replace(draw, index=1), chained=True)
+    (second,) = executor.execute(StepPlan(1, (chained,))).slices
+    assert first.error is None and second.error is None and len(second.tokens) == 1

@@ -61,7 +61,7 @@ class Follower:
     def _digest(self, num_blocks: int) -> None:
         places = torch.empty((2, num_blocks), dtype=torch.int64, device=self.cache.pool.device)
         blocks, indices = self.communicator.broadcast(places)
-        self.communicator.gather(self.cache.own_words(blocks, indices))
+        self.communicator.gather(self.cache.digest_own_on_device(blocks, indices))
 
     def _logits(self, num_rows: int) -> None:
         """The rows of `forward` would do, but only the leader knows which are drawn from."""

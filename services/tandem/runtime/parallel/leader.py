@@ -86,7 +86,7 @@ class RankedModel:
 
 class RankedCache(KVCache):
     """The first rank's part of the pool. What is done to blocks is done to every rank's part of them; `digest` and
-    `digest_words` are of all heads. Raises RanksLost."""
+    `digest_on_device` are of all heads. Raises RanksLost."""
 
     def __init__(self, lead: Lead, *pool: Any, **options: Any) -> None:
         """All but `lead` as `KVCache` takes it."""
@@ -113,10 +113,10 @@ class RankedCache(KVCache):
             with self._lead.together(FillBlocks(tuple(copies))):
                 super().fill(copies)
 
-    def digest_words(self, blocks: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    def digest_on_device(self, blocks: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         places = torch.stack((blocks, indices))
         with self._lead.together(DigestBlocks(len(blocks))):
             self._lead.communicator.broadcast(places)
-            parts = self._lead.communicator.gather(self.own_words(blocks, indices))
+            parts = self._lead.communicator.gather(self.digest_own_on_device(blocks, indices))
             assert parts is not None, "the first rank leads"
             return torch.cat(parts, 1)
