@@ -32,7 +32,7 @@ class _NoGPU:
         return _HOPPER
 
 
-def _compile_instead(found: dict[str, Any]) -> None:
+def compile_instead(found: dict[str, Any]) -> None:
     """From now on a launch compiles, and the compiled kernel goes to `found`."""
 
     def bind(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
@@ -72,7 +72,7 @@ def _call_all(dtype: torch.dtype) -> None:
 
 if __name__ == "__main__":
     kernels: dict[str, Any] = {}
-    _compile_instead(kernels)
+    compile_instead(kernels)
     for name in sys.argv[1:]:
         _call_all(getattr(torch, name))
     for name, compiled in kernels.items():
