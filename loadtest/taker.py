@@ -25,6 +25,7 @@ from tandem.sched.policy import SchedulerLimits
 from tandem.transfer.mover import Mover
 from tandem.transfer.transport import Transport
 from tandem.worker.driver import EngineDriver, Snapshot
+from tandem.worker.in_turn import InTurn
 from tandem.worker.reads import ReadDesk
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Taker:
         limits = SchedulerLimits(max_num_batched_tokens=512, max_num_seqs=8, max_model_len=tokens)
         deadlines = HandoffLimits(block_bytes=cache.layout.block_bytes)
         engine = Engine(BlockPool(size, cache.layout.block_size), limits, deadlines, "measured")
-        self._driver = EngineDriver(engine, _Instant(cache.layout, size), self, self._clock, GUARD_S)
+        self._driver = EngineDriver(engine, InTurn(_Instant(cache.layout, size)), self, self._clock, GUARD_S)
 
     def start(self, peer: TransportPeer) -> None:
         self._mover.start()

@@ -146,8 +146,19 @@ class Reference:
 
 def make_tiny(name: str, directory: Path, dtype: str) -> Reference:
     """Write the tiny model `name` to `directory` and load it back with transformers."""
-    torch.manual_seed(1 + sorted(TINY).index(name))
-    model: Any = AutoModelForCausalLM.from_config(TINY[name](), dtype=torch.float64)  # type: ignore[no-untyped-call]
+    return make_random(TINY[name](), 1 + sorted(TINY).index(name), directory, dtype)
+
+
+def make_wide(directory: Path, dtype: str) -> Reference:
+    """One with as many KV heads as four ranks need, and a vocabulary that four do not divide."""
+    shape = _SHAPE | {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": TINY_VOCAB + 1}
+    return make_random(LlamaConfig(**shape, rope_parameters=_LLAMA3, mlp_bias=True), 99, directory, dtype)
+
+
+def make_random(config: PretrainedConfig, seed: int, directory: Path, dtype: str) -> Reference:
+    """Write a model of random weights to `directory` and load it back with transformers."""
+    torch.manual_seed(seed)
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float64)  # type: ignore[no-untyped-call]
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             _randomise(parameter_name, parameter)

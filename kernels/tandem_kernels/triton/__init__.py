@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tandem_kernels import reference
 from tandem_kernels.dispatch import Kernels
+from tandem_kernels.triton.attention import paged_attention
 from tandem_kernels.triton.blocks import pack_blocks, unpack_blocks
 from tandem_kernels.triton.digest import block_digest
 from tandem_kernels.triton.gate import silu_mul
@@ -19,7 +20,7 @@ KERNELS = Kernels(
     # Plain torch on any device, once a step, and without a host sync.
     rope_tables=reference.rope_tables,
     rope_cache_write=rope_cache_write,
-    paged_attention=reference.paged_attention,
+    paged_attention=paged_attention,
     pack_blocks=pack_blocks,
     unpack_blocks=unpack_blocks,
     block_digest=block_digest,

@@ -40,7 +40,9 @@ def _doc(text: str, default: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    id: str = _doc("alias, directory, .gguf file or hub id", "smollm2-135m-instruct")
+    id: str = _doc(
+        "alias, directory, .gguf file, hub id, or random: and a published model's name", "smollm2-135m-instruct"
+    )
     served_name: str = _doc("name clients use, or several, by commas; empty: the id's last part", "")
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = _doc("of weights, activations and KV", "float32")
     quantization: Literal["none", "int8"] = _doc("of weights; int8 computes in float32 with 8-bit products", "none")
@@ -63,13 +65,20 @@ class EngineConfig:
     max_num_seqs: int = _doc("sequences that may run at once", 64)
     max_model_len: int = _doc("prompt and output tokens of one request; 0: what the model and the KV pool allow", 0)
     block_size: int = _doc("tokens per KV block", 16)
+    tensor_parallel: int = _doc(
+        "ranks that compute one worker's model together, each in a process and on a device of its own", 1
+    )
     enable_chunked_prefill: bool = _doc("off: a prompt is computed in one step, whatever the budget", True)
     enable_prefix_caching: bool = _doc("reuse the KV of equal prefixes", True)
-    kv_cache_memory: Bytes = _doc("size of the KV pool", Bytes(1 << 30))
+    kv_cache_memory: Bytes = _doc("size of the KV pool, of each rank", Bytes(1 << 30))
     host_cache_memory: Bytes = _doc(
         "host memory for blocks that the pool has no room for; 0: none. It pays where a GPU's memory is scarce: on a "
         "CPU it is memory like the pool's, at the price of copies",
         Bytes(0),
+    )
+    plan_depth: int = _doc(
+        "steps that may be planned and not finished: with 2 the next one is planned while a GPU computes; 0: by device",
+        0,
     )
     num_threads: int = _doc("compute threads of one worker; 0: its share of the cores", 0)
     kernels: Literal["auto", "compiled", "reference"] = _doc(
@@ -289,6 +298,7 @@ _RULES: tuple[_Rule, ...] = (
         lambda c: c.engine.max_num_batched_tokens >= max(1, c.engine.max_num_seqs),
     ),
     _one("engine.max_model_len", "must be 0 (whatever fits) or at least 2", lambda v: v == 0 or v >= 2),
+    _one("engine.tensor_parallel", "must be at least 1", lambda v: v >= 1),
     _one("engine.block_size", "must be a power of two from 8 to 256", _BLOCK_SIZES.__contains__),
     *_each("must not be negative", lambda v: v >= 0, *(f"slo.{one.name}" for one in fields(SloConfig))),
     *_each("must be at least 1", lambda v: v >= 1, "speculative.num_tokens", "speculative.max_batch_tokens"),
@@ -319,6 +329,7 @@ _RULES: tuple[_Rule, ...] = (
     _one("gateway.max_connections", "must be at least 1", lambda v: v >= 1),
     _one("gateway.worker_silence_s", "must be at least 3, because workers speak once per second", lambda v: v >= 3),
     _one("gateway.max_queued", "must be at least 1, because every request begins in the queue", lambda v: v >= 1),
+    _one("engine.plan_depth", "must be 0 (by device), 1 or 2", (0, 1, 2).__contains__),
     *_each("must not be negative", lambda v: v >= 0, "engine.num_threads", "engine.host_cache_memory"),
     (
         "engine.host_cache_memory",

@@ -56,6 +56,12 @@ class SamplingParams:
         penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1)
         return any(penalties) or self.grammar is not None
 
+    def is_plain_at(self, index: int) -> bool:
+        """Whether the output token at `index` is drawn from its logits by the filters alone, and nothing is told of it
+        but the token: such a draw a device makes by itself."""
+        has_bias = bool(self.logit_bias) or index < self.min_tokens
+        return not (self.needs_history or has_bias or self.logprobs is not None)
+
     def __post_init__(self) -> None:
         _require(0 <= self.max_tokens <= MAX_COUNT, "max_tokens", f"must be in [0, {MAX_COUNT}]", self.max_tokens)
         _require(-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", "must be in [-2, 2]", self.presence_penalty)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tandem.core.by_device import by_device
 from tandem.core.config import Config, SpeculativeConfig
 from tandem.engine.engine import Engine, HandoffLimits
 from tandem.engine.ports import Executor
@@ -47,7 +48,14 @@ def compose_engine(
         block_bytes=executor.layout.block_bytes,
     )
     limits = replace(engine_limits(config, max_model_len), vocab_size=executor.vocab_size)
-    return Engine(pool, limits, deadlines, model_fingerprint, speculation=_speculation(config.speculative))
+    return Engine(
+        pool,
+        limits,
+        deadlines,
+        model_fingerprint,
+        plan_depth=by_device(config).engine.plan_depth,
+        speculation=_speculation(config.speculative),
+    )
 
 
 def _speculation(config: SpeculativeConfig) -> Speculation | None:

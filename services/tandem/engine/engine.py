@@ -119,7 +119,7 @@ class Engine:
 
     def begin(self, now: float) -> tuple[StepPlan | None, list[Effect]]:
         """Plan the next step; None when there is nothing to compute or enough plans are open."""
-        if self._scheduler.num_open_plans >= self._plan_depth:
+        if not self.may_begin:
             return None, []
         planned = self._scheduler.plan(now)
         self.num_preempted += planned.num_preempted
@@ -131,6 +131,11 @@ class Engine:
         for grant in planned.pulls:
             effects += self._taker.granted(grant, now)
         return planned.step, effects
+
+    @property
+    def may_begin(self) -> bool:
+        """Fewer plans are open than may be."""
+        return self._scheduler.num_open_plans < self._plan_depth
 
     def finish(self, result: StepResult, now: float) -> list[Effect]:
         """Take in what a plan yielded; plans finish in the order in which they began."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
@@ -57,8 +57,19 @@ class KVLayout:
         return only
 
     @property
+    def head_bytes(self) -> int:
+        """Bytes of one head of a block; head h lies at `h * head_bytes`."""
+        return sum(g.head_bytes(self.block_size) for g in self.groups)
+
+    @property
     def block_bytes(self) -> int:
         return sum(g.heads * g.head_bytes(self.block_size) for g in self.groups)
+
+    def share(self, heads: range) -> KVLayout:
+        """The shape of one block of a rank that holds these of the heads."""
+        return (
+            self if len(heads) == self.group.heads else replace(self, groups=(replace(self.group, heads=len(heads)),))
+        )
 
     @property
     def token_bytes(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -14,29 +14,35 @@ from tandem.kv.host_pool import Fill, Spill
 from tandem.kv.layout import KVLayout, KVRegion
 from tandem.runtime.device import torch_dtype
 from tandem_kernels.contract import FLOAT8, LayerKV
+from tandem_kernels.dispatch import BlockDigest
 from tandem_kernels.reference import block_digest
-
-BlockDigests = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""`contract.block_digest`."""
 
 
 class KVCache:
-    """One zeroed tensor `pool` `[num_blocks, *layout.block_shape()]`, and `layers`, the planes of each.
+    """One zeroed tensor `pool` `[num_blocks, *share.block_shape()]`, and `layers`, the planes of each.
 
-    `host` is a tensor `[num_host_slots, *layout.block_shape()]` that no step reads. Invariant: a slot of a block that
-    holds no token is finite, see `clear`.
+    `layout` is the whole model's; `share` that of the `heads` which this rank holds, all of them without tensor
+    parallelism. `host` is a tensor `[num_host_slots, *share.block_shape()]` that no step reads. Invariant: a slot of a
+    block that holds no token is finite, see `clear`.
     """
 
     def __init__(
-        self, layout: KVLayout, num_blocks: int, block_digest: BlockDigests = block_digest, num_host_slots: int = 0
+        self,
+        layout: KVLayout,
+        num_blocks: int,
+        block_digest: BlockDigest = block_digest,
+        num_host_slots: int = 0,
+        heads: range | None = None,
     ) -> None:
         self.layout = layout
+        self.heads = range(layout.group.heads) if heads is None else heads
+        self.share = layout.share(self.heads)
         self.num_blocks = num_blocks
         self.num_host_slots = num_host_slots
         self._block_digest = block_digest
-        self.pool = _blocks(layout, num_blocks)
-        self.host = _blocks(layout, num_host_slots)
-        self.layers = tuple(_layer(self.pool, layout, i) for i in range(layout.group.layers))
+        self.pool = _blocks(self.share, num_blocks)
+        self.host = _blocks(self.share, num_host_slots)
+        self.layers = tuple(_layer(self.pool, self.share, i) for i in range(layout.group.layers))
 
     @property
     def region(self) -> KVRegion:
@@ -44,9 +50,9 @@ class KVCache:
         return KVRegion(
             address=self.pool.data_ptr(),
             num_blocks=self.num_blocks,
-            block_bytes=self.layout.block_bytes,
-            head_start=0,
-            head_stop=self.layout.group.heads,
+            block_bytes=self.share.block_bytes,
+            head_start=self.heads.start,
+            head_stop=self.heads.stop,
         )
 
     def clear(self, blocks: Sequence[BlockId]) -> None:
@@ -73,12 +79,25 @@ class KVCache:
 
     def digest(self, blocks: Sequence[BlockId], indices: Sequence[int]) -> list[tuple[int, ...]]:
         """Unsigned 64-bit digests per KV head of `blocks`, which are the `indices`-th of their prompt."""
-        words = self._block_digest(self.pool, torch.tensor(blocks), torch.tensor(indices))
-        return [tuple(row) for row in words.numpy().view(np.uint64).tolist()]
+        return self.digest_here(blocks, indices)
+
+    def digest_here(self, blocks: Sequence[BlockId], indices: Sequence[int]) -> list[tuple[int, ...]]:
+        """`digest` of the heads that this rank holds; other threads may call it while steps run."""
+        return unsigned(self.digest_words(blocks, indices))
+
+    def digest_words(self, blocks: Sequence[BlockId], indices: Sequence[int]) -> torch.Tensor:
+        """`digest_here` as int64 `[len(blocks), len(heads)]` with the same bits."""
+        ids, places = torch.tensor(blocks), torch.tensor(indices)
+        return self._block_digest(self.pool, ids, places, head_start=self.heads.start)
 
     def __repr__(self) -> str:
         sizes = f"{self.pool.nbytes >> 20} MiB, {self.host.nbytes >> 20} MiB in host memory"
-        return f"KVCache({self.num_blocks} blocks of {self.layout}, {sizes})"
+        return f"{type(self).__name__}({self.num_blocks} blocks of {self.share}, {sizes})"
+
+
+def unsigned(words: torch.Tensor) -> list[tuple[int, ...]]:
+    """Rows of digests as contracts have them."""
+    return [tuple(row) for row in words.cpu().numpy().view(np.uint64).tolist()]
 
 
 def _layer(pool: torch.Tensor, layout: KVLayout, index: int) -> LayerKV:

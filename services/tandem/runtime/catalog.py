@@ -1,6 +1,7 @@
 """Finds the directory of a model by its id, fetching or converting it on first use; never loads it.
 
-An id is an alias, a directory, a `.gguf` file, or the name of a repository on the Hugging Face hub.
+An id is an alias, a directory, a `.gguf` file, the name of a repository on the Hugging Face hub, or `random:` and the
+name of a published model whose shape is wanted without its weights.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.runtime.importing import ProgressLine, build_once
+from tandem.runtime.random_model import PREFIX, random_directory
 
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
 _HUB_ID_PARTS = 2
@@ -55,6 +57,8 @@ def locate(model_id: str, cache_dir: Path) -> Path:
     alias = _ALIASES.get(model_id)
     if alias is not None:
         return _import_package(model_id, alias, cache_dir)
+    if model_id.startswith(PREFIX):
+        return random_directory(model_id, cache_dir)
     path = Path(model_id).expanduser()
     if path.is_dir():
         return path

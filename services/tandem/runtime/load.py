@@ -25,6 +25,11 @@ from tandem.runtime.models.causal import CausalModel
 from tandem.runtime.models.compiled import CompiledModel, packed_weights, shape_of
 from tandem.runtime.models.decoder import Decoder
 from tandem.runtime.packing import Packing
+from tandem.runtime.parallel.follower import Follower
+from tandem.runtime.parallel.leader import RankedCache, RankedModel
+from tandem.runtime.parallel.place import Place
+from tandem.runtime.parallel.shard import require_divisible
+from tandem.runtime.random_weights import is_random, open_weights
 from tandem.runtime.weights import Checkpoint
 from tandem_kernels.native import library as native
 from tandem_kernels.native.build import NativeUnavailable
@@ -51,15 +56,28 @@ class LoadedModel:
         return self.executor.max_model_len
 
 
-def load_model(model: ModelConfig, engine: EngineConfig) -> LoadedModel:
-    """Fetch, convert and load as needed. Raises TandemError that says what is wrong with the model or the settings."""
+def check_parallel(model: ModelConfig, engine: EngineConfig) -> None:
+    """Fetch and convert as needed, and raise TandemError unless the model runs on `engine.tensor_parallel` ranks."""
+    directory = locate(model.id, cache_root(model.cache_dir))
+    require_divisible(read_model_config(directory), engine.tensor_parallel)
+    if model.quantization != "none":
+        message = f"{model.quantization} weights have groups that ranks would cut: use no tensor_parallel with them"
+        raise TandemError(ErrorKind.UNSUPPORTED, message, param="quantization")
+    if engine.kernels == "compiled":
+        message = "compiled kernels compute whole models: use no tensor_parallel with them"
+        raise TandemError(ErrorKind.UNSUPPORTED, message, param="kernels")
+
+
+def load_model(model: ModelConfig, engine: EngineConfig, place: Place | None = None) -> LoadedModel:
+    """Fetch, convert and load as needed; on the first of several ranks, at its `place`. Raises TandemError that says
+    what is wrong with the model or the settings."""
     require_cpu(model.device)
     cache_dir = cache_root(model.cache_dir)
     directory = locate(model.id, cache_dir)
     config = read_model_config(directory)
     bundle = read_bundle(directory, config)
     grammars = _grammars(bundle, config)
-    executor = load_executor(directory, config, model, engine, grammars)
+    executor = load_executor(directory, config, model, engine, grammars, place)
     name, *aliases = model.served_names
     digest = weights_digest(directory, cache_dir)
     return LoadedModel(
@@ -80,19 +98,54 @@ def load_executor(
     model: ModelConfig,
     engine: EngineConfig,
     grammars: GrammarMasks | None = None,
+    place: Place | None = None,
 ) -> TorchExecutor:
-    """Weights, a KV pool of `engine.kv_cache_memory` bytes and `engine.host_cache_memory` beside it. Raises
-    TandemError."""
+    """Weights, a KV pool of `engine.kv_cache_memory` bytes and `engine.host_cache_memory` beside it, of each rank if
+    there are several. Raises TandemError."""
+    parts = (
+        _load_whole(directory, config, model, engine)
+        if place is None
+        else _load_rank(directory, config, model, engine, place)
+    )
+    num_slots = parts[1].num_blocks * engine.block_size
+    return TorchExecutor(*parts, _max_model_len(engine.max_model_len, config.max_length, num_slots), grammars)
+
+
+def load_follower(model: ModelConfig, engine: EngineConfig, place: Place) -> Follower:
+    """A rank but the first, as `load_model` loads that. Raises TandemError."""
+    require_cpu(model.device)
+    directory = locate(model.id, cache_root(model.cache_dir))
+    parts = _load_rank(directory, read_model_config(directory), model, engine, place)
+    return Follower(*parts, place.communicator)
+
+
+def _load_rank(
+    directory: Path, config: DecoderConfig, model: ModelConfig, engine: EngineConfig, place: Place
+) -> tuple[CausalModel, KVCache]:
+    """The part of a rank. All ranks load side by side, and agree on the number of blocks."""
+    shard, lead = place.shard, place.lead
+    torch.set_num_threads(max(1, num_compute_threads(engine.num_threads) // shard.size))
+    with open_weights(directory, torch_dtype(model.dtype)) as checkpoint:
+        local = Decoder(config, checkpoint, shard=shard, communicator=place.communicator)
+    layout, heads = _layout(config, model, engine), shard.part(config.kv_heads)
+    sizes = _num_blocks_of(layout.share(heads), engine)
+    num_blocks, num_host_slots = (place.communicator.least(size) for size in sizes)
+    _log.info("rank %d of %d: KV heads [%d, %d)", shard.rank, shard.size, heads.start, heads.stop)
+    if lead is None:
+        return local, KVCache(layout, num_blocks, num_host_slots=num_host_slots, heads=heads)
+    cache = RankedCache(lead, layout, num_blocks, num_host_slots=num_host_slots, heads=heads)
+    return RankedModel(local, lead), cache
+
+
+def _load_whole(
+    directory: Path, config: DecoderConfig, model: ModelConfig, engine: EngineConfig
+) -> tuple[CausalModel, KVCache]:
     if model.quantization == "int8":
         check_int8(config, model.dtype)
-    layout = KVLayout(engine.block_size, (KVGroup(config.layers, config.kv_heads, config.head_dim, model.dtype),))
-    num_blocks = _num_blocks(layout, engine.kv_cache_memory, "kv_cache_memory")
-    num_host_slots = 0
-    if engine.host_cache_memory:
-        num_host_slots = _num_blocks(layout, engine.host_cache_memory, "host_cache_memory")
-    max_model_len = _max_model_len(engine.max_model_len, config.max_length, num_blocks * engine.block_size)
+    layout = _layout(config, model, engine)
+    num_blocks, num_host_slots = _num_blocks_of(layout, engine)
     num_threads = num_compute_threads(engine.num_threads)
-    reason = _why_reference(config, model, engine)
+    reason = _why_reference(directory, config, model, engine)
     # Next to compiled kernels torch only draws tokens: threads of its own would take cores from theirs.
     torch.set_num_threads(1 if reason is None else num_threads)
     if reason is None:
@@ -100,11 +153,23 @@ def load_executor(
         cache = KVCache(layout, num_blocks, native.block_digest, num_host_slots)
         _log.info("compiled kernels, vectors of %d floats, %d threads", native.vector_width(), num_threads)
     else:
-        with Checkpoint(directory, torch_dtype(model.dtype)) as checkpoint:
+        with open_weights(directory, torch_dtype(model.dtype)) as checkpoint:
             decoder = Decoder(config, checkpoint, model.quantization)
         cache = KVCache(layout, num_blocks, num_host_slots=num_host_slots)
         _log.info("reference kernels in plain torch (%s), %d threads", reason, num_threads)
-    return TorchExecutor(decoder, cache, max_model_len, grammars)
+    return decoder, cache
+
+
+def _layout(config: DecoderConfig, model: ModelConfig, engine: EngineConfig) -> KVLayout:
+    return KVLayout(engine.block_size, (KVGroup(config.layers, config.kv_heads, config.head_dim, model.dtype),))
+
+
+def _num_blocks_of(share: KVLayout, engine: EngineConfig) -> tuple[int, int]:
+    """Of the pool, and of the host memory beside it; `share` is what a rank holds of a block."""
+    num_blocks = _num_blocks(share, engine.kv_cache_memory, "kv_cache_memory")
+    if not engine.host_cache_memory:
+        return num_blocks, 0
+    return num_blocks, _num_blocks(share, engine.host_cache_memory, "host_cache_memory")
 
 
 def _num_blocks(layout: KVLayout, num_bytes: int, setting: str) -> int:
@@ -124,11 +189,13 @@ def _grammars(bundle: TokenizerBundle, config: DecoderConfig) -> GrammarMasks | 
         return None
 
 
-def _why_reference(config: DecoderConfig, model: ModelConfig, engine: EngineConfig) -> str | None:
+def _why_reference(directory: Path, config: DecoderConfig, model: ModelConfig, engine: EngineConfig) -> str | None:
     """Why the compiled kernels are not used; None when they are. Raises TandemError when they were asked for."""
     if engine.kernels == "reference":
         return "as configured"
     reason = unsupported(shape_of(config))
+    if is_random(directory):
+        reason = "weights are drawn, compiled kernels read theirs from files"
     if model.dtype != "float32":
         reason = f"compiled kernels compute in float32, the model is to run in {model.dtype}"
     if reason is None:

@@ -9,6 +9,7 @@ import json
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -37,8 +38,9 @@ def weight_files(directory: Path) -> list[Path]:
 class Checkpoint:
     """The tensors of one model directory. `take` each, then `finish`; a context manager that closes the files."""
 
-    def __init__(self, directory: Path, dtype: torch.dtype) -> None:
+    def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         self._dtype = dtype
+        self._device = device
         self._stack = ExitStack()
         self._where = {}
         for file in weight_files(directory):
@@ -60,16 +62,22 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._where
 
-    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """The tensor `name` in the dtype of the checkpoint's user. Raises TandemError unless it has this shape."""
+    def take(
+        self, name: str, shape: tuple[int, ...], rows: range | None = None, columns: range | None = None
+    ) -> torch.Tensor:
+        """The tensor `name`, whose whole shape is `shape`, in the dtype and on the device of the checkpoint's user;
+        of parts only these are read. Raises TandemError unless it has this shape."""
         if name not in self._where:
             raise _broken(f"the weights lack {name}")
-        tensor: torch.Tensor = self._where.pop(name).get_tensor(name)
-        if tuple(tensor.shape) != shape:
-            raise _broken(f"{name} has shape {list(tensor.shape)}, the configuration says {list(shape)}")
+        handle = self._where.pop(name)
+        stored = handle.get_slice(name)
+        if tuple(stored.get_shape()) != shape:
+            raise _broken(f"{name} has shape {list(stored.get_shape())}, the configuration says {list(shape)}")
+        is_whole = rows is None and columns is None
+        tensor: torch.Tensor = handle.get_tensor(name) if is_whole else _part(stored, rows, columns)
         if tensor.dtype not in _FLOATS:
             raise _broken(f"{name} is stored as {tensor.dtype}, which is not implemented")
-        return tensor.to(self._dtype)
+        return tensor.to(self._device, self._dtype)
 
     def drop(self, suffix: str) -> None:
         """Forget the tensors whose names end so: they repeat what is known otherwise."""
@@ -80,6 +88,13 @@ class Checkpoint:
         if self._where:
             rest = sorted(self._where)
             raise _broken(f"{len(rest)} weights have no place in the model, the first is {rest[0]}")
+
+
+def _part(stored: Any, rows: range | None, columns: range | None) -> torch.Tensor:
+    """Of a tensor that lies in a file; a copy where it is not one piece there."""
+    wanted = tuple(slice(None) if part is None else slice(part.start, part.stop) for part in (rows, columns))
+    tensor: torch.Tensor = stored[wanted if columns is not None else wanted[0]]
+    return tensor.contiguous()
 
 
 def _weight_map(index: Path) -> dict[str, str]:

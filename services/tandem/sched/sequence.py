@@ -111,10 +111,11 @@ class Sequence:
     @property
     def may_go_on(self) -> bool:
         """There is more to plan: more tokens may be drawn than are drawn or planned to be, or the prompt alone is
-        wanted. While guesses are open nobody knows where the next begins, and while a draw is open nobody knows what
-        a draw that looks back at it sees."""
+        wanted. While guesses are open nobody knows where the next begins, and while a draw is open that is more than
+        its filters nobody knows its token: devices leave it to their host."""
         sampling = self.job.request.sampling
-        if self.parting is Parting.FROZEN or self.num_drafted or (self.num_pending and sampling.needs_history):
+        is_host_drawing = self.num_pending > 0 and not sampling.is_plain_at(self.num_output + self.num_pending - 1)
+        if self.parting is Parting.FROZEN or self.num_drafted or is_host_drawing:
             return False
         if sampling.max_tokens == 0:
             return self.num_remaining > 0

@@ -1,10 +1,11 @@
-"""The sizes of models, from their published configurations; never holds a weight."""
+"""What a model's sizes mean in weights, bytes and operations; the sizes are `core.published`'s, never its own."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
+from tandem.core.published import PUBLISHED
 from tandem.kv.layout import KVGroup, KVLayout
 
 Precision = Literal["bf16", "fp8"]
@@ -56,34 +57,26 @@ class ModelShape:
         return KVLayout(block_size, (KVGroup(self.layers, self.kv_heads, self.head_dim, DTYPES[kv]),))
 
 
-def _shape(name: str, source: str, is_tied: bool, *sizes: int) -> ModelShape:
-    layers, hidden, heads, kv_heads, head_dim, feed_forward, vocabulary = sizes
+def _shape(name: str) -> ModelShape:
+    published = PUBLISHED[name]
+    config = published.config
     return ModelShape(
         name=name,
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        feed_forward=feed_forward,
-        vocabulary=vocabulary,
-        is_tied=is_tied,
-        provenance=source,
+        layers=config["num_hidden_layers"],
+        hidden=config["hidden_size"],
+        heads=config["num_attention_heads"],
+        kv_heads=config["num_key_value_heads"],
+        head_dim=config["head_dim"],
+        feed_forward=config["intermediate_size"],
+        vocabulary=config["vocab_size"],
+        is_tied=config["tie_word_embeddings"],
+        provenance=published.provenance,
     )
 
 
-LLAMA_8B = _shape("llama-3.1-8b", "config.json of meta-llama/Llama-3.1-8B", False, 32, 4096, 32, 8, 128, 14336, 128256)
-LLAMA_70B = _shape(
-    "llama-3.1-70b", "Llama 3.1 70B model table of Oumi's recipes", False, 80, 8192, 64, 8, 128, 28672, 128256
-)
-QWEN_8B = _shape("qwen3-8b", "config.json of a fine-tune of Qwen/Qwen3-8B", False, 36, 4096, 32, 8, 128, 12288, 151936)
-QWEN_32B = _shape(
-    "qwen3-32b", "config.json of T-pro-it-2.0, a Qwen3-32B; its vocabulary is Qwen/Qwen3-32B's", False,
-    64, 5120, 64, 8, 128, 25600, 151936,
-)  # fmt: skip
-SMOLLM_135M = _shape(
-    "smollm2-135m", "config.json of HuggingFaceTB/SmolLM2-135M-Instruct", True, 30, 576, 9, 3, 64, 1536, 49152
-)
-
-SHAPES = {one.name: one for one in (LLAMA_8B, LLAMA_70B, QWEN_8B, QWEN_32B, SMOLLM_135M)}
+SHAPES = {name: _shape(name) for name in PUBLISHED}
 """By name."""
+
+LLAMA_8B, LLAMA_70B = SHAPES["llama-3.1-8b"], SHAPES["llama-3.1-70b"]
+QWEN_8B, QWEN_32B = SHAPES["qwen3-8b"], SHAPES["qwen3-32b"]
+SMOLLM_135M = SHAPES["smollm2-135m"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from tandem.engine.ports import KVTransport
+from tandem.transfer.pool import MemoryPool
 
 
 class Transport(KVTransport, Protocol):
@@ -14,6 +15,11 @@ class Transport(KVTransport, Protocol):
     be posted to, and its reads go on being progressed. `poll` raises PeerError when a read ended badly without proof
     that it touches our memory no more. After `close` returns, nothing of the transport touches our memory.
     """
+
+    @property
+    def pool(self) -> MemoryPool:
+        """Where reads end: all blocks, and of each the heads of this rank."""
+        ...
 
     def post_self_test(self) -> int:
         """Start to move a few bytes of the transport's own memory, never of the pool, through itself.

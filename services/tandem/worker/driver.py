@@ -21,7 +21,7 @@ from tandem.core.load import Load
 from tandem.core.step_cost import StepCost
 from tandem.engine.effects import Effect, Emit
 from tandem.engine.engine import Engine
-from tandem.engine.ports import Executor, StepObserver
+from tandem.engine.ports import DeviceLost, Pipeline, StepObserver
 from tandem.sched.plan import SliceResult, StepPlan, StepResult
 from tandem.worker.pulse import Pulse
 
@@ -74,24 +74,36 @@ class _Call:
     settle: Callable[[], None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A plan that was launched, or one whose launch failed with `error`. `began`: when it was begun to be made."""
+
+    plan: StepPlan
+    began: float
+    error: Exception | None
+
+
 class EngineDriver:
     """`post`, `call` and `stop` may be called from any thread; all else happens on the driver's own."""
 
     def __init__(
         self,
         engine: Engine,
-        executor: Executor,
+        pipeline: Pipeline,
         sink: EffectSink,
         clock: Clock,
         stall_s: float,
         observers: Sequence[StepObserver] = (),
         calibrate: Callable[[], StepCost | None] | None = None,
     ) -> None:
-        """`calibrate` is called once, before the first command; it may run steps on the executor."""
+        """`calibrate` is called once, before the first command; it may run steps on the pipeline's executor. The
+        engine keeps as many plans open as it was made for."""
         self._engine = engine
         self._observers = tuple(observers)
         self._calibrate = calibrate
-        self._executor = executor
+        self._pipeline = pipeline
+        self._running: deque[_Running] = deque()
+        self._handed_out = 0.0
         self._sink = sink
         self._clock = clock
         self._inbox: deque[Command | _Call] = deque()
@@ -141,6 +153,14 @@ class EngineDriver:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    def lose(self, reason: str) -> None:
+        """End the thread after the step that is running, if that ends: what it computes with is gone."""
+
+        def end(_engine: Engine, _now: float) -> list[Effect]:
+            raise DeviceLost(reason)
+
+        self._put(end)
+
     def stalled(self) -> str | None:
         """None while the loop makes progress, else what is wrong."""
         if not self._thread.is_alive():
@@ -151,14 +171,19 @@ class EngineDriver:
 
     def _run(self) -> None:
         error: str | None = None
+        kind = ErrorKind.WORKER_LOST
         try:
             self._warm_up()
             while self._turn():
                 pass
+        except DeviceLost as loss:
+            _log.error("the engine ends: %s", loss)
+            error = str(loss)
         except Exception as failure:
             _log.exception("the engine failed")
-            error = f"{type(failure).__name__}: {failure}"
-        self._close(error)
+            error, kind = f"{type(failure).__name__}: {failure}", ErrorKind.INTERNAL
+        self._abandon()
+        self._close(error, kind)
 
     def _warm_up(self) -> None:
         """A worker that cannot be calibrated learns from its work."""
@@ -166,6 +191,8 @@ class EngineDriver:
             return
         try:
             cost = self._calibrate()
+        except DeviceLost:
+            raise
         except Exception:
             _log.exception("the calibration failed")
             return
@@ -183,33 +210,61 @@ class EngineDriver:
             self._next_tick = now + TICK_S
             self._dispatch(self._engine.tick(now))
         plan, effects = self._engine.begin(now)
-        if plan is None:
+        if plan is None and not self._running:
             self._dispatch(effects)
             self._rest(now)
-        else:
-            # What a plan changes in the load alone is told with what the step yields: one crossing for both.
-            if effects:
-                self._dispatch(effects)
-            self._step(plan, now)
+            return True
+        # What a plan changes in the load alone is told with what a step yields: one crossing for both.
+        if effects:
+            self._dispatch(effects)
+        self._step(plan, now)
         return True
 
-    def _step(self, plan: StepPlan, began: float) -> None:
+    def _step(self, plan: StepPlan | None, began: float) -> None:
+        """Launch a plan, and collect the oldest one that runs unless there may be one to plan behind it."""
         self._pulse.step_begins()
-        try:
-            result = self._executor.execute(plan)
-        except Exception as failure:
-            if plan.num_host_copies:
-                # Names may stand on what was never copied: nothing that is cached can be trusted any more.
-                raise
-            _log.exception("%s failed", plan)
-            reason = f"the step failed: {type(failure).__name__}: {failure}"
-            result = StepResult(plan.number, tuple(SliceResult(s.seq, error=reason) for s in plan.slices))
+        if plan is not None:
+            self._launch(plan, began)
+        collected = self._collect() if plan is None or not self._engine.may_begin else None
         self._pulse.step_ends()
+        if collected is None:
+            return
+        done, result = collected
         self._dispatch(self._engine.finish(result, self._clock.now()))
-        # From planning to handing out: what a client sees between two tokens.
-        record = self._engine.pacer.measured(result, self._clock.now() - began)
-        for observer in self._observers if plan.slices else ():
+        # From planning to handing out, what a client sees between two tokens; of plans that overlap, from the moment in
+        # which the device had nothing else to do.
+        now = self._clock.now()
+        record = self._engine.pacer.measured(result, now - max(done.began, self._handed_out))
+        self._handed_out = now
+        for observer in self._observers if done.plan.slices else ():
             observer.observe(record)
+
+    def _launch(self, plan: StepPlan, began: float) -> None:
+        error: Exception | None = None
+        try:
+            self._pipeline.launch(plan)
+        except DeviceLost:
+            raise
+        except Exception as failure:
+            error = failure
+        self._running.append(_Running(plan, began, error))
+
+    def _collect(self) -> tuple[_Running, StepResult]:
+        done = self._running.popleft()
+        plan, error = done.plan, done.error
+        try:
+            if error is None:
+                return done, self._pipeline.collect()
+        except DeviceLost:
+            raise
+        except Exception as failure:
+            error = failure
+        if plan.num_host_copies:
+            # Names may stand on what was never copied: nothing that is cached can be trusted any more.
+            raise error
+        _log.error("%s failed", plan, exc_info=error)
+        reason = f"the step failed: {type(error).__name__}: {error}"
+        return done, StepResult(plan.number, tuple(SliceResult(s.seq, error=reason) for s in plan.slices))
 
     def _rest(self, now: float) -> None:
         if self._engine.is_idle and now >= self._next_check:
@@ -260,7 +315,16 @@ class EngineDriver:
             self._snapshot = snapshot
             self._sink.dispatch(effects, snapshot)
 
-    def _close(self, error: str | None) -> None:
+    def _abandon(self) -> None:
+        """Wait for what runs: nothing may compute in memory that its owner is about to free."""
+        try:
+            while self._running:
+                if self._running.popleft().error is None:
+                    self._pipeline.collect()
+        except Exception as failure:
+            _log.warning("a step that was given up failed: %s", failure)
+
+    def _close(self, error: str | None, kind: ErrorKind) -> None:
         """Nothing enters the inbox after this took the lock, so every call is answered and every job ends."""
         with self._wake:
             self._is_open = False
@@ -268,7 +332,6 @@ class EngineDriver:
             entry = self._inbox.popleft()
             if isinstance(entry, _Call):
                 entry.fail(_ended("has stopped"))
-        kind = ErrorKind.INTERNAL if error is not None else ErrorKind.WORKER_LOST
         message = "the engine failed" if error is not None else "the worker stopped"
         lost = [Emit(Failed(key, kind, message)) for key in self._engine.live_jobs()]
         self._sink.dispatch(lost, Snapshot(Load(draining=True, number=self._snapshot.load.number + 1)))

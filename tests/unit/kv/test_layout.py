@@ -24,6 +24,14 @@ def test_bytes_follow_the_type(dtype: str, size: int) -> None:
     assert layout.block_bytes == 2 * 2 * 8 * 4 * size
 
 
+def test_float8_has_its_scales_in_the_block() -> None:
+    layout = KVLayout(8, (KVGroup(layers=2, heads=3, head_dim=4, dtype="float8_e4m3fn"),))
+    tile = 8 * 4 + 8 * 4
+    assert layout.block_shape() == (3, 2, 2, tile)
+    assert layout.group.head_bytes(8) == 2 * 2 * tile
+    assert layout.block_bytes == 3 * 2 * 2 * tile
+
+
 @pytest.mark.parametrize(("num_tokens", "num_blocks"), [(0, 0), (1, 1), (16, 1), (17, 2), (32, 2)])
 def test_a_ragged_tail_takes_a_block(num_tokens: int, num_blocks: int) -> None:
     assert LAYOUT.num_blocks_for(num_tokens) == num_blocks

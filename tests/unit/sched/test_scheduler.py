@@ -318,3 +318,40 @@ def test_an_output_that_is_complete_before_its_first_token_ends_each_choice(job:
         (choice, (), FinishReason.STOP, False) for choice in range(num_choices)
     ]
     assert progress.finish is FinishReason.STOP and not progress.handed_over and s.num_sequences == 0
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"presence_penalty": 0.5}, {"logit_bias": ((3, 1.0),)}, {"min_tokens": 9}, {"logprobs": 0}],
+    ids=lambda more: next(iter(more)),
+)
+def test_what_the_host_draws_is_planned_only_after_its_draw(more: dict[str, object]) -> None:
+    """A device knows the tokens that it draws itself; the next step may be chained to those alone."""
+    s = scheduler()
+    asked = generate("a", 3, 9)
+    s.add(replace(asked, request=replace(asked.request, sampling=replace(asked.request.sampling, **more))))  # type: ignore[arg-type]
+    s.add(generate("b", 3, 9))
+    first = s.plan().step
+    assert names(s, first) == ["a", "b"]
+    second = s.plan().step
+    assert names(s, second) == ["b"] and second is not None and second.slices[0].chained
+    finish(s, first)
+    third = s.plan().step
+    assert sorted(names(s, third)) == ["a", "b"]
+    s.check()
+
+
+def test_a_draw_after_the_least_number_of_tokens_is_a_device_s_again() -> None:
+    s = scheduler()
+    asked = generate("a", 3, 9)
+    s.add(replace(asked, request=replace(asked.request, sampling=replace(asked.request.sampling, min_tokens=2))))
+    chained: list[bool] = []
+    open_plans: list[StepPlan] = []
+    for _ in range(12):
+        step = s.plan().step
+        if step is not None:
+            chained.append(step.slices[0].chained)
+            open_plans.append(step)
+        if len(open_plans) == 2 or step is None:
+            finish(s, open_plans.pop(0))
+    assert chained[:5] == [False, False, False, True, True]

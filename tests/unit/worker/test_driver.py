@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import pytest
 
 from tandem.core.clock import SystemClock
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Failed, Finished, Token
+from tandem.core.events import Cancelled, Failed, Finished, Token
+from tandem.core.load import Books
 from tandem.core.request import Generate
 from tandem.core.step_cost import StepCost, StepFeatures
 from tandem.engine.effects import Effect, Emit
 from tandem.engine.engine import Engine, HandoffLimits
+from tandem.engine.ports import DeviceLost
 from tandem.kv.pool import BlockPool
-from tandem.sched.plan import StepPlan
+from tandem.sched.plan import StepPlan, StepResult
 from tandem.sched.policy import SchedulerLimits
 from tandem.worker.calibrate import calibrate
 from tandem.worker.driver import EngineDriver, Snapshot
+from tandem.worker.in_turn import InTurn
 from tandem.worker.pulse import STALL_FACTOR, Pulse
 from tandem.worker.steps import RecentSteps
 from tests.e2e.client import new_request
@@ -53,17 +56,41 @@ class Sink:
         return [e.event for e in self.effects if isinstance(e, Emit) and isinstance(e.event, Failed)]
 
 
+class Watched(InTurn):
+    """Writes down what is launched and collected, by the numbers of the plans."""
+
+    def __init__(self, executor: FakeExecutor) -> None:
+        super().__init__(executor)
+        self.acts: list[tuple[str, int]] = []
+        self.before_launch: Callable[[StepPlan], None] = lambda plan: None
+        self.before_collect: Callable[[], None] = lambda: None
+
+    def launch(self, plan: StepPlan) -> None:
+        self.before_launch(plan)
+        self.acts.append(("launch", plan.number))
+        super().launch(plan)
+
+    def collect(self) -> StepResult:
+        self.before_collect()
+        result = super().collect()
+        self.acts.append(("collect", result.number))
+        return result
+
+
 class Rig:
-    def __init__(self) -> None:
+    def __init__(self, plan_depth: int = 1) -> None:
         self.sink = Sink()
         self.executor = FakeExecutor(NUM_BLOCKS)
+        self.pipeline = Watched(self.executor)
         self.limits = SchedulerLimits(max_num_batched_tokens=8, max_num_seqs=4, max_model_len=200)
-        self.engine = Engine(BlockPool(NUM_BLOCKS, BLOCK_SIZE), self.limits, HandoffLimits(), "f00d")
+        self.engine = Engine(
+            BlockPool(NUM_BLOCKS, BLOCK_SIZE), self.limits, HandoffLimits(), "f00d", plan_depth=plan_depth
+        )
         self.steps = RecentSteps(num_steps=16)
         self.calibrates = False
         self.calibrated: list[str] = []
         self.driver = EngineDriver(
-            self.engine, self.executor, self.sink, SystemClock(), 30.0, (self.steps,), self.calibrate
+            self.engine, self.pipeline, self.sink, SystemClock(), 30.0, (self.steps,), self.calibrate
         )
 
     def calibrate(self) -> StepCost | None:
@@ -81,6 +108,19 @@ def rig() -> Iterator[Rig]:
     rig = Rig()
     yield rig
     assert rig.driver.stop(10)
+
+
+@pytest.fixture
+def deep() -> Iterator[Rig]:
+    """Two plans may be open."""
+    rig = Rig(plan_depth=2)
+    yield rig
+    assert rig.driver.stop(10)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    while not condition():
+        time.sleep(1e-3)
 
 
 def test_effects_come_from_one_thread_and_before_the_answer(rig: Rig) -> None:
@@ -118,6 +158,28 @@ def test_what_comes_during_a_step_is_done_right_after_it(rig: Rig) -> None:
     future.result(10)
     tokens = [e for e in rig.sink.effects if isinstance(e, Emit) and isinstance(e.event, Token)]
     assert len(tokens) == 1, "the step that was running is the last"
+
+
+@pytest.mark.parametrize("when", ["in a step", "between steps", "while it is calibrated"])
+def test_jobs_of_a_device_that_is_lost_go_on_elsewhere(when: str, rig: Rig) -> None:
+    """A step of it is no failure of what it was for."""
+
+    def fail(plan: StepPlan) -> None:
+        raise DeviceLost("rank 1 is gone")
+
+    rig.calibrates = when == "while it is calibrated"
+    if when != "between steps":
+        rig.executor.before_step = fail
+    rig.driver.start()
+    if when == "in a step":
+        rig.submit(5)
+    elif when == "between steps":
+        rig.submit(150)
+        rig.driver.lose("rank 1 is gone")
+    assert rig.sink.has_ended.wait(10)
+    assert rig.sink.ends == ["rank 1 is gone"]
+    assert [failed.kind for failed in rig.sink.failures()] == [ErrorKind.WORKER_LOST] * (not rig.calibrates)
+    assert rig.driver.stalled() == "the engine has ended"
 
 
 @pytest.mark.parametrize("copies", [False, True])
@@ -287,3 +349,116 @@ def test_a_calibration_ends_in_time_and_uses_nothing_that_is_not_there() -> None
     cost = calibrate(executor, clock, SchedulerLimits(max_num_batched_tokens=1, max_num_seqs=1, max_model_len=1))
     assert cost is not None and cost.predict(StepFeatures(0, 1, 1, 0)) == pytest.approx(60.0, rel=0.1)
     assert numbers == [-1, -2], "plans of the engine begin at 0"
+
+
+def tokens_of(rig: Rig) -> list[int]:
+    return [e.event.token.id for e in rig.sink.effects if isinstance(e, Emit) and isinstance(e.event, Token)]
+
+
+def test_the_next_plan_is_launched_while_one_runs(deep: Rig) -> None:
+    deep.driver.start()
+    job = deep.submit(6)
+    wait_for(lambda: finished(deep))
+    assert deep.driver.stop(10)
+    assert tokens_of(deep) == continuation(job.request.prompt_tokens, 6)
+    launched = [act for act in deep.pipeline.acts if act[0] == "launch"]
+    assert deep.pipeline.acts[:5] == [("launch", 0), ("launch", 1), ("collect", 0), ("launch", 2), ("collect", 1)]
+    assert [number for _, number in launched] == list(range(6)), "nothing was computed beyond the end"
+    assert deep.pipeline.acts[-1] == ("collect", 5)
+
+
+def test_with_one_plan_open_each_is_collected_before_the_next_is_made(rig: Rig) -> None:
+    rig.driver.start()
+    rig.submit(4)
+    wait_for(lambda: finished(rig))
+    assert rig.pipeline.acts == [(act, number) for number in range(4) for act in ("launch", "collect")]
+
+
+def test_what_is_cancelled_between_launch_and_collect_draws_no_more_and_leaves_nothing(deep: Rig) -> None:
+    jobs: list[Generate] = []
+
+    def cancel() -> None:
+        if jobs and len(deep.pipeline.acts) > 6:
+            deep.driver.post(lambda engine, now: engine.cancel(jobs[0].key, now))
+
+    deep.pipeline.before_collect = cancel
+    pace(deep.executor)
+    deep.driver.start()
+    jobs.append(deep.submit(190))
+    wait_for(lambda: any(isinstance(e, Emit) and isinstance(e.event, Cancelled) for e in deep.sink.effects))
+    wait_for(lambda: deep.engine.num_live == 0 and not deep.driver.call(_books).result(10).num_sequences)
+    books = deep.driver.call(_books).result(10)
+    assert books.num_free_blocks == NUM_BLOCKS
+    ends = [i for i, e in enumerate(deep.sink.effects) if isinstance(e, Emit) and isinstance(e.event, Cancelled)]
+    assert ends[0] == len(deep.sink.effects) - 1, "no token after the end"
+
+
+def _books(engine: Engine, now: float) -> tuple[Books, list[Effect]]:
+    engine.check()
+    return engine.books(), []
+
+
+@pytest.mark.parametrize("where", ["launch", "collect"])
+def test_a_step_that_fails_whole_takes_what_was_chained_to_it_along(deep: Rig, where: str) -> None:
+    """The plan behind it was made from a token that never came."""
+
+    def fail(plan: StepPlan) -> None:
+        if plan.number == 3:
+            raise RuntimeError("planted")
+
+    if where == "launch":
+        deep.pipeline.before_launch = fail
+    else:
+        deep.executor.before_step = fail
+    deep.driver.start()
+    broken = deep.submit(50)
+    wait_for(lambda: bool(deep.sink.failures()))
+    assert "planted" in deep.sink.failures()[0].message
+    assert tokens_of(deep) == continuation(broken.request.prompt_tokens, 3)
+    deep.submit(2)
+    wait_for(lambda: finished(deep))
+    books = deep.driver.call(_books).result(10)
+    assert books.num_free_blocks == NUM_BLOCKS and deep.sink.ends == []
+    assert [failure.key for failure in deep.sink.failures()] == [broken.key]
+
+
+@pytest.mark.parametrize("where", ["launch", "collect"])
+def test_a_lost_device_ends_the_engine(deep: Rig, where: str) -> None:
+    def lose(*_: object) -> None:
+        if len(deep.pipeline.acts) > 4:
+            raise DeviceLost("an illegal address")
+
+    setattr(deep.pipeline, f"before_{where}", lose)
+    deep.driver.start()
+    job = deep.submit(50)
+    assert deep.sink.has_ended.wait(10)
+    assert deep.sink.ends == ["an illegal address"]
+    assert [failure.key for failure in deep.sink.failures()] == [job.key]
+
+
+def test_a_stop_waits_for_what_was_launched(deep: Rig) -> None:
+    pace(deep.executor)
+    deep.driver.start()
+    deep.submit(190)
+    wait_for(lambda: len(deep.pipeline.acts) > 6)
+    assert deep.driver.stop(10)
+    numbers = {act: [n for name, n in deep.pipeline.acts if name == act] for act in ("launch", "collect")}
+    assert numbers["launch"] == numbers["collect"]
+
+
+def test_steps_that_overlap_are_timed_from_the_end_of_the_one_before() -> None:
+    """Their times add up to the time that passed, not to twice that."""
+    clock = SetClock()
+    rig = Rig(plan_depth=2)
+    driver = EngineDriver(rig.engine, rig.pipeline, rig.sink, clock, 30.0, (rig.steps,))
+
+    def compute() -> None:
+        clock.time += 0.5
+
+    rig.pipeline.before_collect = compute
+    driver.start()
+    job = Generate(request=new_request("fake", [1, 2, 3], 10), attempt=1)
+    driver.call(lambda engine, now: (None, engine.submit(job, now))).result(10)
+    wait_for(lambda: finished(rig))
+    assert driver.stop(10)
+    assert [record.measured_s for record in rig.steps.recent()] == [0.5] * 10

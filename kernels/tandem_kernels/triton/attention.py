@@ -1,0 +1,51 @@
+"""Divides a step's rows between the kernels of few and of many rows, and refuses what neither takes; never computes."""
+
+from __future__ import annotations
+
+import torch
+
+from tandem_kernels.contract import FLOAT8, AttentionBatch, LayerKV
+from tandem_kernels.triton.chunk import chunk_attention
+from tandem_kernels.triton.decode import MOST_PACKED, split_attention
+
+MOST_HEAD_DIM = 256
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def paged_attention(query: torch.Tensor, kv: LayerKV, batch: AttentionBatch, scale: float) -> torch.Tensor:
+    """See `tandem_kernels.contract`; raises ValueError where dtypes, head sizes or strides are not supported.
+
+    Of half types a product of weights and values takes the weights rounded to the query's dtype, with float8 values
+    always to bfloat16, whose range holds a weight times a scale.
+
+    Neither kernel lets a row's result depend on its batch; which of them takes it does: rows behind the first
+    `num_decodes` sequences go to the kernel of few rows where the step's longest chunk is short, else to the other.
+    """
+    _check(query, kv)
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    decodes = range(batch.num_decodes)
+    chunks = range(batch.num_decodes, batch.num_sequences)
+    if decodes:
+        split_attention(query, kv, batch, scale, out, decodes, max_rows=1)
+    if chunks:
+        if batch.max_rows * (query.shape[1] // kv.key.shape[1]) <= MOST_PACKED:
+            split_attention(query, kv, batch, scale, out, chunks, batch.max_rows)
+        else:
+            chunk_attention(query, kv, batch, scale, out, chunks)
+    return out
+
+
+def _check(query: torch.Tensor, kv: LayerKV) -> None:
+    _, heads, head_dim = query.shape
+    _, groups, _, kv_dim = kv.key.shape
+    if query.dtype not in _DTYPES:
+        raise ValueError(f"attention of {query.dtype} rows: the GPU's kernels take float32, bfloat16 and float16")
+    if kv.key.dtype != (query.dtype if kv.key_scale is None else FLOAT8):
+        raise ValueError(f"keys are {kv.key.dtype} and rows {query.dtype}: only float8 planes with scales may differ")
+    if head_dim > MOST_HEAD_DIM or head_dim != kv_dim or heads % groups:
+        raise ValueError(f"{heads} query heads of {head_dim} do not go with {groups} KV heads of {kv_dim}")
+    if query.stride(2) != 1 or (heads > 1 and query.stride(1) != head_dim):
+        raise ValueError(f"heads of a query row must lie side by side: strides {query.stride()}")
+    strides = kv.key.stride()
+    if strides[2:] != (head_dim, 1) or kv.value.stride() != strides:
+        raise ValueError(f"not a plane of a KV pool: shape {tuple(kv.key.shape)}, strides {strides}")

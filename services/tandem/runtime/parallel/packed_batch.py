@@ -1,0 +1,56 @@
+"""A batch as one tensor that ranks can be sent without a look at it, and back; never sends it.
+
+What is drawn from a batch is the first rank's business alone: `drawn_rows` does not go along.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tandem.engine.ranks import Forward
+from tandem.runtime.batch import Batch
+from tandem_kernels.contract import AttentionBatch
+
+
+def shape_of(batch: Batch) -> Forward:
+    """All that has to be known to unpack it; read from shapes, not from the device."""
+    attention = batch.attention
+    return Forward(
+        num_rows=len(batch.tokens),
+        num_sequences=attention.num_sequences,
+        num_blocks=attention.block_tables.shape[1],
+        num_decodes=attention.num_decodes,
+        max_rows=attention.max_rows,
+    )
+
+
+def num_packed(shape: Forward) -> int:
+    """Numbers of a batch of this shape."""
+    return 3 * shape.num_rows + 1 + shape.num_sequences * (2 + shape.num_blocks)
+
+
+def pack(batch: Batch) -> torch.Tensor:
+    """int64 `[num_packed]`: tokens, positions, slots, query starts, context lengths, block tables."""
+    attention = batch.attention
+    sequences = (attention.query_starts, attention.context_lens, attention.block_tables.flatten())
+    return torch.cat((batch.tokens, batch.positions, batch.slots, *(part.to(torch.int64) for part in sequences)))
+
+
+def unpack(numbers: torch.Tensor, shape: Forward) -> Batch:
+    """The batch that `pack` was given, of which nothing is drawn."""
+    rows, sequences = shape.num_rows, shape.num_sequences
+    sizes = [rows, rows, rows, sequences + 1, sequences, sequences * shape.num_blocks]
+    tokens, positions, slots, starts, lens, tables = torch.split(numbers, sizes)
+    return Batch(
+        tokens=tokens,
+        positions=positions,
+        slots=slots,
+        attention=AttentionBatch(
+            query_starts=starts.to(torch.int32),
+            context_lens=lens.to(torch.int32),
+            block_tables=tables.to(torch.int32).view(sequences, shape.num_blocks),
+            num_decodes=shape.num_decodes,
+            max_rows=shape.max_rows,
+        ),
+        drawn_rows=[],
+    )

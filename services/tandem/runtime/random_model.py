@@ -1,0 +1,101 @@
+"""Model directories without weights: a published model's config.json, a tokenizer for its vocabulary, and a seed;
+never draws a weight.
+
+An id is `random:NAME` or `random:NAME@SEED`, NAME of `core.published`. The tokenizer is made, because the published
+ones are not at hand everywhere: a text is its bytes, one token each, and every other id is a word that says its number,
+so that whatever such a model samples can be told apart.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.published import PUBLISHED
+from tandem.runtime.fingerprint import DIGEST_FILE
+from tandem.runtime.importing import build_once
+from tandem.runtime.random_weights import FORMAT, MARKER, random_digest
+
+PREFIX = "random:"
+_SEED_BITS = 64
+_END = "<|end|>"
+_SPACE = "\u0120"
+"""How byte-level vocabularies write a space."""
+_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+def random_directory(model_id: str, cache_dir: Path) -> Path:
+    """The directory of a `random:` id, made on first use. Raises TandemError for an unknown name or a seed that is
+    none."""
+    name, seed = _parse(model_id)
+
+    def build(target: Path) -> None:
+        config = dict(PUBLISHED[name].config)
+        end = config["vocab_size"] - 1
+        files = {
+            "config.json": config | {"eos_token_id": end},
+            "tokenizer.json": _tokenizer(config["vocab_size"]),
+            "tokenizer_config.json": {"eos_token": _END, "chat_template": _TEMPLATE},
+            MARKER: {"seed": seed},
+        }
+        for file, content in files.items():
+            (target / file).write_text(json.dumps(content), encoding="ascii")
+        (target / DIGEST_FILE).write_text(random_digest(name, seed), encoding="ascii")
+
+    return build_once(cache_dir / f"random-{name}-{seed}-{FORMAT}", build)
+
+
+def _parse(model_id: str) -> tuple[str, int]:
+    name, at, seed = model_id.removeprefix(PREFIX).partition("@")
+    if name not in PUBLISHED:
+        known = ", ".join(PREFIX + one for one in PUBLISHED)
+        raise TandemError(ErrorKind.MODEL_NOT_FOUND, f"{model_id!r} is none of {known}", param="model")
+    if at and not (re.fullmatch("[0-9]+", seed) and int(seed) < 1 << _SEED_BITS):
+        what = f"{model_id!r}: the seed must be a number of {_SEED_BITS} bits, got {seed!r}"
+        raise TandemError(ErrorKind.INVALID_REQUEST, what, param="model")
+    return name, int(seed or 0)
+
+
+def _tokenizer(vocab_size: int) -> dict[str, Any]:
+    """tokenizer.json: byte-level BPE without a merge."""
+    alphabet = _byte_alphabet()
+    words = [*alphabet, *(f"{_SPACE}t{i}" for i in range(len(alphabet), vocab_size - 1))]
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": vocab_size - 1, "content": _END, **flags}],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": {word: i for i, word in enumerate([*words, _END])},
+            "merges": [],
+        },
+    }
+
+
+def _byte_alphabet() -> list[str]:
+    """The character of each byte in byte-level vocabularies (GPT-2's): itself where it can be seen, else one from 256
+    on, in order."""
+    visible = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)}
+    hidden = (byte for byte in range(256) if byte not in visible)
+    moved = {byte: 256 + i for i, byte in enumerate(hidden)}
+    return [chr(moved.get(byte, byte)) for byte in range(256)]

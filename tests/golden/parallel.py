@@ -1,0 +1,70 @@
+"""Ranks of one model as threads of this process, over gloo; never a process of its own or a fake exchange."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from tandem.core.config import EngineConfig, ModelConfig
+from tandem.engine.ranks import RankCommand
+from tandem.runtime.executor import TorchExecutor
+from tandem.runtime.load import load_executor, load_follower
+from tandem.runtime.model_config import read_model_config
+from tandem.runtime.parallel.follower import Follower
+from tandem.runtime.parallel.group import join_group
+from tandem.runtime.parallel.place import Place
+from tandem.runtime.parallel.shard import Shard
+
+TIMEOUT_S = 60.0
+
+Wrap = Callable[[Callable[[RankCommand], None]], Callable[[RankCommand], None]]
+
+
+@contextmanager
+def ranked_executor(
+    directory: Path,
+    rendezvous: Path,
+    model: ModelConfig,
+    engine: EngineConfig,
+    wrap: Wrap = lambda carry_out: carry_out,
+    timeout_s: float = TIMEOUT_S,
+) -> Iterator[TorchExecutor]:
+    """An executor on `engine.tensor_parallel` ranks that meet in an empty directory. `wrap` is put around what the
+    followers do with a command."""
+    size = engine.tensor_parallel
+    inboxes: list[queue.SimpleQueue[RankCommand | None]] = [queue.SimpleQueue() for _ in range(size - 1)]
+    failures: list[BaseException] = []
+
+    def follow(rank: int) -> None:
+        try:
+            place = Place(shard := Shard(rank, size), join_group(rendezvous, shard, torch.device("cpu"), timeout_s))
+            follower: Follower = load_follower(model, engine, place)
+            carry_out = wrap(follower.carry_out)
+            while (command := inboxes[rank - 1].get()) is not None:
+                carry_out(command)
+        except BaseException as failure:
+            failures.append(failure)
+
+    def tell(command: RankCommand) -> None:
+        for inbox in inboxes:
+            inbox.put(command)
+
+    threads = [threading.Thread(target=follow, args=(rank,)) for rank in range(1, size)]
+    for thread in threads:
+        thread.start()
+    try:
+        group = join_group(rendezvous, Shard(0, size), torch.device("cpu"), timeout_s)
+        place = Place(Shard(0, size), group, tell)
+        yield load_executor(directory, read_model_config(directory), model, engine, place=place)
+    finally:
+        for inbox in inboxes:
+            inbox.put(None)
+        for thread in threads:
+            thread.join(TIMEOUT_S)
+            assert not thread.is_alive()
+    assert not failures, failures

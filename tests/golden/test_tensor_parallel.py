@@ -1,0 +1,145 @@
+"""Tensor parallelism: what several ranks compute is what one does, tokens in float64 and logits in float32."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.core.config import Bytes, EngineConfig, ModelConfig
+from tandem.core.ids import BlockId, SeqId
+from tandem.engine.ranks import Forward, RankCommand, RanksLost
+from tandem.kv.host_pool import HostSlot
+from tandem.runtime.executor import TorchExecutor
+from tandem.sched.plan import Slice, StepPlan
+from tests.golden.conftest import TinyModels
+from tests.golden.models import NEAR_TIE, TINY, TINY_VOCAB, Reference, make_wide, teacher_forced
+from tests.golden.parallel import Wrap, ranked_executor
+from tests.golden.steps import generate
+
+_OUTPUTS = 6
+_BLOCKS = 64
+Ranked = Callable[..., AbstractContextManager[TorchExecutor]]
+
+
+@pytest.fixture(autouse=True)
+def _ranks_take_turns() -> Iterator[None]:
+    """Ranks are threads here, each of which waits for the others many times in a step."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.fixture
+def ranked(tmp_path: Path) -> Ranked:
+    """`ranked(reference, size)`: an executor on so many ranks; `options` as `ranked_executor` takes them."""
+
+    def make(reference: Reference, size: int, **options: Any) -> AbstractContextManager[TorchExecutor]:
+        whole = reference.executor(kernels="reference", num_blocks=_BLOCKS).layout
+        engine = EngineConfig(
+            tensor_parallel=size,
+            block_size=whole.block_size,
+            kv_cache_memory=Bytes(_BLOCKS * whole.block_bytes // size),
+            host_cache_memory=Bytes(2 * whole.block_bytes // size),
+            num_threads=1,
+        )
+        model = ModelConfig(id=str(reference.directory), dtype=reference.dtype, cache_dir=reference.cache_dir)
+        return ranked_executor(reference.directory, tmp_path, model, engine, **options)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    return make_wide(tmp_path_factory.mktemp("wide"), "float64")
+
+
+def _prompts(lengths: Sequence[int] = (1, 16, 40)) -> list[list[int]]:
+    source = random.Random(7)
+    return [[source.randrange(TINY_VOCAB) for _ in range(length)] for length in lengths]
+
+
+@pytest.mark.parametrize("name", sorted(TINY))
+def test_two_ranks_give_the_tokens_of_the_reference(tiny: TinyModels, ranked: Ranked, name: str) -> None:
+    reference = tiny(name, "float64")
+    expected = [reference.greedy(prompt, _OUTPUTS) for prompt in _prompts()]
+    with ranked(reference, 2) as executor:
+        assert generate(executor, _prompts(), _OUTPUTS, chunk=7, chained=True, stagger=1) == expected
+
+
+def test_four_ranks_and_a_vocabulary_that_they_do_not_divide(wide: Reference, ranked: Ranked) -> None:
+    expected = [wide.greedy(prompt, _OUTPUTS) for prompt in _prompts()]
+    with ranked(wide, 4) as executor:
+        assert executor.layout == wide.executor().layout and executor.num_blocks == _BLOCKS
+        assert generate(executor, _prompts(), _OUTPUTS, chunk=7) == expected
+        torch.testing.assert_close(
+            teacher_forced(executor, _prompts()[-1]), wide.logits(_prompts()[-1]), atol=1e-9, rtol=1e-9
+        )
+
+
+@pytest.mark.parametrize("name", ["llama-yarn", "qwen3"])
+def test_logits_in_float32(tiny: TinyModels, ranked: Ranked, name: str) -> None:
+    """With and without biases."""
+    reference, tokens = tiny(name, "float32"), _prompts()[-1]
+    with ranked(reference, 2) as executor:
+        delta = teacher_forced(executor, tokens) - reference.logits(tokens)
+    assert float(delta.abs().max()) < NEAR_TIE
+
+
+def test_blocks_of_all_ranks_are_copied_kept_and_digested(wide: Reference, ranked: Ranked) -> None:
+    """A prompt's block goes to host memory, back to another place, and is copied to a third."""
+    prompt = _prompts([16])[0]
+    block, back, third, empty = (BlockId(i) for i in (3, 9, 20, 50))
+    alone = wide.executor(kernels="reference", num_blocks=_BLOCKS)
+    with ranked(wide, 4) as executor:
+        executor.execute(StepPlan(0, (Slice(SeqId(1), 0, 16, tuple(prompt), (block,), None),)))
+        (digest,) = executor.cache.digest([block], [5])
+        executor.execute(StepPlan(1, (), spills=((block, HostSlot(1)),)))
+        executor.execute(StepPlan(2, (), fills=((HostSlot(1), back),), copies=((back, third),)))
+        assert executor.cache.digest([third, back], [5, 5]) == [digest, digest]
+        assert executor.cache.digest_here([third], [5]) == [digest[:1]]
+        # Of a block that nobody has written a digest is its heads' numbers: they are the model's, in order.
+        assert executor.cache.digest([empty], [2]) == alone.cache.digest([empty], [2])
+        executor.cache.clear([third])
+        assert executor.cache.digest([third], [2]) == alone.cache.digest([empty], [2])
+        region = executor.cache.region
+    assert len(set(digest)) == 4
+    assert (region.head_start, region.head_stop, region.block_bytes) == (0, 1, alone.layout.block_bytes // 4)
+
+
+def _failing(kind: type[RankCommand]) -> Wrap:
+    """A follower that fails at the first such command."""
+
+    def wrap(carry_out: Callable[[RankCommand], None]) -> Callable[[RankCommand], None]:
+        def fail(command: RankCommand) -> None:
+            if not isinstance(command, kind):
+                carry_out(command)
+
+        return fail
+
+    return wrap
+
+
+def test_a_rank_that_takes_no_part_ends_the_step(tiny: TinyModels, ranked: Ranked) -> None:
+    """It does not hang, and no slice's error hides it."""
+    piece = Slice(SeqId(1), 0, 3, (1, 2, 3), (BlockId(0),), None)
+    with (
+        ranked(tiny("llama", "float64"), 2, wrap=_failing(Forward), timeout_s=2.0) as executor,
+        pytest.raises(RanksLost, match="Forward"),
+    ):
+        executor.execute(StepPlan(0, (piece,)))
+
+
+@pytest.mark.golden
+def test_the_real_model_on_three_ranks(real: Reference, ranked: Ranked) -> None:
+    tokens = list(range(1000, 1200))
+    with ranked(real, 3) as executor:
+        delta = teacher_forced(executor, tokens) - real.logits(tokens)
+    assert float(delta.abs().max()) < NEAR_TIE

@@ -1,0 +1,256 @@
+"""Triton's paged attention against the reference in float64, over ragged grids; the full grid is golden."""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tandem_kernels.contract import AttentionBatch, LayerKV
+from tandem_kernels.triton import decode
+from tandem_kernels.triton.attention import paged_attention
+from tests.kernels.triton.attention_cases import (
+    SCALE,
+    Case,
+    Problem,
+    expected,
+    float8_planes,
+    pairwise,
+    problem_of,
+)
+
+_ROUNDOFF = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+"""The most by which rounding changes a number, relative to it."""
+
+
+def run(problem: Problem) -> torch.Tensor:
+    return paged_attention(problem.query, problem.kv, problem.batch, SCALE)
+
+
+def check(case: Case, problem: Problem) -> None:
+    """A half type rounds each weight once and the result once. All else is float32, whose errors in a score, a sum of
+    up to 256 products, move a weight by at most as many roundoffs as the products' magnitudes sum to: some 50."""
+    out = run(problem)
+    assert out.dtype == case.dtype
+    exact, magnitude = expected(problem)
+    roundoff = _ROUNDOFF[case.dtype]
+    weights = _ROUNDOFF[torch.bfloat16] if case.float8 and case.dtype == torch.float16 else roundoff
+    allowed = weights * magnitude + roundoff * exact.abs() + 50 * _ROUNDOFF[torch.float32] * magnitude
+    error = (out.cpu().double() - exact).abs()
+    assert bool((error <= allowed).all()), f"{float((error / allowed).max()):.2f} of what is allowed"
+
+
+def _spans(block: int) -> dict[str, tuple[tuple[tuple[int, int], ...], int]]:
+    """Spans and how many of them are decodes."""
+    edges = ((1, 1), (1, block - 1), (1, 0), (1, block), (1, block + 1))
+    return {
+        "decodes": ((*edges, (1, 300), (1, 2 * block)), 7),
+        # Few rows, of which a tile holds all; the second has tokens of one slice that its first rows do not see.
+        "short": ((*edges[:3], (3, 40), (5, 258), (1, 0), (2, 2), (1, block + 1), (4, 4)), 3),
+        # A prompt, a chunk, one that ends with a block, and single rows that are none of the decodes.
+        "long": (((1, 270), (1, 0), (65, 65), (17, block + 20), (1, 0), (1, 2 * block), (9, 2 * block + 8)), 2),
+    }
+
+
+_SHAPES = ("decodes", "short", "long")
+_GROUPS = ((2, 1), (1, 3), (2, 4), (1, 8))
+_DIMS = (64, 80, 96, 128, 256)
+_BLOCKS = (16, 32, 64, 128)
+_KINDS = tuple(itertools.product((torch.float32, torch.bfloat16, torch.float16), (False, True)))
+
+
+def _case(shape: int, group: int, dim: int, block: int, kind: int) -> Case:
+    spans, num_decodes = _spans(_BLOCKS[block])[_SHAPES[shape]]
+    return Case(spans, num_decodes, *_GROUPS[group], _DIMS[dim], _BLOCKS[block], *_KINDS[kind])
+
+
+_AXES = [range(len(axis)) for axis in (_SHAPES, _GROUPS, _DIMS, _BLOCKS, _KINDS)]
+_PAIRS = [_case(*chosen) for chosen in pairwise(_AXES, seed=1)]
+_FULL = [_case(*chosen) for chosen in itertools.product(*_AXES)]
+
+
+@pytest.mark.parametrize("case", _PAIRS, ids=str)
+def test_any_two_of_the_grid(case: Case, device: torch.device) -> None:
+    check(case, problem_of(case, device))
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("case", _FULL, ids=str)
+def test_the_full_grid(case: Case, device: torch.device) -> None:
+    check(case, problem_of(case, device))
+
+
+@pytest.mark.parametrize("group", [1, 32])
+@pytest.mark.parametrize("block_size", [1, 8, 24])
+def test_other_sizes(block_size: int, group: int, device: torch.device) -> None:
+    case = Case(((1, 30), (1, 24), (4, 30), (1, 1)), 2, 1, group, 16, block_size, torch.bfloat16)
+    check(case, problem_of(case, device))
+
+
+def test_no_rows(device: torch.device) -> None:
+    problem = problem_of(Case((), 0), device)
+    assert run(problem).shape == (0, 8, 64)
+
+
+@pytest.mark.parametrize("num_decodes", [0, 1])
+def test_one_row(num_decodes: int, device: torch.device) -> None:
+    case = Case(((1, 1),), num_decodes)
+    check(case, problem_of(case, device))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_part_of_several_slices(dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "_PARTS_OF_ALL_HEADS", 2)
+    # Four slices and a half; the last whole; one token in the fifth; none in the second part; a chunk across slices.
+    spans = ((1, 1100), (1, 1024), (1, 1025), (1, 256), (3, 514))
+    case = Case(spans, 4, 1, 2, 128, 64, dtype)
+    check(case, problem_of(case, device))
+
+
+def test_the_programs_of_a_launch_do_not_matter(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(((1, 1100), (1, 300), (2, 800)), 2, 1, 4, 128, 32, torch.bfloat16)
+    problem = problem_of(case, device)
+    many = run(problem)
+    monkeypatch.setattr(decode, "_PROGRAMS", 1)
+    monkeypatch.setattr(decode, "_LEAST_PROGRAMS", 1)
+    assert torch.equal(run(problem), many)
+
+
+@pytest.mark.parametrize("rows", [1, 20])
+def test_small_values_in_float8(rows: int, device: torch.device) -> None:
+    """A weight times a scale of them is less than float16 can tell from zero."""
+    case = Case(((rows, 200),), int(rows == 1), dtype=torch.float16, float8=True)
+    problem = problem_of(case, device)
+    assert problem.kv.value_scale is not None
+    problem.kv.value_scale.mul_(1e-3)
+    check(case, problem)
+
+
+def test_a_row_does_not_depend_on_its_batch(device: torch.device) -> None:
+    case = Case(((1, 0), (1, 700), (1, 40), (40, 90), (70, 70)), 3, dtype=torch.bfloat16)
+    problem = problem_of(case, device)
+    together = run(problem)
+    batch = problem.batch
+    starts = [0, 1, 2, 3, 43, 113]
+    for i, (rows, _) in enumerate(case.spans):
+        mine = slice(starts[i], starts[i + 1])
+        width = -(-case.spans[i][1] // case.block_size) or 1
+        alone = AttentionBatch(
+            query_starts=torch.tensor([0, rows], dtype=torch.int32, device=device),
+            context_lens=batch.context_lens[i : i + 1],
+            block_tables=batch.block_tables[i : i + 1, :width],
+            num_decodes=int(i < case.num_decodes),
+            max_rows=rows,
+        )
+        assert torch.equal(paged_attention(problem.query[mine], problem.kv, alone, SCALE), together[mine])
+
+
+def test_a_row_does_not_depend_on_where_its_chunk_begins(device: torch.device) -> None:
+    # Among the tiles one ends with the first token of a tile of keys: 97 + 128 / 4 - 1 = 128.
+    first, count = 97, 90
+    case = Case(((count, first + count),), 0, dtype=torch.bfloat16)
+    problem = problem_of(case, device)
+    check(case, problem)
+    whole = run(problem)
+    chunks = []
+    for start, stop in itertools.pairwise([first, first + 17, first + 54, first + count]):
+        part = AttentionBatch(
+            query_starts=torch.tensor([0, stop - start], dtype=torch.int32, device=device),
+            context_lens=torch.tensor([stop], dtype=torch.int32, device=device),
+            block_tables=problem.batch.block_tables,
+            num_decodes=0,
+            max_rows=stop - start,
+        )
+        chunks.append(paged_attention(problem.query[start - first : stop - first], problem.kv, part, SCALE))
+    assert torch.equal(torch.cat(chunks), whole)
+
+
+def test_what_lies_beyond_the_context_does_not_matter(device: torch.device) -> None:
+    case = Case(((1, 5), (1, 270), (20, 30), (3, 9)), 2, dtype=torch.bfloat16, block_size=64)
+    problem = problem_of(case, device)
+    before = run(problem)
+    for (_, context), table in zip(case.spans, problem.batch.block_tables.tolist(), strict=True):
+        for plane in (problem.kv.key, problem.kv.value):
+            plane[table[(context - 1) // 64], :, context % 64 or 64 :] = -1e30
+    wider = torch.randint(len(problem.kv.key), (4, 9), dtype=torch.int32, device=device)
+    problem = replace(
+        problem, batch=replace(problem.batch, block_tables=torch.cat([problem.batch.block_tables, wider], 1))
+    )
+    assert torch.equal(run(problem), before)
+
+
+@pytest.mark.parametrize("block_size", [16, 128])
+@pytest.mark.parametrize("float8", [False, True])
+@pytest.mark.parametrize("rows", [1, 20])
+def test_a_block_beyond_two_to_the_31_elements(rows: int, float8: bool, block_size: int, device: torch.device) -> None:
+    """Elements of scales too. The pool of one head is mapped, not filled: only the two blocks that are read have
+    pages."""
+    case = Case(((rows, block_size + 14),), int(rows == 1), 1, 4, 64, block_size, torch.bfloat16, float8)
+    small = problem_of(case, device)
+    tile = block_size * (64 + 4) if float8 else block_size * 64
+    last = (2**33 if float8 else 2**31) // (2 * tile) + 5
+    pool = _mapped((last + 1) * 2 * tile, torch.uint8 if float8 else torch.bfloat16, device)
+    if float8:
+        large = float8_planes(pool.view(last + 1, 1, 1, 2, tile), 0, block_size, 64)
+    else:
+        planes = pool.view(last + 1, 1, 2, block_size, 64)
+        large = LayerKV(planes[:, :, 0], planes[:, :, 1])
+    places = small.batch.block_tables[0].tolist()
+    for old, new in zip(places, (last, last - 1), strict=True):
+        for name in ("key", "value", "key_scale", "value_scale") if float8 else ("key", "value"):
+            source, target = getattr(small.kv, name), getattr(large, name)
+            # As bytes: not every copy knows float8.
+            target[new].view(torch.uint8).copy_(source[old].contiguous().view(torch.uint8))
+    table = torch.tensor([[last, last - 1]], dtype=torch.int32, device=device)
+    moved = replace(small, kv=large, batch=replace(small.batch, block_tables=table))
+    assert all(plane.stride(0) * (last - 1) > 2**31 for plane in (large.key, large.key_scale) if plane is not None)
+    assert torch.equal(run(moved), run(small))
+
+
+def _mapped(numbers: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type == "cuda":
+        return torch.zeros(numbers, dtype=dtype, device=device)
+    no_reserve = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux's; Python 3.11 does not name it
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve
+    return torch.frombuffer(mmap.mmap(-1, numbers * dtype.itemsize, flags=flags), dtype=dtype)
+
+
+def test_a_captured_launch_serves_other_contexts(device: torch.device) -> None:
+    if device.type != "cuda":
+        pytest.skip("CUDA graphs need a GPU")
+    case = Case(((1, 700), (1, 33), (1, 0), (1, 16)), 4, dtype=torch.bfloat16)
+    problem = problem_of(case, device)
+    run(problem)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run(problem)
+    for lens in ([700, 33, 0, 16], [0, 1, 300, 16], [257, 0, 0, 640]):
+        problem.batch.context_lens.copy_(torch.tensor(lens, dtype=torch.int32))
+        graph.replay()
+        assert torch.equal(out, run(problem))
+
+
+def test_what_is_not_supported_is_refused(device: torch.device) -> None:
+    problem = problem_of(Case(((1, 5),), 1), device)
+    query, kv = problem.query, problem.kv
+    for bad, words in (
+        (query.double(), "float64"),
+        (query.half(), "only float8"),
+        (query[:, :, :32], "do not go with"),
+        (query[:, :7], "do not go with"),
+        (query.transpose(1, 2).contiguous().transpose(1, 2), "side by side"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            paged_attention(bad, kv, problem.batch, SCALE)
+    wide = LayerKV(*(torch.zeros((2, 1, 16, 512), device=device) for _ in range(2)))
+    with pytest.raises(ValueError, match="do not go with"):
+        paged_attention(torch.zeros((1, 2, 512), device=device), wide, problem.batch, SCALE)
+    turned = LayerKV(kv.key.transpose(2, 3), kv.value.transpose(2, 3))
+    square = torch.zeros((1, 8, 16), device=device)
+    with pytest.raises(ValueError, match="not a plane"):
+        paged_attention(square, turned, problem.batch, SCALE)
+    with pytest.raises(ValueError, match="not a plane"):
+        paged_attention(query, LayerKV(kv.key, kv.value.contiguous()), problem.batch, SCALE)
