@@ -28,7 +28,8 @@ rope_tables(positions, inv_freq, scale, dtype) -> (cos, sin)
     Angles, cosines and the product with `scale` are float32.
 
 rope(x, cos, sin) -> like x
-    `x` is `[T, heads, D]`. Component i pairs with i + D/2 (not with its neighbour). Computed in the dtype of `x`.
+    `x` is `[T, heads, D]`, `cos` and `sin` are as `rope_tables` yields them, halves repeated. Component i pairs with
+    i + D/2 (not with its neighbour). Computed in the dtype of `x`.
 
 cache_write(key, value, kv, slots) -> None
     `key`, `value` `[T, G, D]`; `slots` int64 `[T]`, inside the pool and all different, but for those that are negative,

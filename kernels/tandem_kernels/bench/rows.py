@@ -112,7 +112,7 @@ def _rope_cache_write(shape: Shape, rows: int) -> Callable[[Bench], Work]:
         num_blocks = -(-rows // size) + 1
         pool = block_pool(bench, shape, _DTYPE, size, num_blocks, 2)
         qkv = normal(bench, rows, heads * dim, dtype=_DTYPE)
-        cos, sin = (normal(bench, rows, dim, dtype=_DTYPE) for _ in range(2))
+        cos, sin = (normal(bench, rows, dim // 2, dtype=_DTYPE).repeat(1, 2) for _ in range(2))
         weight = normal(bench, dim, dtype=_DTYPE)
         norms = HeadNorms(weight, weight.flip(0), _EPS) if shape.has_head_norms else None
         places = torch.arange(rows, device=bench.device)

@@ -18,8 +18,8 @@ def paged_attention(query: torch.Tensor, kv: LayerKV, batch: AttentionBatch, sca
     Of half types a product of weights and values takes the weights rounded to the query's dtype, with float8 values
     always to bfloat16, whose range holds a weight times a scale.
 
-    Neither kernel lets a row's result depend on its batch; which of them takes it does: rows behind the first
-    `num_decodes` sequences go to the kernel of few rows where the step's longest chunk is short, else to the other.
+    A decode's result does not depend on its batch. Of the rows behind the first `num_decodes` sequences it depends on
+    the step's longest chunk alone: that decides which kernel takes them all, and how high its tiles are.
     """
     _check(query, kv, scale)
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)

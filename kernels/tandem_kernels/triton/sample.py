@@ -82,16 +82,16 @@ def _survey_kernel(p_logits, p_temperature, p_least, p_greatest, p_sums, row_str
     o_id = i_chunk * CHUNK + tl.arange(0, CHUNK)
     m_id = o_id < vocab
     # [CHUNK]
-    b_logit = widen(tl.load(p_logits + i_row * row_stride + o_id, mask=m_id, other=0.0)).to(tl.float64)
+    b_logit = widen(tl.load(p_logits + i_row * row_stride + o_id, mask=m_id, other=0.0))
     is_finite = tl.abs(b_logit) < _INF
-    least = tl.min(tl.where(m_id & is_finite, b_logit, _INF), axis=0)
-    greatest = tl.max(tl.where(m_id & is_finite, b_logit, -_INF), axis=0)
+    least = tl.min(tl.where(m_id & is_finite, b_logit, _INF), axis=0).to(tl.float64)
+    greatest = tl.max(tl.where(m_id & is_finite, b_logit, -_INF), axis=0).to(tl.float64)
     greatest = tl.where(tl.sum((~is_finite).to(tl.int32), axis=0) > 0, _INF, greatest)
     tl.store(p_least + i_out, least)
     tl.store(p_greatest + i_out, greatest)
     temperature = tl.load(p_temperature + i_row)
     if (temperature > 0) & (greatest < _INF):
-        b_weight = tl.where(m_id, tl.exp((b_logit - greatest) / temperature), 0.0)
+        b_weight = tl.where(m_id, tl.exp((b_logit.to(tl.float64) - greatest) / temperature), 0.0)
         tl.store(p_sums + i_out, tl.sum(b_weight, axis=0))
 
 
@@ -132,7 +132,7 @@ def _close_in(
         else:
             step = tl.maximum(high // PLACES - low // PLACES, 1)
             b_place = (low + step * o_place).to(low.dtype)
-        # [PLACES, 1]
+        # [PLACES], ascending, each between the ends
         b_place = tl.minimum(tl.maximum(b_place, low + 1), high - 1)
         b_counts = tl.zeros([PLACES, CHUNK], dtype=tl.int32)
         b_weights = tl.zeros([PLACES, CHUNK], dtype=tl.float64)

@@ -35,7 +35,7 @@ class _NoGPU:
         return _HOPPER
 
 
-def _compile_instead(found: dict[str, Any]) -> None:
+def compile_instead(found: dict[str, Any]) -> None:
     """From now on a launch compiles, and the compiled kernel goes to `found`."""
 
     def bind(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
@@ -76,7 +76,7 @@ def _call_all(dtype: torch.dtype) -> None:
 
 if __name__ == "__main__":
     kernels: dict[str, Any] = {}
-    _compile_instead(kernels)
+    compile_instead(kernels)
     torch.set_default_device("meta")
     for name in sys.argv[1:]:
         _call_all(getattr(torch, name))

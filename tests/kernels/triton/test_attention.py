@@ -92,6 +92,15 @@ def test_other_sizes(block_size: int, group: int, device: torch.device) -> None:
     check(case, problem_of(case, device))
 
 
+@pytest.mark.parametrize("rows", [1, 30])
+def test_rows_that_lie_apart(rows: int, device: torch.device) -> None:
+    problem = problem_of(Case(((rows, 40),), int(rows == 1)), device)
+    wide = torch.randn((rows, 12, 64), device=device)
+    wide[:, 2:10] = problem.query
+    apart = replace(problem, query=wide[:, 2:10])
+    assert torch.equal(run(apart), run(problem))
+
+
 @pytest.mark.parametrize("float8", [False, True])
 def test_long_contexts(float8: bool, device: torch.device) -> None:
     """On a GPU those that it is for; one is longer than all parts have slices."""

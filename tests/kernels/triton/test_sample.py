@@ -65,7 +65,7 @@ def _random_rows(count: int, seed: int) -> list[Row]:
         (
             draw.choice((0.0, 0.3, 0.7, 1.0, 1.0, 1.7)),
             draw.choice((0, 0, 1, 2, 7, 40, 1000, 10**6)),
-            draw.choice((1.0, 1.0, 1e-9, 0.31, 0.77, 0.93, 0.999)),
+            draw.choice((1.0, 1.0, 1e-9, 0.3137, 0.7731, 0.9313, 0.9991)),
             draw.choice((-_INF, -_INF, -8.1, -2.3, -0.4, 0.0)),
             draw.randrange(-(1 << 63), 1 << 63),
             draw.randrange(4),

@@ -1,0 +1,45 @@
+"""Attention compiled for a GPU: that it compiles, and that loads run ahead, which the compiler alone decides."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kernels.triton import compiling_attention
+
+_SHARED = 227 * 1024
+"""Bytes of shared memory that a program can have on Hopper."""
+
+
+def _compile(cache: Path, *cases: str) -> list[dict[str, Any]]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-W", "error", "-m", compiling_attention.__name__, *cases]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def _check(kernel: dict[str, Any]) -> None:
+    assert kernel["ahead"] <= kernel["shared"] <= _SHARED, kernel
+
+
+def test_each_kernel(tmp_path: Path) -> None:
+    found = _compile(tmp_path, "128 float8 16 for torch.bfloat16")
+    assert {kernel["kernel"] for kernel in found} == {"_split_kernel", "_join_kernel", "_chunk_kernel"}
+    for kernel in found:
+        _check(kernel)
+
+
+@pytest.mark.golden
+def test_all_of_the_tables(tmp_path: Path) -> None:
+    found = _compile(tmp_path)
+    assert len({kernel["case"] for kernel in found}) == 24
+    for kernel in found:
+        _check(kernel)
