@@ -80,6 +80,7 @@ class LocalTransport:
             ) from error
         self._memory.allow_readers()
         self.pool = pool
+        self._block_bytes = pool.block_bytes
         self._agent = agent
         self._nonce = ctypes.create_string_buffer(secrets.token_bytes(NONCE_BYTES), NONCE_BYTES)
         self._seen = ctypes.create_string_buffer(2 * NONCE_BYTES)
@@ -164,21 +165,16 @@ class LocalTransport:
 
     def _spans(self, share: Share, copies: Sequence[BlockCopy]) -> Iterator[Span]:
         """One span per run of copies that are neighbours on both sides; one per copy where a side has more heads."""
-        region, size = share.rank.region, share.num_bytes
-        if not share.is_whole:
-            for copy in copies:
-                source = region.address + copy.remote * region.block_bytes + share.remote_offset
-                yield Span(source, self.pool.block_address(copy.local) + share.local_offset, size)
-            return
+        theirs, size = share.rank.region.address + share.remote_offset, share.num_bytes
+        ours, step, own_step = self.pool.address + share.local_offset, share.rank.region.block_bytes, self._block_bytes
         start = 0
         for stop in range(1, len(copies) + 1):
-            if stop < len(copies):
+            if stop < len(copies) and share.is_whole:
                 before, after = copies[stop - 1], copies[stop]
                 if after.remote == before.remote + 1 and after.local == before.local + 1:
                     continue
             first = copies[start]
-            source = region.address + first.remote * size
-            yield Span(source, self.pool.block_address(first.local), (stop - start) * size)
+            yield Span(theirs + first.remote * step, ours + first.local * own_step, (stop - start) * size)
             start = stop
 
     def _read(self, peer: TransportPeer, target: _Target, spans: list[Span]) -> None:
