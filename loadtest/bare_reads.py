@@ -22,7 +22,7 @@ Bare = Callable[[Sequence[BlockCopy]], float]
 def bare_local(pool: MemoryPool, peer: TransportPeer, pid: int) -> Bare:
     """One process_vm_readv for each 1,024 runs of neighbours."""
     memory, clock = ProcessMemory(), SystemClock()
-    (region,) = peer.regions
+    region = peer.ranks[0].region
 
     def read(copies: Sequence[BlockCopy]) -> float:
         size = pool.block_bytes
@@ -54,8 +54,8 @@ def bare_nixl(pool: MemoryPool, peer: TransportPeer) -> Bare:
     api: Any = open_agent("bare-taker.1").api
     memory, number = memory_type(pool.device)
     api.register_memory([(pool.address, pool.num_bytes, number, "")], memory)
-    name = api.add_remote_agent(peer.metadata)
-    (region,) = peer.regions
+    (rank,) = peer.ranks
+    name, region = api.add_remote_agent(rank.metadata), rank.region
 
     def blocks(agent: str, address: int, num: int) -> Any:
         strided = np.array([(address, pool.block_bytes, number, pool.block_bytes, num)], dtype=np.uint64)

@@ -109,8 +109,7 @@ def _open_cache(case: Case) -> tuple[KVCache, MemoryPool]:
         digest = reference.block_digest
     cache = KVCache(LAYOUTS[case.layout], case.num_blocks + 1, digest)
     cache.pool.fill_(1.0)
-    region = cache.region
-    return cache, MemoryPool(region.address, region.num_blocks, cache.layout, keepalive=cache)
+    return cache, MemoryPool.of(cache.region, cache.layout, keepalive=cache)
 
 
 def _open_transport(case: Case, pool: MemoryPool, agent: str) -> Transport:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from tandem.core.events import Cancelled, Failed, Finished, JobEvent, Moving, PromptScored, Pulled, SampledToken, Token
 from tandem.core.ids import HandoffKey, JobKey, RequestId
 from tandem.core.request import Generate, Job, Request, Resume, SamplingParams
+from tandem.engine.orders import Connect
 from tandem.runtime.executor import TorchExecutor
-from tandem.transfer.orders import Connect
 from tests.golden.cluster import Cluster, Knobs, Node
 
 Name = tuple[RequestId, int]

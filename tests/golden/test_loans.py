@@ -12,7 +12,7 @@ import pytest
 from tandem.core.events import Finished
 from tandem.core.ids import HandoffId, RequestId
 from tandem.core.request import Generate, RemotePrefix, Request, SamplingParams
-from tandem.transfer.orders import Connect
+from tandem.engine.orders import Connect
 from tests.golden.cluster import Cluster, Knobs, Outcome
 from tests.golden.conftest import TinyModels
 from tests.golden.models import Reference

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from tandem.core.ids import BlockId, WorkerRef
+from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
 from tandem.kv.layout import KVLayout, KVRegion
 from tandem.sched.outcome import StepRecord
 from tandem.sched.plan import StepPlan, StepResult
@@ -52,22 +52,35 @@ class StepObserver(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class TransportPeer:
-    """What one worker's transport tells another so that it can be read: opaque metadata and its pools.
+class TransportRank:
+    """How one tensor-parallel rank of a worker is read: its agent, unique to the incarnation, what the transport says
+    of it, and its pool."""
 
-    `agent` is unique to the incarnation. `regions` holds one entry per tensor-parallel rank.
+    agent: str
+    metadata: bytes
+    region: KVRegion
+
+
+@dataclass(frozen=True, slots=True)
+class TransportPeer:
+    """What one worker tells another so that its blocks can be read; `layout` is the whole model's.
+
+    A block is in the pools of all ranks under one number, in each those of its KV heads that the region names.
     """
 
     worker: WorkerRef
-    agent: str
-    metadata: bytes
     layout: KVLayout
-    regions: tuple[KVRegion, ...]
+    ranks: tuple[TransportRank, ...]
+
+    @property
+    def life(self) -> tuple[WorkerId, Incarnation]:
+        """Whose life it is; its address may be written in two ways."""
+        return self.worker.id, self.worker.incarnation
 
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """Read the peer's block `remote` into our block `local`, whole."""
+    """Read the peer's block `remote` into our block `local`: all that our pool holds of it."""
 
     remote: BlockId
     local: BlockId

@@ -115,7 +115,7 @@ class WorkerLink:
             num_coming=len(self._decoding),
             topology=Topology(place.host, place.rack, place.zone),
             block_size=self.block_size,
-            block_bytes=sum(region.block_bytes for region in about.transport.regions),
+            block_bytes=sum(rank.region.block_bytes for rank in about.transport.ranks),
         )
 
     @property

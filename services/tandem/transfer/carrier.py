@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 from tandem.core.clock import Clock
 from tandem.core.ids import Incarnation, WorkerId
-from tandem.engine.ports import PeerError, ReadState, TransportPeer
-from tandem.transfer.checks import Check, Checks, Digest
-from tandem.transfer.orders import (
+from tandem.engine.orders import (
     Cancel,
     Command,
     Connect,
@@ -27,9 +25,13 @@ from tandem.transfer.orders import (
     SetBusy,
     Teardown,
 )
+from tandem.engine.ports import PeerError, ReadState, TransportPeer
+from tandem.transfer.checks import Check, Checks, Digest
 from tandem.transfer.peers import CopyRefused
 from tandem.transfer.reading import Part, Reading, split
 from tandem.transfer.transport import Transport
+
+Life = tuple[WorkerId, Incarnation]
 
 
 @dataclass(slots=True)
@@ -49,13 +51,13 @@ class Carrier:
     def __init__(
         self, transport: Transport, digest: Digest, clock: Clock, max_post_bytes: int, *, is_helped: bool = False
     ) -> None:
-        self.checks = Checks(digest)
+        self.checks = Checks(digest, transport.pool.heads)
         self._transport = transport
         self._is_helped = is_helped
         self._clock = clock
         self._max_post_bytes = max_post_bytes
-        self._peers: dict[str, TransportPeer] = {}
-        self._lingering: dict[str, TransportPeer] = {}
+        self._peers: dict[Life, TransportPeer] = {}
+        self._lingering: dict[Life, TransportPeer] = {}
         self._newest: dict[WorkerId, Incarnation] = {}
         self._readings: dict[int, Reading] = {}
         self._turns: deque[int] = deque()
@@ -153,12 +155,13 @@ class Carrier:
         """A second order under an open id is the first one sent twice: it is reported once."""
         if order.id in self._readings:
             return
-        if self._peers.get(order.peer.agent) != order.peer:
+        if self._peers.get(order.peer.life) != order.peer:
             reason = f"{order.peer.worker} is not connected"
             self._events.append(ReadFailed(order.id, FailureKind.REFUSED, reason, drained=True))
             return
-        parts = deque(split(order, self._max_post_bytes))
-        self._readings[order.id] = Reading(order, self._clock.now(), parts)
+        block_bytes = self._transport.pool.block_bytes
+        parts = deque(split(order, block_bytes, self._max_post_bytes))
+        self._readings[order.id] = Reading(order, block_bytes, self._clock.now(), parts)
         self._turns.append(order.id)
 
     def _post_next(self) -> None:
@@ -234,7 +237,7 @@ class Carrier:
     # Peers
 
     def _connect(self, peer: TransportPeer) -> None:
-        if self._peers.get(peer.agent) == peer:
+        if self._peers.get(peer.life) == peer:
             self._events.append(Connected(peer))
             return
         if peer.worker.incarnation < self._newest.get(peer.worker.id, peer.worker.incarnation):
@@ -249,13 +252,13 @@ class Carrier:
         except PeerError as error:
             self._events.append(ConnectFailed(peer, str(error)))
         else:
-            self._peers[peer.agent] = peer
+            self._peers[peer.life] = peer
             self._events.append(Connected(peer))
 
     def _tear_down(self, peer: TransportPeer, reason: str) -> None:
-        if peer.agent in self._lingering:
+        if peer.life in self._lingering:
             return
-        known = self._peers.get(peer.agent)
+        known = self._peers.get(peer.life)
         if known is None:
             self._events.append(PeerLost(peer, True, reason))
         else:
@@ -263,23 +266,23 @@ class Carrier:
 
     def _lose(self, peer: TransportPeer, kind: FailureKind, reason: str, failed_post: int | None = None) -> None:
         """Disconnect a peer and report all its orders; `failed_post` is one that may have an open part unseen."""
-        del self._peers[peer.agent]
+        del self._peers[peer.life]
         proven = self._transport.disconnect(peer)
         for id, reading in list(self._readings.items()):
-            if reading.order.peer.agent == peer.agent:
+            if reading.order.peer.life == peer.life:
                 del self._readings[id]
                 reading.fail(kind, reason)
                 safe = proven or not (reading.open or id == failed_post)
                 first_kind, first_reason = reading.failure or (kind, reason)
                 self._events.append(ReadFailed(id, first_kind, first_reason, safe))
         if not proven:
-            self._lingering[peer.agent] = peer
+            self._lingering[peer.life] = peer
         self._events.append(PeerLost(peer, proven, reason))
 
     def _prove_lingering(self) -> None:
-        for agent, peer in list(self._lingering.items()):
+        for life, peer in list(self._lingering.items()):
             if self._transport.disconnect(peer):
-                del self._lingering[agent]
+                del self._lingering[life]
                 self._events.append(PeerDrained(peer))
 
     # Self-test

@@ -13,7 +13,7 @@ from tandem.core.ids import BlockId
 from tandem.transfer.reading import Part, Reading
 
 Digest = Callable[[Sequence[BlockId], Sequence[int]], Sequence[tuple[int, ...]]]
-"""`digest(blocks, logical)`: of our own blocks, at these positions of the prompt; one number per KV head."""
+"""`digest(blocks, logical)`: of our own blocks, at these positions of the prompt; one number per head there."""
 
 
 @dataclass(slots=True)
@@ -27,10 +27,11 @@ class Check:
 
 
 class Checks:
-    """Waiting, being worked on, done."""
+    """Waiting, being worked on, done. `heads` are those of the model's KV heads that `digest` sees."""
 
-    def __init__(self, digest: Digest) -> None:
+    def __init__(self, digest: Digest, heads: range) -> None:
         self._digest = digest
+        self._heads = slice(heads.start, heads.stop)
         self._waiting: queue.SimpleQueue[Check | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Check] = queue.SimpleQueue()
         self._num_open = 0
@@ -100,6 +101,6 @@ class Checks:
         copies, logical = reading.order.copies, reading.order.logical
         found = self._digest([copies[place].local for place in places], [logical[place] for place in places])
         for place, mine in zip(places, found, strict=True):
-            if mine != expected[place]:
+            if mine != expected[place][self._heads]:
                 return place
         return None

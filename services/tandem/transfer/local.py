@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from itertools import count
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.ids import WorkerRef
-from tandem.engine.ports import BlockCopy, PeerError, ReadState, TransportPeer
+from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.engine.ports import BlockCopy, PeerError, ReadState, TransportPeer, TransportRank
 from tandem.transfer.memory import MAX_SPANS, ProcessMemory, Span
-from tandem.transfer.peers import check_copies, check_peer
+from tandem.transfer.peers import Share, check_copies, check_peer, shares_of
 from tandem.transfer.pool import MemoryPool
 from tandem.transfer.process import ProcessIdentity, start_ticks, this_process
 
@@ -46,6 +46,14 @@ class _Target:
         return target
 
 
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """A peer that is connected, and which of its ranks, whose process is known, holds what of our blocks."""
+
+    peer: TransportPeer
+    sources: tuple[tuple[Share, _Target], ...]
+
+
 class LocalTransport:
     """Blocks by process_vm_readv; a read is over when `post_read` returns, whatever the peer does, stopped or not.
 
@@ -71,42 +79,45 @@ class LocalTransport:
                 param="handoff.transport",
             ) from error
         self._memory.allow_readers()
-        self._pool = pool
+        self.pool = pool
         self._agent = agent
         self._nonce = ctypes.create_string_buffer(secrets.token_bytes(NONCE_BYTES), NONCE_BYTES)
         self._seen = ctypes.create_string_buffer(2 * NONCE_BYTES)
         self._own = _Target(process, ctypes.addressof(self._nonce), self._nonce.raw)
-        self._targets: dict[str, tuple[TransportPeer, _Target]] = {}
+        self._links: dict[tuple[WorkerId, Incarnation], _Link] = {}
         self._handles = count(1)
         self._done: set[int] = set()
 
     def __repr__(self) -> str:
-        return f"LocalTransport({self._agent}, peers={sorted(self._targets)})"
+        return f"LocalTransport({self._agent}, peers={[str(link.peer.worker) for link in self._links.values()]})"
 
     def describe(self, worker: WorkerRef) -> TransportPeer:
         """Our side of the handshake; constant, so any thread may call it."""
-        return TransportPeer(worker, self._agent, self._own.to_bytes(), self._pool.layout, (self._pool.region(),))
+        rank = TransportRank(self._agent, self._own.to_bytes(), self.pool.region())
+        return TransportPeer(worker, self.pool.layout, (rank,))
 
     def connect(self, peer: TransportPeer) -> None:
-        check_peer(self._pool, peer)
-        for other, _ in list(self._targets.values()):
-            if other.worker.id == peer.worker.id:
-                self.disconnect(other)
-        target = self._target(peer)
-        self._read(peer, target, [])
-        self._targets[peer.agent] = (peer, target)
+        check_peer(self.pool, peer)
+        for link in list(self._links.values()):
+            if link.peer.worker.id == peer.worker.id:
+                self.disconnect(link.peer)
+        link = _Link(peer, tuple((share, self._target(peer, share.rank)) for share in shares_of(self.pool, peer)))
+        for _, target in link.sources:
+            self._read(peer, target, [])
+        self._links[peer.life] = link
 
     def disconnect(self, peer: TransportPeer) -> bool:
         """Always True: no read outlives `post_read`."""
-        self._targets.pop(peer.agent, None)
+        self._links.pop(peer.life, None)
         return True
 
     def post_read(self, peer: TransportPeer, copies: Sequence[BlockCopy]) -> int:
-        found = self._targets.get(peer.agent)
-        if found is None:
+        link = self._links.get(peer.life)
+        if link is None:
             raise PeerError(f"{peer.worker} is not connected")
-        check_copies(self._pool, peer, copies)
-        self._read(peer, found[1], list(self._spans(peer, copies)))
+        check_copies(self.pool, peer, copies)
+        for share, target in link.sources:
+            self._read(peer, target, list(self._spans(share, copies)))
         return self._finished_handle()
 
     def poll(self, handle: int) -> ReadState:
@@ -116,6 +127,9 @@ class LocalTransport:
     def progress(self) -> None:
         """Readers need no help of ours."""
 
+    def enter_thread(self) -> None:
+        """Any thread reads host memory."""
+
     def post_self_test(self) -> int:
         me = self._own.process
         self._probe(f"process {me.pid} (itself)", self._own, [])
@@ -123,7 +137,7 @@ class LocalTransport:
 
     def close(self) -> None:
         """Peers that read from us notice from now on, even while this process lives."""
-        self._targets.clear()
+        self._links.clear()
         ctypes.memset(self._nonce, 0, NONCE_BYTES)
 
     def _finished_handle(self) -> int:
@@ -131,10 +145,10 @@ class LocalTransport:
         self._done.add(handle)
         return handle
 
-    def _target(self, peer: TransportPeer) -> _Target:
+    def _target(self, peer: TransportPeer, rank: TransportRank) -> _Target:
         """Who the metadata names, if that process still is who it was."""
         try:
-            target = _Target.from_bytes(peer.metadata)
+            target = _Target.from_bytes(rank.metadata)
         except ValueError as error:
             raise PeerError(f"{peer.worker} is no local transport: {error}") from None
         process = target.process
@@ -148,10 +162,14 @@ class LocalTransport:
             raise PeerError(f"{peer.worker} is gone: pid {process.pid} is another process or none")
         return target
 
-    def _spans(self, peer: TransportPeer, copies: Sequence[BlockCopy]) -> Iterator[Span]:
-        """One span per run of copies that are neighbours on both sides."""
-        (region,) = peer.regions
-        size = region.block_bytes
+    def _spans(self, share: Share, copies: Sequence[BlockCopy]) -> Iterator[Span]:
+        """One span per run of copies that are neighbours on both sides; one per copy where a side has more heads."""
+        region, size = share.rank.region, share.num_bytes
+        if not share.is_whole:
+            for copy in copies:
+                source = region.address + copy.remote * region.block_bytes + share.remote_offset
+                yield Span(source, self.pool.block_address(copy.local) + share.local_offset, size)
+            return
         start = 0
         for stop in range(1, len(copies) + 1):
             if stop < len(copies):
@@ -160,7 +178,7 @@ class LocalTransport:
                     continue
             first = copies[start]
             source = region.address + first.remote * size
-            yield Span(source, self._pool.block_address(first.local), (stop - start) * size)
+            yield Span(source, self.pool.block_address(first.local), (stop - start) * size)
             start = stop
 
     def _read(self, peer: TransportPeer, target: _Target, spans: list[Span]) -> None:

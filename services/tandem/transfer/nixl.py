@@ -14,27 +14,48 @@ from typing import Any
 import numpy as np
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.ids import WorkerRef
-from tandem.engine.ports import BlockCopy, PeerError, ReadState, TransportPeer
+from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.engine.ports import BlockCopy, PeerError, ReadState, TransportPeer, TransportRank
+from tandem.kv.layout import KVRegion
+from tandem.transfer.cuda import CudaDriver
 from tandem.transfer.nixl_library import NixlAgent, open_agent
-from tandem.transfer.peers import check_copies, check_peer
+from tandem.transfer.peers import Share, check_copies, check_peer, shares_of
 from tandem.transfer.pool import MemoryPool
 
 PROBE_BYTES = 4096
 _INITIATOR = "NIXL_INIT_AGENT"
 
 
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A rank of a peer that is loaded into the agent, and two prepared lists: for each block of its pool and of ours a
+    descriptor of the heads that both hold."""
+
+    agent: str
+    theirs: Any
+    ours: Any
+
+
+@dataclass(slots=True)
+class _Read:
+    """The transfers of one read, one for each rank of the peer that holds heads of ours, without those that have ended.
+    `failed`: one was cut off."""
+
+    transfers: list[Any] = field(default_factory=list)
+    failed: bool = False
+
+
 @dataclass(slots=True)
 class _Link:
-    """A peer that is loaded into the agent. `blocks` is its prepared list, one descriptor per block of its pool.
+    """A peer that is loaded into the agent.
 
     `leaving`: torn down, but a read of it is not proven to have ended. `tainted`: a post failed half-way, which
     leaves nothing to poll, so that no proof will come before `close`.
     """
 
     peer: TransportPeer
-    blocks: Any
-    reads: dict[int, Any] = field(default_factory=dict)
+    sources: tuple[_Source, ...]
+    reads: dict[int, _Read] = field(default_factory=dict)
     leaving: bool = False
     tainted: bool = False
 
@@ -48,27 +69,44 @@ class NixlTransport:
     wakes up still fills the memory (measured over TCP). So `disconnect` keeps unfinished handles and the agent
     until each has ended, and says False until then. Destroying our agent, as `close` does, ends everything.
 
+    A read of several ranks is over when it is over at all of them; one that is cut off ends the peer as a whole.
+
+    When may a GPU's kernel use what was read into its memory? When it is launched after the poll that said DONE. Within
+    a machine that is when UCX has seen the event behind its copy; over RDMA, work that the host submits after the last
+    write has completed sees it (CUDA's GPUDirect RDMA guide, on memory ordering). So no stream has to wait for ours,
+    and a kernel that runs already must not be given the block.
+
     Two things NIXL does not protect from. Memory that a living peer has recycled, or deregistered, is read without
     an error: leases and digests are what guards it. And UCX answers a TCP read in the peer's own polling, where it
     aborts that process when the reader dies in the middle: a reader should end its reads before it goes.
     """
 
     def __init__(self, pool: MemoryPool, agent: str) -> None:
-        self._pool = pool
-        self._nixl: NixlAgent = open_agent(agent)
+        self.pool = pool
+        memory, number = memory_type(pool.device)
+        self._driver = CudaDriver() if memory == "VRAM" else None
+        self.enter_thread()
+        if self._driver is not None and not self._driver.can_share(pool.address):
+            raise TandemError(
+                ErrorKind.UNSUPPORTED,
+                f"KV memory of {pool.device} cannot be shared with other processes: "
+                "PYTORCH_CUDA_ALLOC_CONF must not ask for expandable_segments or another allocator",
+                param="device",
+            )
+        self._nixl: NixlAgent = open_agent(agent, uses_cuda=memory == "VRAM")
         self._api: Any = self._nixl.api
         self._probe = ctypes.create_string_buffer(2 * PROBE_BYTES)
         self._probe_lists: tuple[Any, Any] | None = None
-        self._links: dict[str, _Link] = {}
+        self._links: dict[tuple[WorkerId, Incarnation], _Link] = {}
+        self._own_lists: dict[tuple[int, int], Any] = {}
         self._handles = count(1)
         self._owner: dict[int, _Link] = {}
         self._probes: dict[int, tuple[Any, bytes]] = {}
-        memory, number = memory_type(pool.device)
         probe_address = ctypes.addressof(self._probe)
         try:
             self._api.register_memory([(pool.address, pool.num_bytes, number, "")], memory)
             self._api.register_memory([(probe_address, 2 * PROBE_BYTES, 0, "")], "DRAM")
-            self._own_blocks = self._prepare(_INITIATOR, pool.address, pool.num_blocks, pool.device)
+            self._own_lists[0, pool.block_bytes] = self._prepare(_INITIATOR, pool.region(), 0, pool.block_bytes)
             self._metadata: bytes = self._api.get_agent_metadata()
         except self._nixl.errors as error:
             raise TandemError(
@@ -77,29 +115,37 @@ class NixlTransport:
 
     def __repr__(self) -> str:
         links = ", ".join(
-            f"{agent}:{len(link.reads)}{' leaving' if link.leaving else ''}" for agent, link in self._links.items()
+            f"{link.peer.worker}:{len(link.reads)}{' leaving' if link.leaving else ''}" for link in self._links.values()
         )
         return f"NixlTransport({self._nixl.name}, {links or 'no peers'})"
 
     def describe(self, worker: WorkerRef) -> TransportPeer:
         """Our side of the handshake; constant, so any thread may call it."""
-        return TransportPeer(worker, self._nixl.name, self._metadata, self._pool.layout, (self._pool.region(),))
+        rank = TransportRank(self._nixl.name, self._metadata, self.pool.region())
+        return TransportPeer(worker, self.pool.layout, (rank,))
 
     def connect(self, peer: TransportPeer) -> None:
-        check_peer(self._pool, peer)
-        same = self._links.get(peer.agent)
+        check_peer(self.pool, peer)
+        same = self._links.get(peer.life)
         if same is not None and same.peer == peer and not same.leaving:
             return
         for link in list(self._links.values()):
             if link.peer.worker.id == peer.worker.id:
                 self.disconnect(link.peer)
-        if peer.agent in self._links:
+        if peer.life in self._links:
             raise PeerError(f"a read of {peer.worker} from before its teardown is still not proven to have ended")
-        self._links[peer.agent] = _Link(peer, self._load(peer))
+        sources: list[_Source] = []
+        try:
+            for share in shares_of(self.pool, peer):
+                sources.append(self._load(peer, share))
+        except PeerError:
+            self._unload(sources)
+            raise
+        self._links[peer.life] = _Link(peer, tuple(sources))
 
     def disconnect(self, peer: TransportPeer) -> bool:
         """False while a read is not proven to have ended; call again. Until True the peer cannot be connected."""
-        link = self._links.get(peer.agent)
+        link = self._links.get(peer.life)
         if link is None:
             return True
         link.leaving = True
@@ -108,32 +154,34 @@ class NixlTransport:
                 self._forget(link, handle)
         if link.reads or link.tainted:
             return False
-        del self._links[peer.agent]
-        self._unload(peer.agent, link.blocks)
+        del self._links[peer.life]
+        self._unload(link.sources)
         return True
 
     def post_read(self, peer: TransportPeer, copies: Sequence[BlockCopy]) -> int:
-        link = self._links.get(peer.agent)
+        link = self._links.get(peer.life)
         if link is None or link.leaving:
             raise PeerError(f"{peer.worker} is not connected")
-        check_copies(self._pool, peer, copies)
+        check_copies(self.pool, peer, copies)
         ours = np.fromiter((copy.local for copy in copies), np.int32, len(copies))
         theirs = np.fromiter((copy.remote for copy in copies), np.int32, len(copies))
-        try:
-            read = self._api.make_prepped_xfer("READ", self._own_blocks, ours, link.blocks, theirs)
-        except self._nixl.errors as error:
-            raise PeerError(f"{peer.worker} cannot be read: {error}") from error
-        self._post(link, read)
         handle = next(self._handles)
-        link.reads[handle] = read
+        read = link.reads[handle] = _Read()
         self._owner[handle] = link
+        for source in link.sources:
+            try:
+                transfer = self._api.make_prepped_xfer("READ", source.ours, ours, source.theirs, theirs)
+            except self._nixl.errors as error:
+                raise PeerError(f"{peer.worker} cannot be read: {error}") from error
+            self._post(link, transfer)
+            read.transfers.append(transfer)
         return handle
 
     def poll(self, handle: int) -> ReadState:
         if handle in self._probes:
             return self._poll_probe(handle)
         link = self._owner[handle]
-        state = self._state(f"{link.peer.worker}", link.reads[handle])
+        state = self._read_state(link, link.reads[handle])
         if state is not ReadState.PENDING:
             self._forget(link, handle)
         return state
@@ -142,6 +190,11 @@ class NixlTransport:
         """Also what answers peers that read from us over TCP: only their target's own polling moves those bytes."""
         self._api.get_new_notifs()
 
+    def enter_thread(self) -> None:
+        """UCX needs a CUDA context of each thread that registers GPU memory or looks at a peer's."""
+        if self._driver is not None:
+            self._driver.enter(memory_type(self.pool.device)[1])
+
     def post_self_test(self) -> int:
         content = secrets.token_bytes(PROBE_BYTES)
         address = ctypes.addressof(self._probe)
@@ -149,11 +202,11 @@ class NixlTransport:
         ctypes.memset(address + PROBE_BYTES, 0, PROBE_BYTES)
         try:
             if self._probe_lists is None:
-                source = self._prepare(self._nixl.name, address, 1, "cpu", PROBE_BYTES)
-                target = self._prepare(_INITIATOR, address + PROBE_BYTES, 1, "cpu", PROBE_BYTES)
-                self._probe_lists = (target, source)
+                halves = KVRegion(address, 2, PROBE_BYTES, 0, 1)
+                target = self._prepare(_INITIATOR, halves, 0, PROBE_BYTES)
+                self._probe_lists = (target, self._prepare(self._nixl.name, halves, 0, PROBE_BYTES))
             target, source = self._probe_lists
-            read = self._api.make_prepped_xfer("READ", target, [0], source, [0])
+            read = self._api.make_prepped_xfer("READ", target, [1], source, [0])
             self._api.transfer(read)
         except self._nixl.errors as error:
             raise PeerError(f"the transport cannot read its own memory: {error}") from error
@@ -173,7 +226,7 @@ class NixlTransport:
         self._owner.clear()
         self._probes.clear()
         self._probe_lists = None
-        self._own_blocks = None
+        self._own_lists.clear()
         self._api = None
         self._nixl = replace(self._nixl, api=None)
         if alive() is not None:
@@ -183,38 +236,45 @@ class NixlTransport:
         if alive() is not None:
             raise PeerError(f"agent {self._nixl.name} is still in use: its reads may go on")
 
-    def _load(self, peer: TransportPeer) -> Any:
-        """Make the peer known to the agent. Returns the prepared list of its blocks."""
+    def _load(self, peer: TransportPeer, share: Share) -> _Source:
+        """Make a rank of a peer known to the agent."""
         try:
-            name = self._api.add_remote_agent(peer.metadata)
+            name = self._api.add_remote_agent(share.rank.metadata)
         except self._nixl.errors as error:
             raise PeerError(f"{peer.worker} cannot be reached: {error}") from error
         known = name.decode() if isinstance(name, bytes) else str(name)
-        if known != peer.agent:
-            self._unload(known, None)
-            raise PeerError(f"{peer.worker} says that it is agent {peer.agent}, its metadata says {known}")
-        (region,) = peer.regions
+        if known != share.rank.agent:
+            self._unload([_Source(known, None, None)])
+            raise PeerError(f"{peer.worker} says that it is agent {share.rank.agent}, its metadata says {known}")
         try:
-            return self._prepare(known, region.address, region.num_blocks, region.device)
+            theirs = self._prepare(known, share.rank.region, share.remote_offset, share.num_bytes)
+            return _Source(known, theirs, self._own_list(share))
         except self._nixl.errors as error:
-            self._unload(known, None)
+            self._unload([_Source(known, None, None)])
             raise PeerError(f"{peer.worker} did not register the region that it describes: {error}") from error
 
-    def _unload(self, agent: str, blocks: Any) -> None:
-        try:
-            if blocks is not None:
-                blocks.release()
-            self._api.remove_remote_agent(agent)
-        except self._nixl.errors:
-            # Of a peer that is gone; what matters, that no read is open, was established before.
-            return
+    def _unload(self, sources: Sequence[_Source]) -> None:
+        for source in sources:
+            try:
+                if source.theirs is not None:
+                    source.theirs.release()
+                self._api.remove_remote_agent(source.agent)
+            except self._nixl.errors:
+                # Of a peer that is gone; what matters, that no read is open, was established before.
+                continue
 
-    def _prepare(self, agent: str, address: int, num: int, device: str, num_bytes: int = 0) -> Any:
-        """A list of `num` descriptors of one block (or of `num_bytes`) each, back to back."""
-        memory, number = memory_type(device)
-        size = num_bytes or self._pool.block_bytes
-        strided = np.array([(address, size, number, size, num)], dtype=np.uint64)
-        return self._api.prep_xfer_dlist(agent, strided, memory)
+    def _own_list(self, share: Share) -> Any:
+        """Our blocks' part that a share fills. Peers of one degree share it."""
+        part = (share.local_offset, share.num_bytes)
+        if part not in self._own_lists:
+            self._own_lists[part] = self._prepare(_INITIATOR, self.pool.region(), *part)
+        return self._own_lists[part]
+
+    def _prepare(self, agent: str, region: KVRegion, offset: int, num_bytes: int) -> Any:
+        """A list of one descriptor per block of a region: `num_bytes` of it, from `offset` on."""
+        memory, number = memory_type(region.device)
+        strided = (region.address + offset, num_bytes, number, region.block_bytes, region.num_blocks)
+        return self._api.prep_xfer_dlist(agent, np.array([strided], dtype=np.uint64), memory)
 
     def _post(self, link: _Link, read: Any) -> None:
         """May copy everything before it returns. After an error nothing was read, or the link is tainted."""
@@ -241,15 +301,27 @@ class NixlTransport:
             raise PeerError(f"a read of {name} ended in doubt")
         return ReadState.DONE if word == "DONE" else ReadState.PENDING
 
+    def _read_state(self, link: _Link, read: _Read) -> ReadState:
+        """FAILED only when no transfer of the read is open any more. Raises PeerError as `_state` does."""
+        for transfer in list(read.transfers):
+            state = self._state(f"{link.peer.worker}", transfer)
+            if state is not ReadState.PENDING:
+                read.failed |= state is ReadState.FAILED
+                read.transfers.remove(transfer)
+                transfer.release()
+        if read.transfers:
+            return ReadState.PENDING
+        return ReadState.FAILED if read.failed else ReadState.DONE
+
     def _has_ended(self, link: _Link, handle: int) -> bool:
         try:
-            return self._state(f"{link.peer.worker}", link.reads[handle]) is not ReadState.PENDING
+            return self._read_state(link, link.reads[handle]) is not ReadState.PENDING
         except PeerError:
             return False
 
     def _forget(self, link: _Link, handle: int) -> None:
         del self._owner[handle]
-        link.reads.pop(handle).release()
+        del link.reads[handle]
 
     def _poll_probe(self, handle: int) -> ReadState:
         read, content = self._probes[handle]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,9 @@ _ENVIRONMENT = {
 }
 """Read once, when the library is loaded. NIXL's own errors reach us as exceptions, and a peer that dies is no news
 to print; UCX prints to stdout unless told otherwise."""
+_CUDA_ENVIRONMENT = {"UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on"}
+"""For GPU memory. We only ever read, and UCX reads over cuda_ipc of GPUs without NVLink only when it is told to: its
+choice would be TCP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +38,15 @@ class NixlAgent:
     disconnected: type[Exception]
 
 
-def open_agent(name: str) -> NixlAgent:
-    """Takes about half a second. Raises TandemError when NIXL is missing or does not work here.
+def open_agent(name: str, *, uses_cuda: bool = False) -> NixlAgent:
+    """Takes about half a second. Raises TandemError when NIXL is missing or does not work here, or where UCX is told to
+    use no way that moves the memory of GPUs.
 
     Without a progress thread: one that is idle burns a whole core. The owner must poll instead.
     """
-    _set_environment()
+    _set_environment(_ENVIRONMENT | _CUDA_ENVIRONMENT if uses_cuda else _ENVIRONMENT)
+    if uses_cuda:
+        _check_ways(os.environ.get("UCX_TLS", "all"))
     package = _find_package()
     api = importlib.import_module(f"{package}._api")
     bindings = importlib.import_module(f"{package}._bindings")
@@ -70,10 +77,22 @@ def _find_package() -> str:
     )
 
 
-def _set_environment() -> None:
+def _check_ways(told: str) -> None:
+    """Without cuda_copy UCX does not know GPU memory for what it is. `told` is a list, or `^` and what is left out."""
+    names = set(told.lstrip("^").split(","))
+    if bool(names & {"cuda", "cuda_copy"}) is told.startswith("^") and "all" not in names:
+        raise TandemError(
+            ErrorKind.UNSUPPORTED,
+            f"UCX_TLS={told} leaves out cuda_copy, without which no GPU memory moves: "
+            "unset it, or name cuda_copy and cuda_ipc too",
+            param="handoff.transport",
+        )
+
+
+def _set_environment(wanted: Mapping[str, str]) -> None:
     """Only what the user left unset. Where an agent may not even look for its configuration in the home directory
     it fails, so there it is given an empty one."""
-    for name, value in _ENVIRONMENT.items():
+    for name, value in wanted.items():
         os.environ.setdefault(name, value)
     try:
         os.stat(os.path.join(os.environ.get("HOME", ""), ".nixl.cfg"))

@@ -72,6 +72,6 @@ class MemoryPool:
         return self.address + block * self.block_bytes
 
 
-def agent_name(worker: WorkerId, incarnation: Incarnation) -> str:
+def agent_name(worker: WorkerId, incarnation: Incarnation, rank: int = 0) -> str:
     """A transport agent's name; contains the incarnation, so that a later life is another agent."""
-    return f"{worker}.{incarnation}"
+    return f"{worker}.{incarnation}.{rank}"

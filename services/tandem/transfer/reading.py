@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from tandem.engine.orders import FailureKind, ReadDone, ReadFailed, ReadOrder
 from tandem.engine.ports import BlockCopy
-from tandem.transfer.orders import FailureKind, ReadDone, ReadFailed, ReadOrder
 
 MAX_OPEN_PARTS = 2
 """Of one order: two keep a TCP peer busy between polls, and no more than two must drain after a cancel."""
@@ -25,13 +25,15 @@ class Part:
 
 @dataclass(slots=True)
 class Reading:
-    """A part is waiting, then open under a handle, then being checked. Only the carrier moves it.
+    """A part is waiting, then open under a handle, then being checked. Only the carrier moves it. `block_bytes` are
+    read of each block.
 
     Copies are read by rising remote block, whatever their order in the prompt, so that neighbours can be merged: pools
     give blocks back last one first. Once failed, nothing is posted any more, but open parts and checks are waited for.
     """
 
     order: ReadOrder
+    block_bytes: int
     started: float
     waiting: deque[Part]
     open: dict[int, Part] = field(default_factory=dict)
@@ -68,15 +70,14 @@ class Reading:
     def report(self, now: float) -> ReadDone | ReadFailed:
         """Of a reading that is over."""
         if self.failure is None:
-            return ReadDone(self.order.id, self.order.num_bytes, now - self.started)
+            return ReadDone(self.order.id, len(self.order.copies) * self.block_bytes, now - self.started)
         kind, reason = self.failure
         return ReadFailed(self.order.id, kind, reason, drained=True)
 
 
-def split(order: ReadOrder, max_bytes: int) -> Iterator[Part]:
-    """Parts of at most `max_bytes`, at least one block each. Towards the end each takes two thirds of what is left,
-    down to LAST_PART_BYTES, because the digest of what is read last delays the whole order."""
-    block_bytes = order.peer.layout.block_bytes
+def split(order: ReadOrder, block_bytes: int, max_bytes: int) -> Iterator[Part]:
+    """Parts of at most `max_bytes`, at least one block of `block_bytes` each. Towards the end each takes two thirds of
+    what is left, down to LAST_PART_BYTES, because the digest of what is read last delays the whole order."""
     most, last = (max(1, num_bytes // block_bytes) for num_bytes in (max_bytes, LAST_PART_BYTES))
     start, stop = 0, len(order.copies)
     while start < stop:

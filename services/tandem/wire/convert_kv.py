@@ -9,7 +9,7 @@ from __future__ import annotations
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import SampledToken
 from tandem.core.ids import BlockHash, BlockId, HandoffId, HandoffKey, Incarnation, WorkerId, WorkerRef
-from tandem.engine.ports import TransportPeer
+from tandem.engine.ports import TransportPeer, TransportRank
 from tandem.kv.handoff import MAX_BORROWED, Announcement, BlockDigest, Borrow
 from tandem.kv.hashing import HASH_BYTES
 from tandem.kv.layout import ITEM_BYTES, KVGroup, KVLayout, KVRegion
@@ -113,25 +113,29 @@ def decode_region(message: pb.KVRegion) -> KVRegion:
 def encode_peer(peer: TransportPeer) -> pb.TransportPeer:
     return pb.TransportPeer(
         worker=encode_worker(peer.worker),
-        agent=peer.agent,
-        metadata=peer.metadata,
         layout=encode_layout(peer.layout),
-        regions=[encode_region(region) for region in peer.regions],
+        ranks=[
+            pb.TransportRank(agent=rank.agent, metadata=rank.metadata, region=encode_region(rank.region))
+            for rank in peer.ranks
+        ],
     )
 
 
 def decode_peer(message: pb.TransportPeer) -> TransportPeer:
-    """Who can be read, with regions that are as large as the layout says."""
-    require(message.agent, "a transport peer has no agent")
+    """Who can be read, with regions that are as large as the layout says; whether they hold every head is not asked."""
     layout = decode_layout(message.layout)
-    regions = tuple(decode_region(region) for region in message.regions)
-    require(regions, "a transport peer has no region")
-    head_bytes = sum(group.head_bytes(layout.block_size) for group in layout.groups)
-    for region in regions:
-        num_heads = region.head_stop - region.head_start
-        require(region.head_stop <= max(g.heads for g in layout.groups), "a region holds heads that the model lacks")
-        require(region.block_bytes == num_heads * head_bytes, "a region's blocks are not as large as the layout's")
-    return TransportPeer(decode_worker(message.worker), message.agent, message.metadata, layout, regions)
+    ranks = tuple(_decode_rank(rank, layout) for rank in message.ranks)
+    require(ranks, "a transport peer has no rank")
+    return TransportPeer(decode_worker(message.worker), layout, ranks)
+
+
+def _decode_rank(message: pb.TransportRank, layout: KVLayout) -> TransportRank:
+    require(message.agent, "a rank has no agent")
+    region = decode_region(message.region)
+    num_heads = region.head_stop - region.head_start
+    require(region.head_stop <= max(g.heads for g in layout.groups), "a region holds heads that the model lacks")
+    require(region.block_bytes == num_heads * layout.head_bytes, "a region's blocks are not as large as the layout's")
+    return TransportRank(message.agent, message.metadata, region)
 
 
 # ---- what is announced

@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc.aio
 
@@ -199,7 +199,7 @@ class Link:
         if said.transport_kind != self._context.transport_kind:
             mine = self._context.transport_kind
             raise _SourceGone(f"{self.source} moves KV over {said.transport_kind!r}, this worker over {mine!r}")
-        return TransportPeer(self.source, peer.agent, peer.metadata, peer.layout, peer.regions)
+        return replace(peer, worker=self.source)
 
     async def _converse(self, call: _Call) -> None:
         """Returns when the link is idle; raises when the stream ends otherwise."""

@@ -109,20 +109,43 @@ class Rig:
 
 
 def spawn_peer(kind: str, worker: str, incarnation: int, seed: int, layers: int) -> Peer:
-    process = subprocess.Popen(
+    layout = layout_of(layers)
+    process = spawn_rank(kind, worker, incarnation, seed, layout)
+    return Peer(process, handshake_of(process), known_content(seed, NUM_BLOCKS, layout))
+
+
+def spawn_rank(
+    kind: str,
+    worker: str,
+    incarnation: int,
+    seed: int,
+    layout: KVLayout,
+    rank: int = 0,
+    num_ranks: int = 1,
+    device: str = "cpu",
+) -> subprocess.Popen[str]:
+    """The process of one rank of a worker, which holds its share of the heads of `known_content`."""
+    group = layout.group
+    share = group.heads // num_ranks
+    return subprocess.Popen(
         [
             *(sys.executable, str(Path(__file__).with_name("peer_process.py")), "--transport", kind),
             *("--worker", worker, "--incarnation", str(incarnation), "--num-blocks", str(NUM_BLOCKS)),
-            *("--layers", str(layers), "--seed", str(seed)),
+            *("--layers", str(group.layers), "--heads", str(group.heads), "--dtype", group.dtype, "--seed", str(seed)),
+            *("--rank", str(rank), "--head-start", str(rank * share), "--head-stop", str((rank + 1) * share)),
+            *("--device", device),
         ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )
+
+
+def handshake_of(process: subprocess.Popen[str]) -> TransportPeer:
+    """What a process that was spawned says first."""
     assert process.stdout is not None
-    handshake = pickle.loads(base64.b64decode(process.stdout.readline()))
-    return Peer(process, handshake, known_content(seed, NUM_BLOCKS, handshake.layout))
+    return pickle.loads(base64.b64decode(process.stdout.readline()))
 
 
 def open_transport(kind: str, name: str, content: Bytes, layout: KVLayout) -> Transport:

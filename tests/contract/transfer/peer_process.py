@@ -1,4 +1,4 @@
-"""A worker's transport in a process of its own, for the contract tests: owns a pool of known content, decides nothing.
+"""A rank's transport in a process of its own, for the contract tests: owns a pool of known content, decides nothing.
 
 Prints its handshake as one line, then serves readers until its standard input ends. The line `close` on standard
 input closes the transport while the process lives on; it answers `closed`.
@@ -13,6 +13,7 @@ import select
 import sys
 
 import numpy as np
+import numpy.typing as npt
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.kv.layout import KVGroup, KVLayout
@@ -30,15 +31,32 @@ def main() -> None:
     arguments.add_argument("--incarnation", type=int, required=True)
     arguments.add_argument("--num-blocks", type=int, required=True)
     arguments.add_argument("--layers", type=int, required=True)
+    arguments.add_argument("--heads", type=int, required=True)
+    arguments.add_argument("--dtype", required=True)
     arguments.add_argument("--seed", type=int, required=True)
+    arguments.add_argument("--rank", type=int, required=True)
+    arguments.add_argument("--head-start", type=int, required=True)
+    arguments.add_argument("--head-stop", type=int, required=True)
+    arguments.add_argument("--device", default="cpu")
     options = arguments.parse_args()
-    layout = KVLayout(16, (KVGroup(options.layers, 2, 16, "float32"),))
+    layout = KVLayout(16, (KVGroup(options.layers, options.heads, 16, options.dtype),))
     words = options.num_blocks * layout.block_bytes // 8
-    content = np.random.default_rng(options.seed).integers(0, 2**63, words, dtype=np.int64)
-    pool = MemoryPool(content.ctypes.data, options.num_blocks, layout, keepalive=content)
+    whole = np.random.default_rng(options.seed).integers(0, 2**63, words, dtype=np.int64)
+    heads = slice(options.head_start, options.head_stop)
+    content = np.ascontiguousarray(whole.reshape(options.num_blocks, options.heads, -1)[:, heads])
+    address, keepalive = place(content, options.device)
+    pool = MemoryPool(
+        address,
+        options.num_blocks,
+        layout,
+        options.device,
+        head_start=options.head_start,
+        head_stop=options.head_stop,
+        keepalive=keepalive,
+    )
     worker = WorkerRef(WorkerId(options.worker), Incarnation(options.incarnation), "127.0.0.1:1")
     kind = LocalTransport if options.transport == "local" else NixlTransport
-    transport = kind(pool, agent_name(worker.id, worker.incarnation))
+    transport = kind(pool, agent_name(worker.id, worker.incarnation, options.rank))
     say(base64.b64encode(pickle.dumps(transport.describe(worker))).decode())
     is_open = True
     while True:
@@ -52,6 +70,17 @@ def main() -> None:
             say("closed")
         if is_open:
             transport.progress()
+
+
+def place(content: npt.NDArray[np.int64], device: str) -> tuple[int, object]:
+    """Where the content is, in the memory of a device, and what keeps it there."""
+    if device == "cpu":
+        return content.ctypes.data, content
+    import torch
+
+    tensor = torch.from_numpy(content).to(device)
+    torch.cuda.synchronize()
+    return tensor.data_ptr(), tensor
 
 
 def say(line: str) -> None:

@@ -11,9 +11,7 @@ import pytest
 
 from tandem.core.clock import SystemClock
 from tandem.core.ids import BlockId
-from tandem.engine.ports import BlockCopy, ReadState
-from tandem.transfer.mover import Mover
-from tandem.transfer.orders import (
+from tandem.engine.orders import (
     Connected,
     Event,
     FailureKind,
@@ -25,6 +23,8 @@ from tandem.transfer.orders import (
     ReadOrder,
     SelfTestDone,
 )
+from tandem.engine.ports import BlockCopy, ReadState
+from tandem.transfer.mover import Mover
 
 GUARD_S = 60.0
 """Only ends a test that hangs."""

@@ -12,7 +12,7 @@ import pytest
 
 from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
 from tandem.engine.ports import BlockCopy, PeerError, ReadState
-from tandem.kv.layout import KVGroup
+from tandem.kv.layout import KVGroup, KVRegion
 from tandem.transfer.peers import CopyRefused
 
 
@@ -109,9 +109,19 @@ def test_a_read_of_nothing_is_refused(rig, good_peer) -> None:
         rig.transport.post_read(good_peer.handshake, [])
 
 
+def misfit_regions(good: KVRegion) -> list[KVRegion]:
+    return [
+        replace(good, head_stop=1),
+        replace(good, head_stop=1, block_bytes=good.block_bytes // 2),
+        replace(good, block_bytes=good.block_bytes // 2),
+        replace(good, num_blocks=0),
+        replace(good, address=0),
+    ]
+
+
 def test_a_peer_whose_blocks_do_not_fit_is_refused(rig, good_peer) -> None:
     good = good_peer.handshake
-    (region,) = good.regions
+    (rank,) = good.ranks
     other_layouts = [
         replace(good.layout, block_size=32),
         replace(good.layout, groups=(replace(good.layout.group, layers=9),)),
@@ -120,11 +130,9 @@ def test_a_peer_whose_blocks_do_not_fit_is_refused(rig, good_peer) -> None:
     ]
     misfits = [replace(good, layout=layout) for layout in other_layouts]
     misfits += [
-        replace(good, regions=()),
-        replace(good, regions=(region, region)),
-        replace(good, regions=(replace(region, head_stop=1),)),
-        replace(good, regions=(replace(region, block_bytes=region.block_bytes // 2),)),
-        replace(good, regions=(replace(region, num_blocks=0),)),
+        replace(good, ranks=()),
+        replace(good, ranks=(rank, rank)),
+        *(replace(good, ranks=(replace(rank, region=region),)) for region in misfit_regions(rank.region)),
     ]
     for misfit in misfits:
         with pytest.raises(PeerError):
@@ -133,8 +141,9 @@ def test_a_peer_whose_blocks_do_not_fit_is_refused(rig, good_peer) -> None:
 
 @pytest.mark.parametrize("metadata", [b"", b"garbage", b"[1, 2]", b'["x", 1, 1, 1, "zz"]', b"\xff" * 400])
 def test_metadata_that_means_nothing_is_refused(rig, good_peer, metadata: bytes) -> None:
+    (rank,) = good_peer.handshake.ranks
     with pytest.raises(PeerError):
-        rig.transport.connect(replace(good_peer.handshake, metadata=metadata, agent="nobody.1"))
+        rig.transport.connect(replace(good_peer.handshake, ranks=(replace(rank, metadata=metadata, agent="nobody.1"),)))
 
 
 def read_outcome(rig, peer, copies: Sequence[BlockCopy]) -> ReadState:

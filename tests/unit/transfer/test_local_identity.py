@@ -12,12 +12,12 @@ import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
+from tandem.engine.orders import ReadOrder
 from tandem.engine.ports import BlockCopy, PeerError, TransportPeer
 from tandem.kv.layout import KVGroup, KVLayout
 from tandem.transfer import reading
 from tandem.transfer.local import LocalTransport
 from tandem.transfer.memory import ProcessMemory, Span
-from tandem.transfer.orders import ReadOrder
 from tandem.transfer.pool import MemoryPool, agent_name
 from tandem.transfer.process import start_ticks, this_process
 from tandem.transfer.reading import split
@@ -42,9 +42,10 @@ def giver() -> Iterator[tuple[LocalTransport, np.ndarray, TransportPeer]]:
 
 
 def forged(peer: TransportPeer, field: int, value: object) -> TransportPeer:
-    fields = json.loads(peer.metadata)
+    (rank,) = peer.ranks
+    fields = json.loads(rank.metadata)
     fields[field] = value
-    return replace(peer, metadata=json.dumps(fields).encode())
+    return replace(peer, ranks=(replace(rank, metadata=json.dumps(fields).encode()),))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,8 @@ def test_the_start_of_a_process_is_its_own() -> None:
 @pytest.mark.parametrize("max_blocks", [0, 1, 3, 100])
 def test_parts_cover_an_order_once_within_the_cap(giver, num_blocks: int, max_blocks: int) -> None:
     copies = tuple(BlockCopy(BlockId(i), BlockId(i)) for i in range(num_blocks))
-    parts = list(split(ReadOrder(1, giver[2], copies, tuple(range(num_blocks))), max_blocks * LAYOUT.block_bytes))
+    order = ReadOrder(1, giver[2], copies, tuple(range(num_blocks)))
+    parts = list(split(order, LAYOUT.block_bytes, max_blocks * LAYOUT.block_bytes))
     assert [i for part in parts for i in range(part.start, part.stop)] == list(range(num_blocks))
     assert all(1 <= part.stop - part.start <= max(1, max_blocks) for part in parts)
 
@@ -117,7 +119,8 @@ def test_parts_cover_an_order_once_within_the_cap(giver, num_blocks: int, max_bl
 def test_the_last_part_is_small_and_no_part_is_tiny(giver, num_blocks: int, monkeypatch) -> None:
     monkeypatch.setattr(reading, "LAST_PART_BYTES", 4 * LAYOUT.block_bytes)
     copies = tuple(BlockCopy(BlockId(i), BlockId(i)) for i in range(num_blocks))
-    parts = list(split(ReadOrder(1, giver[2], copies, tuple(range(num_blocks))), 12 * LAYOUT.block_bytes))
+    order = ReadOrder(1, giver[2], copies, tuple(range(num_blocks)))
+    parts = list(split(order, LAYOUT.block_bytes, 12 * LAYOUT.block_bytes))
     sizes = [part.stop - part.start for part in parts]
     assert min(4, num_blocks) <= sizes[-1] + 1
     assert sizes[-1] <= 6

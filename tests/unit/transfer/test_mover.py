@@ -10,11 +10,7 @@ import pytest
 
 from tandem.core.clock import SystemClock
 from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
-from tandem.engine.ports import BlockCopy, PeerError, ReadState, TransportPeer
-from tandem.kv.layout import KVGroup, KVLayout, KVRegion
-from tandem.transfer import mover as mover_module
-from tandem.transfer.mover import Mover
-from tandem.transfer.orders import (
+from tandem.engine.orders import (
     Connected,
     Event,
     FailureKind,
@@ -26,16 +22,19 @@ from tandem.transfer.orders import (
     ReadOrder,
     SelfTestDone,
 )
+from tandem.engine.ports import BlockCopy, PeerError, ReadState, TransportPeer, TransportRank
+from tandem.kv.layout import KVGroup, KVLayout, KVRegion
+from tandem.transfer import mover as mover_module
+from tandem.transfer.mover import Mover
+from tandem.transfer.pool import MemoryPool
 
 LAYOUT = KVLayout(16, (KVGroup(1, 1, 8, "float32"),))
 GUARD_S = 30.0
 """Only ends a test that hangs."""
 PEER = TransportPeer(
     WorkerRef(WorkerId("p"), Incarnation(1), "127.0.0.1:1"),
-    "p.1",
-    b"",
     LAYOUT,
-    (KVRegion(4096, 100, LAYOUT.block_bytes, 0, 1),),
+    (TransportRank("p.1", b"", KVRegion(4096, 100, LAYOUT.block_bytes, 0, 1)),),
 )
 
 
@@ -46,12 +45,15 @@ def order(id: int) -> ReadOrder:
 class SteppedTransport:
     """Reads end when the test says so; records which threads call it."""
 
+    pool = MemoryPool(4096, 100, LAYOUT)
+
     def __init__(self) -> None:
         self.threads: set[str] = set()
         self.finish = threading.Event()
         self.crash = False
         self.closed = False
         self.handles = 0
+        self.num_entered = 0
 
     def _called(self) -> None:
         self.threads.add(threading.current_thread().name)
@@ -79,6 +81,10 @@ class SteppedTransport:
         self._called()
         if self.crash:
             raise RuntimeError("the library broke")
+
+    def enter_thread(self) -> None:
+        self._called()
+        self.num_entered += 1
 
     def post_self_test(self) -> int:
         self._called()
@@ -131,6 +137,7 @@ def test_only_the_movers_thread_touches_the_transport(mover, transport, events) 
     assert mover.stop(GUARD_S)
     assert take(events) == MoverStopped(None)
     assert transport.threads == {"tandem-mover"}
+    assert transport.num_entered == 1
 
 
 def test_a_teardown_is_answered_while_the_read_hangs(mover, transport, events) -> None:

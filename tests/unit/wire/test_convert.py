@@ -29,7 +29,7 @@ from tandem.core.lane import Lane
 from tandem.core.load import PROMPT_SIZES, Books, Load
 from tandem.core.request import MAX_COUNT, Generate, Prefill, RemotePrefix, Request, Resume, SamplingParams
 from tandem.core.step_cost import StepCost
-from tandem.engine.ports import TransportPeer
+from tandem.engine.ports import TransportPeer, TransportRank
 from tandem.kv.handoff import MAX_BORROWED, Announcement, BlockDigest, Borrow
 from tandem.kv.layout import KVGroup, KVLayout, KVRegion
 from tandem.wire import convert, convert_job, convert_kv
@@ -120,16 +120,20 @@ def peers(draw: st.DrawFn) -> TransportPeer:
     heads, layers, head_dim = draw(st.integers(1, 8)), draw(st.integers(1, 4)), draw(st.integers(1, 128))
     group = KVGroup(layers, heads, head_dim, draw(st.sampled_from(["float32", "bfloat16"])))
     layout = KVLayout(draw(st.sampled_from([8, 16])), (group,))
-    cut = draw(st.integers(1, heads))
-    region = KVRegion(
-        draw(st.integers(0, 2**48)),
-        draw(st.integers(1, 2**20)),
-        cut * group.head_bytes(layout.block_size),
-        0,
-        cut,
-        draw(st.sampled_from(["cpu", "cuda:1"])),
-    )
-    return TransportPeer(draw(workers), draw(NAMES), draw(st.binary(max_size=8)), layout, (region,))
+    cuts = sorted(draw(st.sets(st.integers(1, heads), min_size=1, max_size=3)))
+    regions = [
+        KVRegion(
+            draw(st.integers(0, 2**48)),
+            draw(st.integers(1, 2**20)),
+            (stop - start) * group.head_bytes(layout.block_size),
+            start,
+            stop,
+            draw(st.sampled_from(["cpu", "cuda:1"])),
+        )
+        for start, stop in zip([0, *cuts], cuts, strict=False)
+    ]
+    ranks = tuple(TransportRank(draw(NAMES), draw(st.binary(max_size=8)), region) for region in regions)
+    return TransportPeer(draw(workers), layout, ranks)
 
 
 def sent(message: Any) -> Any:
@@ -329,17 +333,17 @@ def test_ends_and_tokens_that_say_too_little_are_refused() -> None:
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        ("agent", ""),
+        ("ranks.0.agent", ""),
         ("layout.block_size", 0),
         ("layout.groups.0.dtype", "int3"),
         ("layout.groups.0.head_dim", 0),
-        ("regions.0.head_stop", 0),
-        ("regions.0.head_stop", 9),
-        ("regions.0.head_stop", 1),
-        ("regions.0.num_blocks", 0),
-        ("regions.0.block_bytes", 17),
-        ("regions.0.device", ""),
-        ("regions.0.address", 2**64 - 1),
+        ("ranks.0.region.head_stop", 0),
+        ("ranks.0.region.head_stop", 9),
+        ("ranks.0.region.head_stop", 1),
+        ("ranks.0.region.num_blocks", 0),
+        ("ranks.0.region.block_bytes", 17),
+        ("ranks.0.region.device", ""),
+        ("ranks.0.region.address", 2**64 - 1),
         ("worker.id", ""),
     ],
 )
@@ -347,7 +351,7 @@ def test_a_peer_whose_memory_cannot_be_as_it_says_is_refused(path: str, value: o
     group = KVGroup(layers=2, heads=2, head_dim=4, dtype="float32")
     layout = KVLayout(8, (group,))
     region = KVRegion(4096, 3, layout.block_bytes, 0, 2)
-    peer = TransportPeer(WorkerRef(WorkerId("w"), Incarnation(1), "h:1"), "a", b"m", layout, (region,))
+    peer = TransportPeer(WorkerRef(WorkerId("w"), Incarnation(1), "h:1"), layout, (TransportRank("a", b"m", region),))
     message = convert_kv.encode_peer(peer)
     assert convert_kv.decode_peer(message) == peer
     *parents, leaf = path.split(".")
@@ -359,12 +363,12 @@ def test_a_peer_whose_memory_cannot_be_as_it_says_is_refused(path: str, value: o
         convert_kv.decode_peer(message)
 
 
-@pytest.mark.parametrize("missing", ["layout", "regions", "worker"])
+@pytest.mark.parametrize("missing", ["layout", "ranks", "worker"])
 def test_a_peer_that_lacks_something_is_refused(missing: str) -> None:
     group = KVGroup(layers=1, heads=1, head_dim=1, dtype="float32")
     layout = KVLayout(8, (group,))
     region = KVRegion(0, 1, layout.block_bytes, 0, 1)
-    peer = TransportPeer(WorkerRef(WorkerId("w"), Incarnation(1), "h:1"), "a", b"", layout, (region,))
+    peer = TransportPeer(WorkerRef(WorkerId("w"), Incarnation(1), "h:1"), layout, (TransportRank("a", b"", region),))
     message = convert_kv.encode_peer(peer)
     message.ClearField(missing)
     with pytest.raises(TandemError, match="malformed message"):

@@ -52,19 +52,25 @@ class KVRegion(_message.Message):
     device: str
     def __init__(self, address: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., head_start: _Optional[int] = ..., head_stop: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
 
-class TransportPeer(_message.Message):
-    __slots__ = ("worker", "agent", "metadata", "layout", "regions")
-    WORKER_FIELD_NUMBER: _ClassVar[int]
+class TransportRank(_message.Message):
+    __slots__ = ("agent", "metadata", "region")
     AGENT_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
-    LAYOUT_FIELD_NUMBER: _ClassVar[int]
-    REGIONS_FIELD_NUMBER: _ClassVar[int]
-    worker: WorkerRef
+    REGION_FIELD_NUMBER: _ClassVar[int]
     agent: str
     metadata: bytes
+    region: KVRegion
+    def __init__(self, agent: _Optional[str] = ..., metadata: _Optional[bytes] = ..., region: _Optional[_Union[KVRegion, _Mapping]] = ...) -> None: ...
+
+class TransportPeer(_message.Message):
+    __slots__ = ("worker", "layout", "ranks")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    worker: WorkerRef
     layout: KVLayout
-    regions: _containers.RepeatedCompositeFieldContainer[KVRegion]
-    def __init__(self, worker: _Optional[_Union[WorkerRef, _Mapping]] = ..., agent: _Optional[str] = ..., metadata: _Optional[bytes] = ..., layout: _Optional[_Union[KVLayout, _Mapping]] = ..., regions: _Optional[_Iterable[_Union[KVRegion, _Mapping]]] = ...) -> None: ...
+    ranks: _containers.RepeatedCompositeFieldContainer[TransportRank]
+    def __init__(self, worker: _Optional[_Union[WorkerRef, _Mapping]] = ..., layout: _Optional[_Union[KVLayout, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[TransportRank, _Mapping]]] = ...) -> None: ...
 
 class HandoffKey(_message.Message):
     __slots__ = ("handoff", "attempt")

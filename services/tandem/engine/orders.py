@@ -13,7 +13,7 @@ class ReadOrder:
     """Copy blocks of `peer`, then check them, then report once under `id`, which is unique among open orders.
 
     `logical[i]` is the position of `copies[i]` in the prompt's block table, which the digest covers.
-    `digests[i]` is what the giver computed, one number per KV head; `digests=None` checks nothing.
+    `digests[i]` is what the giver computed, one number per KV head of the model; `digests=None` checks nothing.
     """
 
     id: int
@@ -27,10 +27,6 @@ class ReadOrder:
             raise ValueError(f"{len(self.copies)} copies with {len(self.logical)} logical indices")
         if self.digests is not None and len(self.digests) != len(self.copies):
             raise ValueError(f"{len(self.copies)} copies with {len(self.digests)} digests")
-
-    @property
-    def num_bytes(self) -> int:
-        return len(self.copies) * self.peer.layout.block_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,142 @@
+"""KV in the memory of a GPU: read between processes that share it, with the same ends as in host memory.
+
+Needs a GPU; has been run on none yet.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tandem.core.clock import SystemClock
+from tandem.core.ids import BlockId, Incarnation, WorkerId
+from tandem.engine.orders import Connect, FailureKind, PeerLost, ReadDone, ReadFailed
+from tandem.engine.ports import BlockCopy, ReadState
+from tandem.transfer.carrier import Carrier
+from tandem.transfer.nixl import NixlTransport
+from tandem.transfer.pool import MemoryPool, agent_name
+from tests.contract.transfer.conftest import NUM_BLOCKS, Rig, known_content, reference
+from tests.contract.transfer.heads import COPIES, HEADS, MAX_POST_BYTES, SEED, World, layout_of, turn_until
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+DEVICE = "cuda:0"
+LAYOUT = layout_of("float32")
+WANTED = known_content(SEED, NUM_BLOCKS, LAYOUT).reshape(NUM_BLOCKS, HEADS, -1)
+
+
+class TakerRank:
+    """One rank of a taker whose pool is in the GPU's memory."""
+
+    def __init__(self, rank: int, num_ranks: int) -> None:
+        share = HEADS // num_ranks
+        self.memory = torch.zeros(NUM_BLOCKS, share * LAYOUT.head_bytes, dtype=torch.uint8, device=DEVICE)
+        torch.cuda.synchronize()
+        self.heads = range(rank * share, (rank + 1) * share)
+        pool = MemoryPool(
+            self.memory.data_ptr(),
+            NUM_BLOCKS,
+            LAYOUT,
+            DEVICE,
+            head_start=self.heads.start,
+            head_stop=self.heads.stop,
+            keepalive=self.memory,
+        )
+        self.transport = NixlTransport(pool, agent_name(WorkerId(f"gpu-taker-of-{num_ranks}"), Incarnation(1), rank))
+
+    def content(self) -> np.ndarray:
+        return self.memory.cpu().numpy().reshape(NUM_BLOCKS, len(self.heads), -1)
+
+    def settle(self, handle: int) -> ReadState:
+        return Rig.until(lambda: self.transport.poll(handle), lambda state: state is not ReadState.PENDING)
+
+
+def copies() -> list[BlockCopy]:
+    return [BlockCopy(BlockId(theirs), BlockId(ours)) for theirs, ours in COPIES]
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with ExitStack() as stack:
+        yield World("nixl", LAYOUT, stack, device=DEVICE)
+
+
+@pytest.mark.parametrize(("giving", "taking"), [(1, 1), (1, 2), (2, 1), (2, 2)])
+def test_another_process_is_read(world: World, giving: int, taking: int) -> None:
+    giver = world.giver(giving)
+    theirs, ours = (list(side) for side in zip(*COPIES, strict=True))
+    for rank in range(taking):
+        taker = TakerRank(rank, taking)
+        taker.transport.connect(giver)
+        assert taker.settle(taker.transport.post_read(giver, copies())) is ReadState.DONE
+        # On a stream that has seen nothing of the read: what is launched after DONE sees the bytes.
+        with torch.cuda.stream(torch.cuda.Stream()):
+            seen = taker.memory[ours].clone()
+        torch.cuda.synchronize()
+        wanted = WANTED[theirs, taker.heads.start : taker.heads.stop].reshape(len(theirs), -1)
+        assert np.array_equal(seen.cpu().numpy(), wanted)
+        others = np.setdiff1d(np.arange(NUM_BLOCKS), ours)
+        assert not taker.content()[others].any()
+        assert taker.transport.disconnect(giver)
+        taker.transport.close()
+
+
+def test_a_neighbour_in_the_same_process_is_read() -> None:
+    giver, taker = TakerRank(0, 1), TakerRank(0, 1)
+    giver.memory[7] = 5
+    torch.cuda.synchronize()
+    peer = giver.transport.describe(reference("gpu-neighbour"))
+    taker.transport.connect(peer)
+    handle = taker.transport.post_read(peer, [BlockCopy(BlockId(7), BlockId(3))])
+    while (state := taker.transport.poll(handle)) is ReadState.PENDING:
+        giver.transport.progress()
+    assert state is ReadState.DONE
+    assert bool((taker.memory[3] == 5).all())
+    for each in (taker, giver):
+        each.transport.close()
+
+
+def test_a_source_that_dies_ends_its_orders(world: World) -> None:
+    victim, (process,) = world.spawn("gpu-victim", 1)
+    taker = TakerRank(0, 1)
+    carrier = Carrier(taker.transport, lambda blocks, logical: [], SystemClock(), MAX_POST_BYTES)
+    carrier.accept(Connect(victim))
+    order = replace(world.order(1, victim), digests=None)
+    carrier.accept(order)
+    turn_until(carrier, ReadDone)
+    process.kill()
+    process.wait()
+    carrier.accept(replace(order, id=2))
+    failed, lost = turn_until(carrier, ReadFailed, PeerLost)[-2:]
+    assert isinstance(failed, ReadFailed)
+    assert failed.kind is FailureKind.PEER
+    assert isinstance(lost, PeerLost)
+    carrier.close()
+
+
+def test_the_self_test_works_beside_gpu_memory() -> None:
+    taker = TakerRank(0, 1)
+    assert taker.settle(taker.transport.post_self_test()) is ReadState.DONE
+    taker.transport.close()
+
+
+def test_memory_that_cannot_be_shared_is_refused() -> None:
+    """In a process of its own: the allocator is chosen once."""
+    program = (
+        "from tandem.core.errors import TandemError\n"
+        "from tests.contract.transfer.test_cuda_memory import TakerRank\n"
+        "try:\n    TakerRank(0, 1)\nexcept TandemError as error:\n    print(error)\n"
+    )
+    path = os.pathsep.join(filter(None, sys.path))
+    told = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "PYTHONPATH": path}
+    run = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **told}, capture_output=True, text=True, check=True
+    )
+    assert "expandable_segments" in run.stdout

@@ -1,0 +1,119 @@
+"""Reads between workers of different tensor-parallel degrees: each rank gets its heads, wherever they lie."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tandem.core.ids import BlockId
+from tandem.engine.orders import Connect, Connected, FailureKind, PeerDrained, PeerLost, ReadDone, ReadFailed
+from tandem.engine.ports import BlockCopy, ReadState, TransportRank
+from tandem.kv.layout import KVRegion
+from tests.contract.transfer.conftest import NUM_BLOCKS, Rig, known_content
+from tests.contract.transfer.heads import COPIES, HEADS, SEED, World, layout_of
+
+SPLITS = [(1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (4, 2), (4, 1)]
+"""(ranks of the giver, ranks of the taker)"""
+
+
+@pytest.fixture(scope="module", params=["local-float32", "local-float8_e4m3fn", "nixl-float32"])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    """A transport of NIXL takes half a second to open, so the tests share theirs."""
+    kind, dtype = str(request.param).split("-")
+    with ExitStack() as stack:
+        yield World(kind, layout_of(dtype), stack)
+
+
+@pytest.mark.parametrize(("giving", "taking"), SPLITS, ids=[f"{g}to{t}" for g, t in SPLITS])
+def test_each_rank_gets_its_heads_and_nothing_else_changes(world: World, giving: int, taking: int) -> None:
+    giver, content = world.giver(giving), known_content(SEED, NUM_BLOCKS, world.layout)
+    remote, local = (list(side) for side in zip(*COPIES, strict=True))
+    wanted = content.reshape(NUM_BLOCKS, HEADS, -1)
+    for rank in world.taker(taking):
+        rank.carrier.accept(Connect(giver))
+        rank.carrier.accept(world.order(1, giver))
+        connected, done = rank.until(ReadDone)
+        assert connected == Connected(giver)
+        assert isinstance(done, ReadDone)
+        assert done.num_bytes == len(COPIES) * rank.memory.shape[1]
+        mine = wanted[remote, rank.heads.start : rank.heads.stop].reshape(len(remote), -1)
+        assert np.array_equal(rank.memory[local], mine)
+        others = np.setdiff1d(np.arange(NUM_BLOCKS), local)
+        assert (rank.memory[others] == 0xEE).all()
+
+
+@pytest.mark.parametrize("taking", [1, 2, 4])
+def test_heads_of_the_wrong_rank_do_not_pass(world: World, taking: int) -> None:
+    """Two ranks that say they hold each other's heads: all bytes arrive, each of them in another place."""
+    giver = world.giver(2)
+    first, second = giver.ranks
+    ranks = (replace(first, region=crossed(first, second)), replace(second, region=crossed(second, first)))
+    liar = replace(giver, ranks=ranks)
+    for rank in world.taker(taking):
+        rank.carrier.accept(Connect(liar))
+        rank.carrier.accept(world.order(2, liar))
+        failed = rank.until(ReadFailed)[-1]
+        assert isinstance(failed, ReadFailed)
+        assert (failed.kind, failed.drained) == (FailureKind.DIGEST, True)
+
+
+def crossed(rank: TransportRank, other: TransportRank) -> KVRegion:
+    """The memory of one with the heads that the other holds."""
+    return replace(rank.region, head_start=other.region.head_start, head_stop=other.region.head_stop)
+
+
+def test_the_digest_of_one_wrong_head_fails_the_rank_that_holds_it_and_no_other(world: World) -> None:
+    giver = world.giver(2)
+    good = world.order(3, giver)
+    assert good.digests is not None
+    spoilt = tuple((*heads[:3], heads[3] ^ 1) for heads in good.digests)
+    for rank in world.taker(2):
+        rank.carrier.accept(Connect(giver))
+        rank.carrier.accept(replace(good, digests=spoilt))
+        end = rank.until(ReadFailed if 3 in rank.heads else ReadDone)[-1]
+        assert isinstance(end, ReadFailed if 3 in rank.heads else ReadDone)
+
+
+def test_a_rank_that_died_costs_the_whole_peer_and_nobody_else(world: World) -> None:
+    victim, processes = world.spawn("victim", 2)
+    (rank,), healthy = world.taker(1), world.giver(1)
+    rank.carrier.accept(Connect(victim))
+    rank.carrier.accept(Connect(healthy))
+    rank.carrier.accept(world.order(4, victim))
+    rank.until(ReadDone)
+    processes[1].kill()
+    processes[1].wait()
+    rank.carrier.accept(world.order(5, victim))
+    events = rank.until(ReadFailed, PeerLost)
+    failed, lost = events[-2:]
+    assert isinstance(failed, ReadFailed)
+    assert failed.kind is FailureKind.PEER
+    assert isinstance(lost, PeerLost)
+    assert lost.peer == victim
+    if not lost.proven:
+        rank.until(PeerDrained)
+    rank.carrier.accept(Connect(healthy))
+    rank.carrier.accept(world.order(6, healthy))
+    assert isinstance(rank.until(ReadDone)[-1], ReadDone)
+
+
+def test_a_rank_that_dies_during_a_read_leaves_nothing_in_doubt(world: World) -> None:
+    victim, processes = world.spawn("stopped", 2)
+    (rank,) = world.taker(1)
+    everything = [BlockCopy(BlockId(block), BlockId(block)) for block in range(NUM_BLOCKS)]
+    rank.transport.connect(victim)
+    first = rank.transport.post_read(victim, everything[:1])
+    assert Rig.until(lambda: rank.transport.poll(first), lambda state: state is not ReadState.PENDING) is ReadState.DONE
+    processes[1].send_signal(signal.SIGSTOP)
+    handle = rank.transport.post_read(victim, everything)
+    processes[1].kill()
+    state = Rig.until(lambda: rank.transport.poll(handle), lambda state: state is not ReadState.PENDING)
+    assert state is ReadState.FAILED or np.array_equal(rank.memory, known_content(SEED, NUM_BLOCKS, world.layout)), (
+        "what shared memory gave before the end is whole"
+    )
+    assert rank.transport.disconnect(victim), "the read of the rank that lives is over too"
