@@ -26,7 +26,7 @@ SETTINGS = {
     "--worker-queue-horizon-ms": "1000000.0",  # no gateway in which jobs could wait
 }
 
-Start = Callable[[str, str, str], WorkerProcess]
+Start = Callable[..., WorkerProcess]
 
 
 @pytest.fixture(scope="session")
@@ -36,12 +36,12 @@ def tiny_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def start(tiny_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """`start(name, pool, transport)` begins a process; its `ref` waits until it serves."""
+    """`start(name, pool, transport, *flags)` begins a process; its `ref` waits until it serves."""
     logs = tmp_path_factory.mktemp("workers")
     processes: list[WorkerProcess] = []
 
-    def begin(name: str, pool: str, transport: str) -> WorkerProcess:
-        flags = [word for pair in SETTINGS.items() for word in pair]
+    def begin(name: str, pool: str, transport: str, *further: str) -> WorkerProcess:
+        flags = [*(word for pair in SETTINGS.items() for word in pair), *further]
         identity = ["--pool", pool, "--handoff-transport", transport, "--model", str(tiny_directory)]
         processes.append(WorkerProcess(logs, name, *identity, *flags))
         return processes[-1]
