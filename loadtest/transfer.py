@@ -1,12 +1,13 @@
 """Measures pulls of KV between two processes against a bare read of the same blocks; never runs a model.
 
-    python -m loadtest.transfer [--wires shm,tcp,local] [--mib 1,16,64,256] [--rounds 7] [--json FILE]
+    python -m loadtest.transfer [--wires shm,tcp,local] [--mib 1,16,64,256] [--ranks 1] [--rounds 7] [--json FILE]
 
 A *pull* is all that a worker does from an announcement to `Pulled`: engine, orders, reads, digests, publishing, over
 its own threads. A *bare read* copies the same blocks to the same places in one call that was prepared before the
 clock started, and is polled without a pause by a taker, and over TCP by a giver, that do nothing else: over NIXL one
 READ of the same descriptors, over the local transport one process_vm_readv. Pull and bare read alternate; medians
-are compared.
+are compared. With several ranks the giver's heads lie in as many pools, each with an agent of its own, and a pull reads
+a part of each block from each; the bare read still copies whole blocks.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -36,6 +38,7 @@ from tandem.kv.layout import KVGroup, KVLayout
 from tandem.transfer.local import LocalTransport
 from tandem.transfer.mover import Mover
 from tandem.transfer.nixl import NixlTransport
+from tandem.transfer.peers import join_ranks
 from tandem.transfer.pool import MemoryPool
 from tandem.transfer.transport import Transport
 from tandem.worker.main import prepare_process
@@ -49,6 +52,7 @@ WIRES = ("shm", "tcp", "local")
 LAYOUTS = {
     "SmolLM2": KVLayout(16, (KVGroup(30, 3, 64, "float32"),)),
     "small": KVLayout(16, (KVGroup(8, 2, 32, "float32"),)),
+    "Llama-8B": KVLayout(16, (KVGroup(32, 8, 128, "float16"),)),
 }
 WORD = np.uint64(0x9E3779B97F4A7C15)
 """An odd number, so that no two words of the offered KV are equal."""
@@ -61,10 +65,12 @@ GIVER = WorkerRef(WorkerId("giver"), Incarnation(1), "127.0.0.1:1")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One pair of processes. `aged`: blocks lie as in pools that have served before, last ones first."""
+    """One pair of processes. `aged`: blocks lie as in pools that have served before, last ones first. `ranks` are the
+    giver's."""
 
     wire: str
     layout: str
+    ranks: int
     sizes: tuple[int, ...]
     rounds: int
     aged: bool
@@ -82,6 +88,7 @@ class Row:
 
     wire: str
     layout: str
+    ranks: int
     num_blocks: int
     num_bytes: int
     bare_s: float
@@ -94,8 +101,8 @@ class Row:
 # ---- both processes
 
 
-def _open_cache(case: Case) -> tuple[KVCache, MemoryPool]:
-    """A pool of which every page exists."""
+def _open_cache(case: Case, rank: int = 0, num_ranks: int = 1) -> tuple[KVCache, MemoryPool]:
+    """A rank's pool, of which every page exists."""
     from tandem.runtime.cache import KVCache
     from tandem_kernels import reference
     from tandem_kernels.native import library
@@ -107,9 +114,12 @@ def _open_cache(case: Case) -> tuple[KVCache, MemoryPool]:
     except NativeUnavailable as reason:
         sys.stderr.write(f"digests by the reference, {reason}\n")
         digest = reference.block_digest
-    cache = KVCache(LAYOUTS[case.layout], case.num_blocks + 1, digest)
+    whole = LAYOUTS[case.layout]
+    share = whole.group.heads // num_ranks
+    part = KVLayout(whole.block_size, (replace(whole.group, heads=share),))
+    cache = KVCache(part, case.num_blocks + 1, digest, head_start=rank * share)
     cache.pool.fill_(1.0)
-    return cache, MemoryPool.of(cache.region, cache.layout, keepalive=cache)
+    return cache, MemoryPool.of(cache.region, whole, keepalive=cache)
 
 
 def _open_transport(case: Case, pool: MemoryPool, agent: str) -> Transport:
@@ -139,17 +149,29 @@ def give(case: Case, pipe: Connection) -> None:
     ids = range(case.num_blocks)
     blocks = [BlockId(i) for i in (reversed(ids) if case.aged else ids)]
     digests = cache.digest(blocks, range(len(blocks)))
-    transport, bare = (_open_transport(case, pool, name) for name in ("giver.1", "bare.1"))
-    mover = Mover(transport, cache.digest, lambda event: None, SystemClock())
-    mover.start()
-    mover.set_busy(True)
+    bare = _open_transport(case, pool, "bare.1")
+    parts = [_give_rank(case, cache, pool, rank) for rank in range(case.ranks)]
     offered = tuple(BlockDigest(block, heads) for block, heads in zip(blocks, digests, strict=True))
-    pipe.send(Offer(transport.describe(GIVER), bare.describe(GIVER), os.getpid(), offered))
+    pipe.send(Offer(join_ranks([part for part, _ in parts]), bare.describe(GIVER), os.getpid(), offered))
     try:
         while _poll_until_told(bare, pipe, is_bare=pipe.recv()):
             pass
     except EOFError:
-        mover.stop(GUARD_S)
+        for _, mover in parts:
+            mover.stop(GUARD_S)
+
+
+def _give_rank(case: Case, whole: KVCache, whole_pool: MemoryPool, rank: int) -> tuple[TransportPeer, Mover]:
+    """What is said of one rank, and what polls for its readers. One of several has a copy of its heads."""
+    cache, pool = whole, whole_pool
+    if case.ranks > 1:
+        cache, pool = _open_cache(case, rank, case.ranks)
+        cache.pool.copy_(whole.pool[:, pool.heads.start : pool.heads.stop])
+    transport = _open_transport(case, pool, f"giver.1.{rank}")
+    mover = Mover(transport, cache.digest, lambda event: None, SystemClock())
+    mover.start()
+    mover.set_busy(True)
+    return transport.describe(GIVER), mover
 
 
 def _poll_until_told(bare: Transport, pipe: Connection, *, is_bare: bool) -> bool:
@@ -201,7 +223,7 @@ def _measure(case: Case, size: int, taker: Taker, bare: Bare, offer: Offer, give
     ratio = statistics.median(alone / whole for whole, _, alone in pulls[1:])
     shortest_pull, _, shortest_bare = (min(column) for column in zip(*pulls[1:], strict=True))
     num_bytes, best_ratio = len(offered) * block_bytes, shortest_bare / shortest_pull
-    return Row(case.wire, case.layout, len(offered), num_bytes, bare_s, pull_s, busy_s, ratio, best_ratio)
+    return Row(case.wire, case.layout, case.ranks, len(offered), num_bytes, bare_s, pull_s, busy_s, ratio, best_ratio)
 
 
 @contextmanager
@@ -221,10 +243,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     rows: list[Row] = []
     sizes = tuple(int(float(part) * MIB) for part in args.mib.split(","))
-    for wire in args.wires.split(","):
-        for layout in args.layouts.split(","):
-            sys.stderr.write(f"{wire}, blocks of {LAYOUTS[layout].block_bytes >> 10} KiB ...\n")
-            rows += _run(Case(wire, layout, sizes, args.rounds, args.order == "aged"))
+    for wire, layout, ranks in product(args.wires.split(","), args.layouts.split(","), args.ranks.split(",")):
+        heads = LAYOUTS[layout].group.heads
+        if heads % int(ranks):
+            raise SystemExit(f"loadtest.transfer: {ranks} ranks cannot share the {heads} heads of {layout}")
+        sys.stderr.write(f"{wire}, {ranks} ranks, blocks of {LAYOUTS[layout].block_bytes >> 10} KiB ...\n")
+        rows += _run(Case(wire, layout, int(ranks), sizes, args.rounds, args.order == "aged"))
     sys.stdout.write(_table(rows) + "\n")
     if args.json:
         args.json.write_bytes(msgspec.json.format(msgspec.json.encode([asdict(row) for row in rows])))
@@ -234,7 +258,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="loadtest.transfer", description="Measure pulls of KV against bare reads.")
     parser.add_argument("--wires", default=",".join(WIRES), help="of shm, tcp, local (default: %(default)s)")
-    parser.add_argument("--layouts", default=",".join(LAYOUTS), help="whose blocks (default: %(default)s)")
+    parser.add_argument("--layouts", default="SmolLM2,small", help=f"of {', '.join(LAYOUTS)} (default: %(default)s)")
+    parser.add_argument("--ranks", default="1", metavar="N,N,...", help="of the giver, which share its heads")
     parser.add_argument("--mib", default="1,16,64,256", metavar="N,N,...", help="to move (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="of each size (default: %(default)s)")
     parser.add_argument("--order", choices=("aged", "fresh"), default="aged", help="of the giver's blocks")
@@ -269,6 +294,7 @@ def _table(rows: Sequence[Row]) -> str:
     """Markdown."""
     heads = (
         "wire",
+        "ranks",
         "block",
         "blocks",
         "MiB",
@@ -284,6 +310,7 @@ def _table(rows: Sequence[Row]) -> str:
     for row in rows:
         cells = (
             row.wire,
+            f"{row.ranks}",
             f"{LAYOUTS[row.layout].block_bytes >> 10} KiB",
             f"{row.num_blocks}",
             f"{row.num_bytes / MIB:.1f}",
