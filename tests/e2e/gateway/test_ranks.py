@@ -97,6 +97,7 @@ def test_the_second_rank_ends_with_the_first(running: Cluster) -> None:
     assert stopped.exit_code == 0 and stopped.complaints() == []
 
 
+@pytest.mark.soak
 def test_a_rank_that_stands_still_costs_its_worker(running: Cluster) -> None:
     """Within `step_stall_s`, although its process lives."""
     gateway, ranked = running.gateway("gateway"), running.worker("ranked", "mixed", *RANKED, "--step-stall-s", "5")
