@@ -86,8 +86,10 @@ class ReadDesk:
         if peer is None:
             self._refuse(read, f"{read.source} is not connected")
             return
-        if self._digests and not all(offered.heads for offered in read.offered):
-            self._refuse(read, f"{read.source} offers blocks without digests, which handoff.digests asks for here")
+        heads = peer.layout.group.heads
+        if self._digests and any(len(offered.heads) != heads for offered in read.offered):
+            wanted = f"one for each of {heads} KV heads is what handoff.digests asks for here"
+            self._refuse(read, f"{read.source} offers blocks without digests: {wanted}")
             return
         order = ReadOrder(
             id=read.read,
