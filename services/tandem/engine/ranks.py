@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandem.core.errors import ErrorKind
-from tandem.core.ids import BlockId
-from tandem.engine.ports import DeviceLost
+from tandem.core.ids import BlockId, WorkerRef
+from tandem.engine.ports import DeviceLost, TransportPeer
 from tandem.kv.host_pool import Fill, Spill
 
 
@@ -78,6 +78,17 @@ class MoverBytes:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenMover:
+    """Open that agent, as one of this life of a worker. Answered by Readable."""
+
+    worker: WorkerRef
+
+
+AgentCommand = MoverBytes | OpenMover
+"""Carried out beside the others."""
+
+
+@dataclass(frozen=True, slots=True)
 class Joining:
     """A rank is there and about to meet the others."""
 
@@ -99,4 +110,11 @@ class RankFailed:
     message: str
 
 
-RankEvent = Joining | Loaded | RankFailed | MoverBytes
+@dataclass(frozen=True, slots=True)
+class Readable:
+    """How a rank's part of the KV is read: a peer of one rank."""
+
+    peer: TransportPeer
+
+
+RankEvent = Joining | Loaded | Readable | RankFailed | MoverBytes

@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 from tandem.core.errors import ErrorKind
 from tandem.core.ids import BlockId, HostSlot
 from tandem.engine.ranks import (
+    AgentCommand,
     ClearBlocks,
     CopyBlocks,
     DigestBlocks,
@@ -19,22 +20,25 @@ from tandem.engine.ranks import (
     Loaded,
     Logits,
     MoverBytes,
+    OpenMover,
     RankCommand,
     RankEvent,
     RankFailed,
+    Readable,
     SpillBlocks,
 )
+from tandem.wire.convert_kv import decode_peer, decode_worker, encode_peer, encode_worker
 from tandem.wire.gen import rank_pb2 as pb
 
 _Message = TypeVar("_Message", pb.RankCommand, pb.RankEvent)
 
 
-def encode_command(command: RankCommand | MoverBytes) -> bytes:
+def encode_command(command: RankCommand | AgentCommand) -> bytes:
     return _command(command).SerializeToString()
 
 
-def decode_command(data: bytes) -> RankCommand | MoverBytes:
-    """Raises ValueError when it is none."""
+def decode_command(data: bytes) -> RankCommand | AgentCommand:
+    """Raises ValueError and TandemError when it is none."""
     said = _parsed(pb.RankCommand(), data)
     match said.WhichOneof("command"):
         case "spill":
@@ -55,6 +59,8 @@ def decode_command(data: bytes) -> RankCommand | MoverBytes:
             return Logits(said.logits)
         case "mover":
             return MoverBytes(said.mover)
+        case "open_mover":
+            return OpenMover(decode_worker(said.open_mover))
         case _:
             raise ValueError("a rank's command without content")
 
@@ -64,7 +70,7 @@ def encode_event(event: RankEvent) -> bytes:
 
 
 def decode_event(data: bytes) -> RankEvent:
-    """Raises ValueError when it is none."""
+    """Raises ValueError and TandemError when it is none."""
     said = _parsed(pb.RankEvent(), data)
     match said.WhichOneof("event"):
         case "joining":
@@ -75,11 +81,13 @@ def decode_event(data: bytes) -> RankEvent:
             return RankFailed(ErrorKind(said.failed.kind), said.failed.message)
         case "mover":
             return MoverBytes(said.mover)
+        case "readable":
+            return Readable(decode_peer(said.readable))
         case _:
             raise ValueError("a rank's event without content")
 
 
-def _command(command: RankCommand | MoverBytes) -> pb.RankCommand:
+def _command(command: RankCommand | AgentCommand) -> pb.RankCommand:
     match command:
         case SpillBlocks(spills):
             return pb.RankCommand(spill=_copies(spills))
@@ -104,6 +112,8 @@ def _command(command: RankCommand | MoverBytes) -> pb.RankCommand:
             return pb.RankCommand(logits=num_rows)
         case MoverBytes(data):
             return pb.RankCommand(mover=data)
+        case OpenMover(worker):
+            return pb.RankCommand(open_mover=encode_worker(worker))
 
 
 def _event(event: RankEvent) -> pb.RankEvent:
@@ -116,6 +126,8 @@ def _event(event: RankEvent) -> pb.RankEvent:
             return pb.RankEvent(failed=pb.RankFailure(kind=kind.value, message=message))
         case MoverBytes(data):
             return pb.RankEvent(mover=data)
+        case Readable(peer):
+            return pb.RankEvent(readable=encode_peer(peer))
 
 
 def _copies(pairs: Sequence[tuple[int, int]]) -> pb.BlockCopies:

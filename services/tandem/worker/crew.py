@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Protocol
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.engine.ranks import Joining, Loaded, MoverBytes, RankCommand, RankFailed, RanksLost
+from tandem.core.ids import WorkerRef
+from tandem.engine.ports import TransportPeer
+from tandem.engine.ranks import Joining, Loaded, MoverBytes, OpenMover, RankCommand, RankFailed, RanksLost, Readable
 from tandem.wire.convert_rank import decode_event, encode_command
 from tandem.worker.rank_line import RankLine, listen
 
@@ -52,6 +54,7 @@ class Crew:
         """Start them, and wait until each is about to meet the others. Raises TandemError, with nothing left."""
         self.directory = directory
         self.num_blocks: list[int] = []
+        self._peers: dict[int, TransportPeer] = {}
         self._changed = threading.Condition()
         self._lost: TandemError | None = None
         self._is_closed = False
@@ -105,6 +108,24 @@ class Crew:
             except OSError as error:
                 self._lose(TandemError(ErrorKind.WORKER_LOST, f"rank {rank} cannot be told: {error}"))
                 raise RanksLost(f"rank {rank} cannot be told: {error}") from error
+
+    @property
+    def ranks(self) -> range:
+        """All but the first."""
+        return range(1, len(self._lines) + 1)
+
+    def open_movers(self, worker: WorkerRef) -> list[TransportPeer]:
+        """Have every rank open its transfer agent, once; yields how each is read, in order. Raises TandemError."""
+        data = encode_command(OpenMover(worker))
+        for line in self._lines.values():
+            # Of one that is gone its own thread tells.
+            with contextlib.suppress(OSError):
+                line.send(data)
+        with self._changed:
+            self._changed.wait_for(lambda: self._lost is not None or len(self._peers) == len(self._lines))
+            if self._lost is not None:
+                raise self._lost
+            return [self._peers[rank] for rank in self.ranks]
 
     def on_mover(self, on_mover: Callable[[int, bytes], None]) -> None:
         """`on_mover(rank, data)` takes what ranks' transfer agents say, in order of each, on a thread of each."""
@@ -167,10 +188,14 @@ class Crew:
             error = TandemError(ErrorKind.INTERNAL, f"rank {rank} is not understood: {failure}")
         self._lose(error)
 
-    def _take(self, rank: int, event: Joining | Loaded | MoverBytes) -> None:
+    def _take(self, rank: int, event: Joining | Loaded | Readable | MoverBytes) -> None:
         if isinstance(event, Loaded):
             with self._changed:
                 self.num_blocks.append(event.num_blocks)
+                self._changed.notify_all()
+        elif isinstance(event, Readable):
+            with self._changed:
+                self._peers[rank] = event.peer
                 self._changed.notify_all()
         elif isinstance(event, MoverBytes) and self._on_mover is not None:
             self._on_mover(rank, event.data)

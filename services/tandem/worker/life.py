@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc.aio
 
@@ -20,13 +20,12 @@ from tandem.core.ids import WorkerRef
 from tandem.core.load import Drained
 from tandem.core.topology import Topology
 from tandem.engine.compose import compose_engine, engine_limits
-from tandem.engine.ports import StepObserver
+from tandem.engine.ports import StepObserver, TransportPeer
 from tandem.engine.step_log import StepLogHead, shaping
 from tandem.stores.health import RedisHealth
 from tandem.stores.heartbeat import Heartbeat
 from tandem.stores.record import WorkerRecord
 from tandem.stores.registry import WorkerRegistry
-from tandem.transfer.mover import Mover
 from tandem.transfer.transport import Transport
 from tandem.wire.gen.worker_pb2_grpc import add_WorkerServicer_to_server
 from tandem.wire.trust import Trust
@@ -43,6 +42,7 @@ from tandem.worker.links import Links
 from tandem.worker.model import WorkerModel
 from tandem.worker.probe import TransferProbe
 from tandem.worker.publisher import compose_publisher
+from tandem.worker.rank_mover import open_mover
 from tandem.worker.reads import ReadDesk
 from tandem.worker.service import WorkerService
 from tandem.worker.step_writer import StepWriter
@@ -60,6 +60,13 @@ THREAD_S = 10.0
 _log = logging.getLogger(__name__)
 
 
+class Way(NamedTuple):
+    """How KV comes and goes: over this process's `transport`, and how all ranks are read."""
+
+    transport: Transport
+    peer: TransportPeer
+
+
 class Worker:
     """Made by `program.start_worker`, ended by `stop`. All methods on one event loop."""
 
@@ -70,7 +77,7 @@ class Worker:
         me: WorkerRef,
         server: grpc.aio.Server,
         trust: Trust,
-        transport: Transport,
+        way: Way,
         clock: Clock,
     ) -> None:
         self.me = me
@@ -83,13 +90,13 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._tasks: list[asyncio.Task[None]] = []
         self._trust, self._crew = trust, model.crew
-        self._identity = _identity(config, model, me, transport)
+        self._identity = _identity(config, model, me, way.peer)
         self._redis_health = RedisHealth()
         self._introduction = Introduction(self._identity, trust, self._redis_health)
         self._gateways = Gateways(config.worker.gateway_grace_s)
         self._takers = Takers()
         self._reads = ReadDesk(self._post, self._peer_lost, self._tested, self._moved_last, digests=self._digests)
-        self._mover = Mover(transport, model.digest, self._reads.on_event, clock)
+        self._mover = open_mover(way.transport, model, self._reads.on_event, clock)
         self._reads.attach(self._mover)
         self._publisher = compose_publisher(config.redis, me, _num_cacheable(model), clock, self._redis_health)
         self._router = Router(
@@ -320,7 +327,7 @@ def _step_writer(config: Config, model: WorkerModel, me: WorkerRef) -> StepWrite
     return StepWriter(Path(config.worker.step_log), head)
 
 
-def _identity(config: Config, model: WorkerModel, me: WorkerRef, transport: Transport) -> Identity:
+def _identity(config: Config, model: WorkerModel, me: WorkerRef, peer: TransportPeer) -> Identity:
     return Identity(
         me=me,
         pool=config.worker.pool,
@@ -329,7 +336,7 @@ def _identity(config: Config, model: WorkerModel, me: WorkerRef, transport: Tran
         max_model_len=model.max_model_len,
         bundle=model.bundle,
         bundle_digest=model.bundle.digest,
-        transport=transport.describe(me),
+        transport=peer,
         transport_kind=config.handoff.transport,
         aliases=model.aliases,
         topology=Topology(config.worker.host_label, config.worker.rack, config.worker.zone),

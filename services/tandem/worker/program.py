@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable
 
 import grpc.aio
 
@@ -13,22 +12,15 @@ from tandem.core.clock import Clock, SystemClock, wall_ns
 from tandem.core.config import Config, WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
-from tandem.transfer.local import LocalTransport
-from tandem.transfer.nixl import NixlTransport
-from tandem.transfer.pool import MemoryPool, agent_name
+from tandem.engine.ports import TransportPeer
+from tandem.transfer.peers import join_ranks
+from tandem.transfer.pool import agent_name
 from tandem.transfer.transport import Transport
 from tandem.wire.trust import Trust
 from tandem.worker.door import require_guard
-from tandem.worker.life import Worker
+from tandem.worker.life import Way, Worker
 from tandem.worker.model import WorkerModel
-
-OpenTransport = Callable[[str, MemoryPool, str], Transport]
-"""`open(kind, pool, agent)`"""
-
-
-def open_transport(kind: str, pool: MemoryPool, agent: str) -> Transport:
-    """Raises TandemError when this machine cannot have it."""
-    return NixlTransport(pool, agent) if kind == "nixl" else LocalTransport(pool, agent)
+from tandem.worker.transports import OpenTransport, open_transport
 
 
 async def start_worker(
@@ -45,13 +37,24 @@ async def start_worker(
     me = WorkerRef(WorkerId(name), incarnation, _bind(server, trust, config.worker))
     agent = agent_name(me.id, me.incarnation)
     transport = await asyncio.to_thread(open_transport, config.handoff.transport, model.pool, agent)
-    worker = Worker(config, model, me, server, trust, transport, clock or SystemClock())
+    try:
+        peer = await asyncio.to_thread(_describe, model, me, transport)
+    except BaseException:
+        await asyncio.to_thread(transport.close)
+        raise
+    worker = Worker(config, model, me, server, trust, Way(transport, peer), clock or SystemClock())
     try:
         await worker.start()
     except BaseException:
         await worker.stop()
         raise
     return worker
+
+
+def _describe(model: WorkerModel, me: WorkerRef, transport: Transport) -> TransportPeer:
+    """How all ranks are read, which open their transports now. Raises TandemError."""
+    mine = transport.describe(me)
+    return mine if model.crew is None else join_ranks([mine, *model.crew.open_movers(me)])
 
 
 def _bind(server: grpc.aio.Server, trust: Trust, config: WorkerConfig) -> str:

@@ -14,20 +14,20 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import build, from_environment
-from tandem.engine.ranks import Joining, Loaded, MoverBytes, RankCommand, RankEvent, RankFailed
+from tandem.engine.ranks import Joining, Loaded, MoverBytes, OpenMover, RankCommand, RankEvent, RankFailed, Readable
 from tandem.wire.convert_rank import decode_command, encode_event
 from tandem.worker.main import prepare_process
 from tandem.worker.rank_line import RankLine, connect
 
 if TYPE_CHECKING:
     from tandem.runtime.parallel.follower import Follower
+    from tandem.worker.rank_mover import RankAgent
 
 END_S = 0.5
 """For a step to end after the first rank is gone; it may wait for that one for ever."""
@@ -35,37 +35,17 @@ END_S = 0.5
 _log = logging.getLogger("tandem.rank")
 
 
-class MoverPort(Protocol):
-    """This rank's transfer agent, behind the bytes that the first rank sends it."""
-
-    def handle(self, command: bytes) -> None:
-        """Must not block: the step thread's commands wait behind it."""
-        ...
-
-
 Send = Callable[[bytes], None]
 """To the first rank, from any thread."""
-OpenMover = Callable[[Config, "Follower", Send], MoverPort]
-"""`open(config, follower, send)`: `send` takes what the agent has to say."""
 
 
-class _NoMover:
-    """Of a rank whose KV does not move."""
-
-    def handle(self, command: bytes) -> None:
-        raise ValueError("this rank has no transfer agent")
-
-
-def no_mover(_config: Config, _follower: Follower, _send: Send) -> MoverPort:
-    return _NoMover()
-
-
-def run(config: Config, directory: Path, rank: int, open_mover: OpenMover = no_mover) -> int:
+def run(config: Config, directory: Path, rank: int) -> int:
     """Follow until the first rank ends. Returns 1 when this rank failed."""
     prepare_process()
     # Only now: importing the model's libraries reads the environment. Before the others are met, who wait no longer for
     # this rank than they must.
     from tandem.worker.rank_model import load_rank_model
+    from tandem.worker.rank_mover import RankAgent
 
     try:
         line = connect(directory, config.worker.step_stall_s)
@@ -78,7 +58,7 @@ def run(config: Config, directory: Path, rank: int, open_mover: OpenMover = no_m
             _Inbox(line, directory, has_ended),
             rank,
             lambda: load_rank_model(config, directory, rank),
-            partial(open_mover, config),
+            lambda follower, send: RankAgent(config.handoff.transport, follower.cache, rank, send),
         )
         return 0
     except TandemError as error:
@@ -100,7 +80,7 @@ class _Inbox:
     def __init__(self, line: RankLine, directory: Path, has_ended: threading.Event) -> None:
         self.line = line
         self.commands: queue.SimpleQueue[RankCommand | None] = queue.SimpleQueue()
-        self.movers: queue.SimpleQueue[MoverPort] = queue.SimpleQueue()
+        self.agents: queue.SimpleQueue[RankAgent] = queue.SimpleQueue()
         self._directory = directory
         self._has_ended = has_ended
 
@@ -110,6 +90,9 @@ class _Inbox:
     def _run(self) -> None:
         try:
             self._read()
+        except TandemError as error:
+            _log.error("%s", error.message)
+            _say(self.line, RankFailed(error.kind, error.message))
         except Exception as failure:
             _log.exception("the first rank is not understood")
             _say(self.line, RankFailed(ErrorKind.INTERNAL, f"{type(failure).__name__}: {failure}"))
@@ -120,25 +103,32 @@ class _Inbox:
             os._exit(1)
 
     def _read(self) -> None:
-        mover: MoverPort | None = None
-        while (message := self.line.receive()) is not None:
-            command = decode_command(message)
-            if not isinstance(command, MoverBytes):
-                self.commands.put(command)
-                continue
-            mover = mover or self.movers.get()
-            mover.handle(command.data)
+        agent: RankAgent | None = None
+        try:
+            while (message := self.line.receive()) is not None:
+                command = decode_command(message)
+                if not isinstance(command, MoverBytes | OpenMover):
+                    self.commands.put(command)
+                    continue
+                agent = agent or self.agents.get()
+                if isinstance(command, OpenMover):
+                    _say(self.line, Readable(agent.open(command.worker)))
+                else:
+                    agent.handle(command.data)
+        finally:
+            if agent is not None:
+                agent.close()
 
 
 def _follow(
-    inbox: _Inbox, rank: int, load: Callable[[], Follower], open_mover: Callable[[Follower, Send], MoverPort]
+    inbox: _Inbox, rank: int, load: Callable[[], Follower], make_agent: Callable[[Follower, Send], RankAgent]
 ) -> None:
     """Until the first rank is gone, or something is raised."""
     line = inbox.line
     _say(line, Joining(rank))
     inbox.start()
     follower = load()
-    inbox.movers.put(open_mover(follower, lambda data: _say(line, MoverBytes(data))))
+    inbox.agents.put(make_agent(follower, lambda data: _say(line, MoverBytes(data))))
     _say(line, Loaded(follower.cache.num_blocks))
     while (command := inbox.commands.get()) is not None:
         follower.carry_out(command)

@@ -19,7 +19,7 @@ from tests.e2e.gateway.processes import Cluster, Worker, cluster, until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 PROMPTS = (1, 16, 100, 700)
-RANKED = ("--tensor-parallel", "2", "--step-stall-s", "3")
+RANKED = ("--tensor-parallel", "2")
 
 
 @pytest.fixture
@@ -97,9 +97,10 @@ def test_the_second_rank_ends_with_the_first(running: Cluster) -> None:
     assert stopped.exit_code == 0 and stopped.complaints() == []
 
 
+@pytest.mark.soak
 def test_a_rank_that_stands_still_costs_its_worker(running: Cluster) -> None:
     """Within `step_stall_s`, although its process lives."""
-    gateway, ranked = running.gateway("gateway"), running.worker("ranked", "mixed", *RANKED)
+    gateway, ranked = running.gateway("gateway"), running.worker("ranked", "mixed", *RANKED, "--step-stall-s", "5")
     gateway.wait_ready()
     ranked.wait_ready()
     gateway.wait_serving()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tandem.core.errors import ErrorKind
-from tandem.core.ids import BlockId, HostSlot
+from tandem.core.ids import BlockId, HostSlot, Incarnation, WorkerId, WorkerRef
+from tandem.engine.ports import TransportPeer, TransportRank
 from tandem.engine.ranks import (
+    AgentCommand,
     ClearBlocks,
     CopyBlocks,
     DigestBlocks,
@@ -16,15 +18,22 @@ from tandem.engine.ranks import (
     Loaded,
     Logits,
     MoverBytes,
+    OpenMover,
     RankCommand,
     RankEvent,
     RankFailed,
+    Readable,
     SpillBlocks,
 )
+from tandem.kv.layout import KVGroup, KVLayout, KVRegion
 from tandem.wire.convert_rank import decode_command, decode_event, encode_command, encode_event
 from tandem.wire.gen import rank_pb2 as pb
 
-COMMANDS: list[RankCommand | MoverBytes] = [
+WORKER = WorkerRef(WorkerId("w"), Incarnation(7), "127.0.0.1:1")
+LAYOUT = KVLayout(16, (KVGroup(3, 4, 32, "float32"),))
+REGION = KVRegion(1 << 20, 10, LAYOUT.block_bytes // 2, 2, 4)
+PEER = TransportPeer(WORKER, LAYOUT, (TransportRank("w.7.1", b"where", REGION),))
+COMMANDS: list[RankCommand | AgentCommand] = [
     SpillBlocks(((BlockId(0), HostSlot(5)), (BlockId(1), HostSlot(6)))),
     FillBlocks(((HostSlot(5), BlockId(0)),)),
     CopyBlocks(((BlockId(2), BlockId(3)),)),
@@ -33,12 +42,19 @@ COMMANDS: list[RankCommand | MoverBytes] = [
     Forward(num_rows=9, num_sequences=4, num_blocks=3, num_decodes=2, max_rows=5),
     Logits(0),
     MoverBytes(b""),
+    OpenMover(WORKER),
 ]
-EVENTS: list[RankEvent] = [Joining(1), Loaded(0), RankFailed(ErrorKind.MODEL_NOT_FOUND, "no"), MoverBytes(b"\x00")]
+EVENTS: list[RankEvent] = [
+    Joining(1),
+    Loaded(0),
+    RankFailed(ErrorKind.MODEL_NOT_FOUND, "no"),
+    MoverBytes(b"\x00"),
+    Readable(PEER),
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda c: type(c).__name__)
-def test_commands(command: RankCommand | MoverBytes) -> None:
+def test_commands(command: RankCommand | AgentCommand) -> None:
     assert decode_command(encode_command(command)) == command
 
 

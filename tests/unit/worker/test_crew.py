@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.ids import BlockId
+from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
+from tandem.engine.ports import TransportPeer, TransportRank
 from tandem.engine.ranks import (
     ClearBlocks,
     Forward,
@@ -19,16 +20,21 @@ from tandem.engine.ranks import (
     Loaded,
     Logits,
     MoverBytes,
+    OpenMover,
     RankCommand,
     RankEvent,
     RankFailed,
     RanksLost,
+    Readable,
 )
+from tandem.kv.layout import KVGroup, KVLayout, KVRegion
 from tandem.wire.convert_rank import decode_command, encode_event
 from tandem.worker.crew import Crew
 from tandem.worker.rank_line import RankLine, connect, private_directory
 
 PATIENCE_S = 20.0
+WORKER = WorkerRef(WorkerId("w"), Incarnation(7), "127.0.0.1:1")
+LAYOUT = KVLayout(16, (KVGroup(3, 2, 32, "float32"),))
 
 
 class Rank:
@@ -123,6 +129,31 @@ def test_a_rank_s_transfer_agent_is_told_and_heard_alone(rig: Rig) -> None:
     line.send(encode_event(MoverBytes(b"done")))
     until(lambda: heard)
     assert heard == [(2, b"done")]
+    crew.close()
+
+
+def test_how_each_rank_is_read_is_told_in_order(rig: Rig) -> None:
+    crew = rig.crew(3)
+    crew.wait_loaded()
+    peers = [
+        TransportPeer(WORKER, LAYOUT, (TransportRank(f"w.7.{rank}", b"", KVRegion(4096, 1, LAYOUT.block_bytes, 0, 2)),))
+        for rank in crew.ranks
+    ]
+    for rank, peer in reversed([*zip(rig.ranks, peers, strict=True)]):
+        assert rank.line is not None
+        rank.line.send(encode_event(Readable(peer)))
+    assert crew.open_movers(WORKER) == peers
+    until(lambda: all(rank.heard for rank in rig.ranks))
+    assert [rank.heard for rank in rig.ranks] == [[OpenMover(WORKER)]] * 2
+    crew.close()
+
+
+def test_one_that_cannot_open_its_transport_says_why(rig: Rig) -> None:
+    rig.says = (Loaded(7), RankFailed(ErrorKind.UNSUPPORTED, "there is no NIXL"))
+    crew = rig.crew(2)
+    with pytest.raises(TandemError, match="rank 1: there is no NIXL") as caught:
+        crew.open_movers(WORKER)
+    assert caught.value.kind is ErrorKind.UNSUPPORTED
     crew.close()
 
 

@@ -22,27 +22,28 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from tandem.wire.gen import kv_pb2 as tandem_dot_v1_dot_kv__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14tandem/v1/rank.proto\x12\ttandem.v1\"\xb4\x02\n\x0bRankCommand\x12\'\n\x05spill\x18\x01 \x01(\x0b\x32\x16.tandem.v1.BlockCopiesH\x00\x12&\n\x04\x66ill\x18\x02 \x01(\x0b\x32\x16.tandem.v1.BlockCopiesH\x00\x12&\n\x04\x63opy\x18\x03 \x01(\x0b\x32\x16.tandem.v1.BlockCopiesH\x00\x12\'\n\x05\x63lear\x18\x04 \x01(\x0b\x32\x16.tandem.v1.ClearBlocksH\x00\x12)\n\x06\x64igest\x18\x05 \x01(\x0b\x32\x17.tandem.v1.DigestBlocksH\x00\x12*\n\x07\x66orward\x18\x06 \x01(\x0b\x32\x17.tandem.v1.ForwardBatchH\x00\x12\x10\n\x06logits\x18\x07 \x01(\rH\x00\x12\x0f\n\x05mover\x18\x08 \x01(\x0cH\x00\x42\t\n\x07\x63ommand\"t\n\tRankEvent\x12\x11\n\x07joining\x18\x01 \x01(\rH\x00\x12\x10\n\x06loaded\x18\x02 \x01(\rH\x00\x12(\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x16.tandem.v1.RankFailureH\x00\x12\x0f\n\x05mover\x18\x04 \x01(\x0cH\x00\x42\x07\n\x05\x65vent\"/\n\x0b\x42lockCopies\x12\x0f\n\x07sources\x18\x01 \x03(\r\x12\x0f\n\x07targets\x18\x02 \x03(\r\"\x1d\n\x0b\x43learBlocks\x12\x0e\n\x06\x62locks\x18\x01 \x03(\r\"\"\n\x0c\x44igestBlocks\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\"r\n\x0c\x46orwardBatch\x12\x10\n\x08num_rows\x18\x01 \x01(\r\x12\x15\n\rnum_sequences\x18\x02 \x01(\r\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x13\n\x0bnum_decodes\x18\x04 \x01(\r\x12\x10\n\x08max_rows\x18\x05 \x01(\r\",\n\x0bRankFailure\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14tandem/v1/rank.proto\x12\ttandem.v1\x1a\x12tandem/v1/kv.proto\"\xe0\x02\n\x0bRankCommand\x12\'\n\x05spill\x18\x01 \x01(\x0b\x32\x16.tandem.v1.BlockCopiesH\x00\x12&\n\x04\x66ill\x18\x02 \x01(\x0b\x32\x16.tandem.v1.BlockCopiesH\x00\x12&\n\x04\x63opy\x18\x03 \x01(\x0b\x32\x16.tandem.v1.BlockCopiesH\x00\x12\'\n\x05\x63lear\x18\x04 \x01(\x0b\x32\x16.tandem.v1.ClearBlocksH\x00\x12)\n\x06\x64igest\x18\x05 \x01(\x0b\x32\x17.tandem.v1.DigestBlocksH\x00\x12*\n\x07\x66orward\x18\x06 \x01(\x0b\x32\x17.tandem.v1.ForwardBatchH\x00\x12\x10\n\x06logits\x18\x07 \x01(\rH\x00\x12\x0f\n\x05mover\x18\x08 \x01(\x0cH\x00\x12*\n\nopen_mover\x18\t \x01(\x0b\x32\x14.tandem.v1.WorkerRefH\x00\x42\t\n\x07\x63ommand\"\xa2\x01\n\tRankEvent\x12\x11\n\x07joining\x18\x01 \x01(\rH\x00\x12\x10\n\x06loaded\x18\x02 \x01(\rH\x00\x12(\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x16.tandem.v1.RankFailureH\x00\x12\x0f\n\x05mover\x18\x04 \x01(\x0cH\x00\x12,\n\x08readable\x18\x05 \x01(\x0b\x32\x18.tandem.v1.TransportPeerH\x00\x42\x07\n\x05\x65vent\"/\n\x0b\x42lockCopies\x12\x0f\n\x07sources\x18\x01 \x03(\r\x12\x0f\n\x07targets\x18\x02 \x03(\r\"\x1d\n\x0b\x43learBlocks\x12\x0e\n\x06\x62locks\x18\x01 \x03(\r\"\"\n\x0c\x44igestBlocks\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\"r\n\x0c\x46orwardBatch\x12\x10\n\x08num_rows\x18\x01 \x01(\r\x12\x15\n\rnum_sequences\x18\x02 \x01(\r\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x13\n\x0bnum_decodes\x18\x04 \x01(\r\x12\x10\n\x08max_rows\x18\x05 \x01(\r\",\n\x0bRankFailure\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.v1.rank_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RANKCOMMAND']._serialized_start=36
-  _globals['_RANKCOMMAND']._serialized_end=344
-  _globals['_RANKEVENT']._serialized_start=346
-  _globals['_RANKEVENT']._serialized_end=462
-  _globals['_BLOCKCOPIES']._serialized_start=464
-  _globals['_BLOCKCOPIES']._serialized_end=511
-  _globals['_CLEARBLOCKS']._serialized_start=513
-  _globals['_CLEARBLOCKS']._serialized_end=542
-  _globals['_DIGESTBLOCKS']._serialized_start=544
-  _globals['_DIGESTBLOCKS']._serialized_end=578
-  _globals['_FORWARDBATCH']._serialized_start=580
-  _globals['_FORWARDBATCH']._serialized_end=694
-  _globals['_RANKFAILURE']._serialized_start=696
-  _globals['_RANKFAILURE']._serialized_end=740
+  _globals['_RANKCOMMAND']._serialized_start=56
+  _globals['_RANKCOMMAND']._serialized_end=408
+  _globals['_RANKEVENT']._serialized_start=411
+  _globals['_RANKEVENT']._serialized_end=573
+  _globals['_BLOCKCOPIES']._serialized_start=575
+  _globals['_BLOCKCOPIES']._serialized_end=622
+  _globals['_CLEARBLOCKS']._serialized_start=624
+  _globals['_CLEARBLOCKS']._serialized_end=653
+  _globals['_DIGESTBLOCKS']._serialized_start=655
+  _globals['_DIGESTBLOCKS']._serialized_end=689
+  _globals['_FORWARDBATCH']._serialized_start=691
+  _globals['_FORWARDBATCH']._serialized_end=805
+  _globals['_RANKFAILURE']._serialized_start=807
+  _globals['_RANKFAILURE']._serialized_end=851
 # @@protoc_insertion_point(module_scope)

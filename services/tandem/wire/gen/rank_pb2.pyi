@@ -1,3 +1,4 @@
+from tandem.wire.gen import kv_pb2 as _kv_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -7,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RankCommand(_message.Message):
-    __slots__ = ("spill", "fill", "copy", "clear", "digest", "forward", "logits", "mover")
+    __slots__ = ("spill", "fill", "copy", "clear", "digest", "forward", "logits", "mover", "open_mover")
     SPILL_FIELD_NUMBER: _ClassVar[int]
     FILL_FIELD_NUMBER: _ClassVar[int]
     COPY_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +17,7 @@ class RankCommand(_message.Message):
     FORWARD_FIELD_NUMBER: _ClassVar[int]
     LOGITS_FIELD_NUMBER: _ClassVar[int]
     MOVER_FIELD_NUMBER: _ClassVar[int]
+    OPEN_MOVER_FIELD_NUMBER: _ClassVar[int]
     spill: BlockCopies
     fill: BlockCopies
     copy: BlockCopies
@@ -24,19 +26,22 @@ class RankCommand(_message.Message):
     forward: ForwardBatch
     logits: int
     mover: bytes
-    def __init__(self, spill: _Optional[_Union[BlockCopies, _Mapping]] = ..., fill: _Optional[_Union[BlockCopies, _Mapping]] = ..., copy: _Optional[_Union[BlockCopies, _Mapping]] = ..., clear: _Optional[_Union[ClearBlocks, _Mapping]] = ..., digest: _Optional[_Union[DigestBlocks, _Mapping]] = ..., forward: _Optional[_Union[ForwardBatch, _Mapping]] = ..., logits: _Optional[int] = ..., mover: _Optional[bytes] = ...) -> None: ...
+    open_mover: _kv_pb2.WorkerRef
+    def __init__(self, spill: _Optional[_Union[BlockCopies, _Mapping]] = ..., fill: _Optional[_Union[BlockCopies, _Mapping]] = ..., copy: _Optional[_Union[BlockCopies, _Mapping]] = ..., clear: _Optional[_Union[ClearBlocks, _Mapping]] = ..., digest: _Optional[_Union[DigestBlocks, _Mapping]] = ..., forward: _Optional[_Union[ForwardBatch, _Mapping]] = ..., logits: _Optional[int] = ..., mover: _Optional[bytes] = ..., open_mover: _Optional[_Union[_kv_pb2.WorkerRef, _Mapping]] = ...) -> None: ...
 
 class RankEvent(_message.Message):
-    __slots__ = ("joining", "loaded", "failed", "mover")
+    __slots__ = ("joining", "loaded", "failed", "mover", "readable")
     JOINING_FIELD_NUMBER: _ClassVar[int]
     LOADED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     MOVER_FIELD_NUMBER: _ClassVar[int]
+    READABLE_FIELD_NUMBER: _ClassVar[int]
     joining: int
     loaded: int
     failed: RankFailure
     mover: bytes
-    def __init__(self, joining: _Optional[int] = ..., loaded: _Optional[int] = ..., failed: _Optional[_Union[RankFailure, _Mapping]] = ..., mover: _Optional[bytes] = ...) -> None: ...
+    readable: _kv_pb2.TransportPeer
+    def __init__(self, joining: _Optional[int] = ..., loaded: _Optional[int] = ..., failed: _Optional[_Union[RankFailure, _Mapping]] = ..., mover: _Optional[bytes] = ..., readable: _Optional[_Union[_kv_pb2.TransportPeer, _Mapping]] = ...) -> None: ...
 
 class BlockCopies(_message.Message):
     __slots__ = ("sources", "targets")

@@ -1,0 +1,54 @@
+"""A worker of two ranks and one of one hand requests over to each other: the tokens of one worker, and what is left
+when a rank dies in the middle of a transfer."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tandem.core.errors import ErrorKind
+from tandem.core.events import Failed, Finished
+from tests.e2e.client import Client, hand_over
+from tests.e2e.cluster import WorkerProcess
+from tests.e2e.gateway.test_ranks import follower_of
+from tests.e2e.worker.conftest import Start
+from tests.e2e.worker.test_two_workers import fresh_request, half_computed, in_one_place
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(params=[pytest.param("local", marks=pytest.mark.golden), "nixl"])
+def pair(request: pytest.FixtureRequest, start: Start) -> Iterator[tuple[WorkerProcess, WorkerProcess]]:
+    """Of one rank, and of two."""
+    kind = request.param
+    workers = start(f"one-{kind}", "mixed", kind), start(f"two-{kind}", "mixed", kind, "--tensor-parallel", "2")
+    for worker in workers:
+        worker.wait_ready()
+    yield workers
+    for worker in workers:
+        worker.stop()
+
+
+async def test_tokens_are_the_same_in_both_directions(pair: tuple[WorkerProcess, WorkerProcess]) -> None:
+    one, two = pair
+    async with Client(one.ref) as single, Client(two.ref) as ranked:
+        for giver, taker in ((ranked, single), (single, ranked)):
+            for num_prompt in (3, 100, 700):
+                request = fresh_request(num_prompt, 16)
+                key, _ = await hand_over(giver, taker, request)
+                assert isinstance(await taker.end_of(key), Finished)
+                pulled = taker.pulled(key)
+                assert pulled is not None and pulled.num_blocks == -(-num_prompt // 16)
+                assert taker.tokens(key) == await in_one_place(single, request)
+            await giver.settled()
+            await taker.settled()
+        key, _ = await hand_over(ranked, single, fresh_request(3000, 8))
+        await half_computed(ranked)
+        os.kill(follower_of(two), signal.SIGKILL)
+        failed = await single.end_of(key)
+        assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST
+        await single.settled()
+    assert two.wait() == 1 and one.stop() == 0
