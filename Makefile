@@ -8,6 +8,12 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # All their tests are slow, and only to import them takes seconds in each process.
 SLOW_ROOMS := chaos e2e golden
+# They start whole clusters, which know each other by time: nothing else runs beside them.
+ALONE := tests/chaos tests/e2e
+# In the order of their files, of which the long ones come first. Processes that share cores take longer.
+SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder --timeout=300
+# What `make test` leaves to the two targets below.
+USUAL := -m "not golden and not soak"
 
 BIN := .venv/bin
 ARGS ?=
@@ -23,7 +29,14 @@ serve: setup ## serve a small model on this machine: one prefill and one decode 
 	@$(BIN)/tandem serve $(ARGS)
 
 test: setup ## all tests but the golden grid and the soak tests
-	$(BIN)/python -m pytest -m "not golden and not soak" $(ARGS)
+ifeq ($(ARGS),)
+	@status=0; set -x; \
+	$(BIN)/python -m pytest $(USUAL) $(ALONE:%=--ignore=%) $(SIDE_BY_SIDE) || status=1; \
+	$(BIN)/python -m pytest $(USUAL) $(ALONE) || status=1; \
+	exit $$status
+else
+	$(BIN)/python -m pytest $(USUAL) $(ARGS)
+endif
 
 check: setup ## what should be green before every commit, in two minutes
 	$(BIN)/ruff format --check .

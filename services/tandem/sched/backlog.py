@@ -15,6 +15,10 @@ from tandem.kv.pool import BlockPool
 from tandem.sched.policy import SchedulerLimits
 from tandem.sched.sequence import Sequence, Status
 
+NUM_SIZES = len(PROMPT_SIZES) + 1
+NO_LANES = (0,) * len(Lane)
+NO_SIZES = (0,) * (len(Lane) * len(PROMPT_SIZES))
+
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
@@ -38,14 +42,15 @@ def num_queued(seq: Sequence, block_size: int) -> int:
 
 
 def backlog(seqs: Iterable[Sequence], block_size: int, num_horizon_tokens: int) -> Backlog:
-    num_sizes = len(PROMPT_SIZES) + 1
-    tokens, longest = [[0] * num_sizes for _ in Lane], [[0] * num_sizes for _ in Lane]
-    for seq in seqs:
-        num = num_queued(seq, block_size)
-        if num:
-            size = prompt_size(num)
-            tokens[seq.lane][size] += num
-            longest[seq.lane][size] = max(longest[seq.lane][size], num)
+    """Asked for after every step, when most often nothing is queued."""
+    queued = [(seq.lane, num) for seq in seqs if (num := num_queued(seq, block_size))]
+    if not queued:
+        return Backlog(NO_LANES, NO_LANES, NO_SIZES, NO_SIZES, num_horizon_tokens)
+    tokens, longest = [[0] * NUM_SIZES for _ in Lane], [[0] * NUM_SIZES for _ in Lane]
+    for lane, num in queued:
+        size = prompt_size(num)
+        tokens[lane][size] += num
+        longest[lane][size] = max(longest[lane][size], num)
     size_tokens, lane_tokens = _added_up(tokens, add)
     size_longest, lane_longest = _added_up(longest, max)
     return Backlog(lane_tokens, lane_longest, size_tokens, size_longest, num_horizon_tokens)

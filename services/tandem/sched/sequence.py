@@ -102,7 +102,7 @@ class Sequence:
     @property
     def num_remaining(self) -> int:
         """Tokens whose KV is neither computed nor planned, drawn ones included."""
-        return len(self.tokens) + self.num_pending - self.num_planned
+        return len(self.tokens) + self.num_pending - self.num_computed - self.num_in_flight
 
     @property
     def num_output(self) -> int:

@@ -4,7 +4,6 @@ knows what is kept in them."""
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -17,6 +16,7 @@ from redis.exceptions import RedisError
 
 from tandem.stores.embedded import find_program
 from tests.e2e.cluster import PATIENCE_S, spawn
+from tests.ports import free_port
 
 NUM_SLOTS = 16384
 NO_FAILOVER = ("--cluster-require-full-coverage", "no", "--cluster-node-timeout", "60000")
@@ -25,12 +25,6 @@ NO_FAILOVER = ("--cluster-require-full-coverage", "no", "--cluster-node-timeout"
 
 class NoServer(Exception):
     """The server's program cannot do what a test needs; says what."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class TcpServer:

@@ -18,7 +18,7 @@ from tests.e2e.gateway.processes import Redis, cluster, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
-ANSWER = 1200
+ANSWER = 600
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +55,12 @@ def pair(running: Pair) -> Iterator[Pair]:
     assert not [line for line in told if "Traceback" in line or "ERROR" in line]
 
 
-def expect(pair: Pair, body: dict[str, Any]) -> str:
-    """What it says undisturbed; no block of it is found again."""
-    with Post(pair.gateway.url, body | {"cache_salt": "undisturbed"}) as post:
-        return post.finish().text()
+def expect(pair: Pair, *bodies: dict[str, Any]) -> list[str]:
+    """What it says to all of them undisturbed; no block of it is found again."""
+    with ExitStack() as stack:
+        asked = [body | {"cache_salt": "undisturbed"} for body in bodies]
+        posts = [stack.enter_context(Post(pair.gateway.url, body)) for body in asked]
+        return [post.finish().text() for post in posts]
 
 
 def goes_on(answer: Answer, expected: str) -> None:
@@ -84,7 +86,7 @@ STATES: dict[str, Callable[[Pair], bool]] = {"prefilling": prefilling, "transfer
 @pytest.mark.parametrize("state", STATES)
 def test_the_prefill_worker_is_killed(pair: Pair, state: str) -> None:
     body = completion(LONG_PROMPT, 800, 8, stream=state == "transferring")
-    expected = expect(pair, body)
+    (expected,) = expect(pair, body)
     with Post(pair.gateway.url, body | {"cache_salt": state}) as post:
         until(lambda: STATES[state](pair), state)
         pair.prefill.kill()
@@ -93,7 +95,7 @@ def test_the_prefill_worker_is_killed(pair: Pair, state: str) -> None:
 
 
 def test_a_prefill_worker_killed_while_the_other_decodes_is_not_missed(pair: Pair) -> None:
-    body = completion(40, 810, 1200)
+    body = completion(40, 810, ANSWER)
     with Post(pair.gateway.url, body) as first:
         expected = first.finish().text()
     with Post(pair.gateway.url, body | {"stream": True}) as post:
@@ -107,7 +109,7 @@ def test_a_prefill_worker_killed_while_the_other_decodes_is_not_missed(pair: Pai
 
 def test_the_decode_worker_is_killed_while_it_pulls(pair: Pair) -> None:
     body = completion(LONG_PROMPT, 820, 8)
-    expected = expect(pair, body)
+    (expected,) = expect(pair, body)
     with Post(pair.gateway.url, body) as post:
         until(lambda: transferring(pair), "a pull")
         pair.decode.kill()
@@ -118,7 +120,7 @@ def test_the_decode_worker_is_killed_while_it_pulls(pair: Pair) -> None:
 def test_the_decode_worker_is_killed_while_it_decodes_and_others_wait_in_line(pair: Pair) -> None:
     """The worker that is left serves them all."""
     bodies = [completion(8, 830 + salt, ANSWER, stream=True) for salt in range(NUM_SEQS)]
-    expected = [expect(pair, body) for body in bodies]
+    expected = expect(pair, *bodies)
     with ExitStack() as stack:
         posts = [stack.enter_context(Post(pair.gateway.url, body)) for body in bodies]
         for post in posts:
@@ -136,7 +138,7 @@ def test_the_decode_worker_is_killed_while_it_decodes_and_others_wait_in_line(pa
 def test_a_worker_that_stops_and_wakes_up_late_harms_nothing(pair: Pair, role: str) -> None:
     sleeper = pair.prefill if role == "prefill" else pair.decode
     body = completion(LONG_PROMPT, 850, 40)
-    expected = expect(pair, body)
+    (expected,) = expect(pair, body)
     with Post(pair.gateway.url, body | {"cache_salt": role}) as post:
         until(lambda: transferring(pair) and prefilling(pair), "a hand-off under way")
         sleeper.signal(signal.SIGSTOP)

@@ -150,7 +150,7 @@ def test_a_killed_prefill_worker_comes_back(served: Served) -> None:
 def test_a_decode_worker_killed_in_mid_decode_comes_back(served: Served) -> None:
     victim = served.replica("decode")
     assert victim is not None
-    stream = Stream(served, max_tokens=1500)
+    stream = Stream(served, max_tokens=400)
     stream.wait_events(5)
     os.kill(victim, signal.SIGKILL)
     stream.wait_end()

@@ -37,10 +37,18 @@ async def test_workers_are_looked_for_often_only_while_nothing_can_be_served(
 ) -> None:
     monkeypatch.setattr(fleet, "DISCOVERY_PERIOD_S", 3600.0)
     monkeypatch.setattr(fleet, "SEARCH_PERIOD_S", 0.01)
+    waits: list[float] = []
+    sleep = asyncio.sleep
+
+    async def told_sleep(seconds: float) -> None:
+        waits.append(seconds)
+        await sleep(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", told_sleep)
     rig = make_rig()
     await rig.start()
     await rig.pair()
-    await asyncio.sleep(0.1)  # the last look of the search
+    await until(lambda: 3600.0 in waits)
     late = await rig.add("e", "decode")
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):

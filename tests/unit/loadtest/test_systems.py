@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.contenders import free_port
 from loadtest.endpoint import Endpoint
 from loadtest.systems import NotStarted, Server, ServerCommand, running_server
+from tests.ports import free_port
 
 # Answers every request, and has a child that would outlive it.
 PROGRAM = """

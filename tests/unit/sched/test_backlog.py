@@ -74,6 +74,17 @@ def test_prompts_of_each_size_are_taken_beside_longer_ones() -> None:
     assert [refused(one, 200) for _ in range(7)] == [False] * 6 + [True]
 
 
+def test_a_worker_with_nothing_queued_tells_as_many_figures_as_one_with_a_prompt() -> None:
+    one = worker()
+    idle = load_of(one)
+    assert not refused(one, 700)
+    busy = load_of(one)
+    for name in ("lane_tokens", "lane_longest", "size_tokens", "size_longest"):
+        assert len(getattr(idle, name)) == len(getattr(busy, name)), name
+        assert not any(getattr(idle, name)) and any(getattr(busy, name)), name
+    assert idle.num_horizon_tokens == busy.num_horizon_tokens > 0
+
+
 @effort(100)
 @given(
     st.lists(st.tuples(st.integers(1, 30_000), st.sampled_from(Lane), st.booleans()), max_size=30),

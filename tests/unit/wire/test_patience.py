@@ -19,13 +19,13 @@ async def test_a_wait_that_does_not_end_is_ended() -> None:
 async def test_a_wait_after_others_is_ended_too() -> None:
     num_waits = 0
     with pytest.raises(TimeoutError):
-        async with Patience(0.1) as patience:
+        async with Patience(0.4) as patience:
             for _ in range(5):
                 patience.wait()
                 await asyncio.sleep(0)
                 num_waits += 1
             patience.rest()
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.5)
             patience.wait()
             await asyncio.Event().wait()
     assert num_waits == 5

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from tandem.core.ids import HandoffId, HandoffKey, Incarnation
 from tandem.core.request import Prefill, Resume
 from tandem.wire.trust import Trust
 from tests.e2e.client import hand_over, new_request
+from tests.ports import free_port
 from tests.unit.worker.conftest import Gate, Nodes, pace
 from tests.unit.worker.fake_model import MODEL, continuation
 
@@ -398,9 +398,7 @@ async def test_kv_is_taken_from_where_a_worker_says_that_it_is_reached(nodes: No
 
     proxy = await asyncio.start_server(carry, "127.0.0.1", 0)
     outside = f"127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     target = f"127.0.0.1:{port}"
     giver = await nodes.start(worker=WorkerConfig(port=port, announce=outside))
     taker = await nodes.start()

@@ -15,7 +15,7 @@ from tandem.core.ids import BlockHash, HandoffId, HandoffKey, Incarnation, JobKe
 from tandem.core.request import Generate, Prefill, RemotePrefix, Request, Resume
 from tandem.kv.handoff import MAX_BORROWED, Borrow
 from tandem.worker.link import Link
-from tests.e2e.client import new_request
+from tests.e2e.client import PATIENCE_S, new_request
 from tests.unit.worker.conftest import Gate, Node, Nodes, pace
 from tests.unit.worker.fake_model import MODEL, continuation
 
@@ -235,14 +235,22 @@ async def test_a_worker_that_drains_lends_on(nodes: Nodes) -> None:
     await settled(giver, taker)
 
 
-@pytest.mark.slow
-async def test_a_link_that_breaks_asks_for_its_loans_anew(nodes: Nodes) -> None:
-    giver, taker = await nodes.start(), await nodes.start()
+@pytest.mark.parametrize("is_read_meanwhile", [False, True])
+async def test_a_link_that_breaks_asks_for_its_loans_anew(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, is_read_meanwhile: bool
+) -> None:
+    """What was read before there is another link is not given back by name: its lease lapses."""
+    giver, taker = await nodes.start(handoff=QUICK), await nodes.start()
     await warm(giver)
     taker.transport.gate.clear()
     key = await borrow(taker, giver.worker.me, new_request(MODEL, PROMPT, 3))
     await under_read(taker)
+    lent_anew = asyncio.Event()
+    tell = giver.worker._takers.tell
+    monkeypatch.setattr(giver.worker._takers, "tell", lambda effect: (tell(effect), lent_anew.set()))
     giver.worker._takers.close()
+    if not is_read_meanwhile:
+        await asyncio.wait_for(lent_anew.wait(), PATIENCE_S)
     taker.transport.gate.set()
     await ends_right(taker, key, PROMPT, NUM_BLOCKS * 4)
     await settled(giver, taker)
