@@ -21,6 +21,7 @@ _COMMANDS = {
     "compare": _Command("loadtest.compare", "two load tests side by side, and which differences are noise"),
     "door": _Command("loadtest.door", "what the gateway's HTTP costs with nothing behind it"),
     "offline": _Command("loadtest.offline_command", "workloads on our engine in this process, with split steps"),
+    "model": _Command("loadtest.model_steps", "steps of a whole model beside the least time that they can take"),
     "experiment": _Command("loadtest.experiment", "monolithic, chunked, disaggregated under the same traffic"),
     "registry": _Command("loadtest.registry", "what finding workers costs Redis as a cluster grows"),
     "index": _Command("loadtest.index", "lookup, cold start, staleness and bytes of the prefix index"),
@@ -36,6 +37,7 @@ _COMMANDS = {
     "overhead": _Command("loadtest.overhead", "what HTTP, gateway, gRPC and worker add to the bare engine"),
     "startup": _Command("loadtest.startup", "`tandem serve` from its first instruction to its first answer"),
     "trust": _Command("loadtest.trust", "what the cluster's secret costs a call to a worker"),
+    "gpu-transfer": _Command("loadtest.gpu_transfer", "NIXL between two processes on one GPU against a loop of copies"),
     "transfer": _Command("loadtest.transfer", "the bandwidth of KV reads against bare ones of the same descriptors"),
 }
 
@@ -43,7 +45,7 @@ _COMMANDS = {
 def main(argv: Sequence[str]) -> int:
     if not argv or argv[0] not in _COMMANDS:
         is_asked = bool(argv) and argv[0] in ("-h", "--help")
-        lines = [f"  {name:<10} {command.doc}" for name, command in _COMMANDS.items()]
+        lines = [f"  {name:<12} {command.doc}" for name, command in _COMMANDS.items()]
         text = "\n".join(["usage: python -m loadtest COMMAND ...", "", *lines, ""])
         (sys.stdout if is_asked else sys.stderr).write(text)
         return 0 if is_asked else 2

@@ -28,7 +28,8 @@ rope_tables(positions, inv_freq, scale, dtype) -> (cos, sin)
     Angles, cosines and the product with `scale` are float32.
 
 rope(x, cos, sin) -> like x
-    `x` is `[T, heads, D]`. Component i pairs with i + D/2 (not with its neighbour). Computed in the dtype of `x`.
+    `x` is `[T, heads, D]`, `cos` and `sin` are as `rope_tables` yields them, halves repeated. Component i pairs with
+    i + D/2 (not with its neighbour). Computed in the dtype of `x`.
 
 cache_write(key, value, kv, slots) -> None
     `key`, `value` `[T, G, D]`; `slots` int64 `[T]`, inside the pool and all different, but for those that are negative,
@@ -38,7 +39,8 @@ cache_write(key, value, kv, slots) -> None
 
 rope_cache_write(qkv, cos, sin, norms, kv, slots) -> query [T, H, D]
     `qkv` is `[T, (H + 2 G) * D]`, query, key and value heads side by side. Each query and key head is normed by
-    `norms` (None: not), then turned by `rope`; keys and values are written as `cache_write` does.
+    `norms` (None: not), then turned by `rope`; keys and values are written as `cache_write` does. The query of a row
+    whose slot is negative is computed like any other.
 
 paged_attention(query, kv, batch, scale) -> [T, H, D]
     Causal attention of rows that may be whole prompts, chunks or single decode rows, in any mixture; see

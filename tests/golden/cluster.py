@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Literal
 
 from tandem.core.events import Cancelled, Failed, Finished, JobEvent, PromptScored, Pulled, SampledToken, Token
-from tandem.core.ids import HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
+from tandem.core.ids import BlockId, HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Generate, Prefill, Request, Resume, SamplingParams
 from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Take, Unfollow
 from tandem.engine.engine import Engine, HandoffLimits
@@ -32,6 +32,7 @@ from tandem.transfer.nixl import NixlTransport
 from tandem.transfer.pool import MemoryPool, agent_name
 from tandem.transfer.transport import Transport
 from tests.golden.guesses import Method, speculation
+from tests.golden.ranked_movers import RankedMover
 
 TransportKind = Literal["local", "nixl"]
 _lives = itertools.count(1)
@@ -75,10 +76,16 @@ class Ticks:
 
 
 class Node:
-    """One worker without its threads and sockets."""
+    """One worker without its threads and sockets, whose KV moves as if several ranks held it where it has many."""
 
     def __init__(
-        self, name: str, executor: TorchExecutor, knobs: Knobs, clock: Ticks, answers: Sequence[Sequence[int]]
+        self,
+        name: str,
+        executor: TorchExecutor,
+        knobs: Knobs,
+        clock: Ticks,
+        answers: Sequence[Sequence[int]],
+        num_ranks: int = 1,
     ) -> None:
         self.ref = WorkerRef(WorkerId(name), Incarnation(next(_lives)), f"{name}:0")
         self.executor: Executor = executor
@@ -96,10 +103,20 @@ class Node:
         self.engine = Engine(pool, limits, handoff, "golden", plan_depth=knobs.plan_depth, speculation=guesses)
         self.open: deque[StepPlan] = deque()
         self.num_spilled = self.num_filled = 0
+        self.transport: Transport | RankedMover
+        self.carrier: Carrier | RankedMover
+        if num_ranks > 1:
+            self.transport = self.carrier = RankedMover(knobs.transport, self.ref, executor.cache, clock, num_ranks)
+            return
         memory = MemoryPool.of(executor.cache.region, executor.layout, keepalive=executor)
         agent = agent_name(self.ref.id, self.ref.incarnation)
-        self.transport: Transport = (LocalTransport if knobs.transport == "local" else NixlTransport)(memory, agent)
+        self.transport = (LocalTransport if knobs.transport == "local" else NixlTransport)(memory, agent)
         self.carrier = Carrier(self.transport, executor.cache.digest, clock, 1 << 20)
+
+    def share(self, blocks: Sequence[BlockId]) -> None:
+        """Blocks that are announced are where others read them."""
+        if isinstance(self.transport, RankedMover):
+            self.transport.lay_out(blocks)
 
 
 @dataclass(slots=True)
@@ -118,12 +135,22 @@ class Outcome:
 
 
 class Cluster(AbstractContextManager["Cluster"]):
-    """`prefill` and `decode` nodes, or one that is both. `hold` keeps KV from moving. `answers`: see `Spoiler`."""
+    """`prefill` and `decode` nodes, or one that is both. `hold` keeps KV from moving. `answers`: see `Spoiler`.
+    `num_ranks` of each node."""
 
-    def __init__(self, executors: Sequence[TorchExecutor], knobs: Knobs, answers: Sequence[Sequence[int]] = ()) -> None:
+    def __init__(
+        self,
+        executors: Sequence[TorchExecutor],
+        knobs: Knobs,
+        answers: Sequence[Sequence[int]] = (),
+        num_ranks: Sequence[int] = (1, 1, 1),
+    ) -> None:
         self.knobs = knobs
         self.clock = Ticks()
-        self.nodes = [Node(name, x, knobs, self.clock, answers) for name, x in zip("pdx", executors, strict=False)]
+        self.nodes = [
+            Node(name, x, knobs, self.clock, answers, ranks)
+            for name, x, ranks in zip("pdx", executors, num_ranks, strict=False)
+        ]
         self.giver, self.taker = self.nodes[0], self.nodes[-1]
         self.hold = False
         self.outcomes: dict[RequestId, Outcome] = {}
@@ -250,6 +277,7 @@ class Cluster(AbstractContextManager["Cluster"]):
                 case Emit(event):
                     self._take(node, event)
                 case Announce(taker, message):
+                    node.share([offered.block for offered in message.blocks])
                     self._carry_out(self._by_ref[taker], self._by_ref[taker].engine.announced(message, now))
                 case EndHandoff(taker, key, kind, text):
                     self._carry_out(self._by_ref[taker], self._by_ref[taker].engine.handoff_ended(key, kind, text, now))

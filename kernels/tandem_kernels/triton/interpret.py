@@ -40,10 +40,11 @@ def rounded_to(b, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def inverse_rms(mean_square, eps):
-    """`1 / sqrt(mean_square + eps)` of a float32 block, each operation correctly rounded; a row needs but one."""
-    root = tl.sqrt_rn(mean_square + eps)
-    return tl.div_rn(tl.full(root.shape, 1.0, tl.float32), root)
+def inverse_rms(squares, WIDTH: tl.constexpr, eps):
+    """`1 / sqrt(squares / WIDTH + eps)` of sums of WIDTH squares in float32, each operation correctly rounded: a row
+    needs but one."""
+    mean = tl.div_rn(squares, tl.full(squares.shape, WIDTH, tl.float32))
+    return tl.div_rn(tl.full(squares.shape, 1.0, tl.float32), tl.sqrt_rn(mean + eps))
 
 
 @triton.jit

@@ -38,8 +38,8 @@ def _norm_kernel(
         b_x = rounded_to(b_residual + b_x, dtype)
         tl.store(p_total + i_row * WIDTH + o_x, narrow(b_x, dtype), mask=m_x)
     b_wide = b_x.to(tl.float32)
-    mean_square = tl.sum(b_wide * b_wide, axis=0) / WIDTH
-    b_normed = rounded_to((b_wide * inverse_rms(mean_square, eps)).to(b_x.dtype), dtype)
+    b_normed = b_wide * inverse_rms(tl.sum(b_wide * b_wide, axis=0), WIDTH, eps)
+    b_normed = rounded_to(b_normed.to(b_x.dtype), dtype)
     # [BLOCK]
     b_weight = widen(tl.load(p_weight + o_x, mask=m_x, other=0.0))
     tl.store(p_out + i_row * WIDTH + o_x, narrow(b_weight * b_normed, dtype), mask=m_x)

@@ -68,7 +68,7 @@ def _rope_cache_kernel(
     if HAS_NORMS:
         b_first_wide, b_second_wide = b_first.to(tl.float32), b_second.to(tl.float32)
         squares = tl.sum(b_first_wide * b_first_wide + b_second_wide * b_second_wide, axis=1)
-        b_inverse = inverse_rms(squares / DIM, eps)[:, None]
+        b_inverse = inverse_rms(squares, DIM, eps)[:, None]
         m_query, m_key = is_query & m_half, is_key & m_half
         # [HEADS, HALF_BLOCK]
         b_first_weight = widen(tl.load(p_query_norm + o_half, mask=m_query, other=0.0))

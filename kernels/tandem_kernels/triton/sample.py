@@ -82,16 +82,16 @@ def _survey_kernel(p_logits, p_temperature, p_least, p_greatest, p_sums, row_str
     o_id = i_chunk * CHUNK + tl.arange(0, CHUNK)
     m_id = o_id < vocab
     # [CHUNK]
-    b_logit = widen(tl.load(p_logits + i_row * row_stride + o_id, mask=m_id, other=0.0)).to(tl.float64)
+    b_logit = widen(tl.load(p_logits + i_row * row_stride + o_id, mask=m_id, other=0.0))
     is_finite = tl.abs(b_logit) < _INF
-    least = tl.min(tl.where(m_id & is_finite, b_logit, _INF), axis=0)
-    greatest = tl.max(tl.where(m_id & is_finite, b_logit, -_INF), axis=0)
+    least = tl.min(tl.where(m_id & is_finite, b_logit, _INF), axis=0).to(tl.float64)
+    greatest = tl.max(tl.where(m_id & is_finite, b_logit, -_INF), axis=0).to(tl.float64)
     greatest = tl.where(tl.sum((~is_finite).to(tl.int32), axis=0) > 0, _INF, greatest)
     tl.store(p_least + i_out, least)
     tl.store(p_greatest + i_out, greatest)
     temperature = tl.load(p_temperature + i_row)
     if (temperature > 0) & (greatest < _INF):
-        b_weight = tl.where(m_id, tl.exp((b_logit - greatest) / temperature), 0.0)
+        b_weight = tl.where(m_id, tl.exp((b_logit.to(tl.float64) - greatest) / temperature), 0.0)
         tl.store(p_sums + i_out, tl.sum(b_weight, axis=0))
 
 
@@ -100,7 +100,6 @@ def _close_in(
     p_row,
     p_greatest,
     vocab,
-    num_chunks,
     top,
     temperature,
     low,
@@ -109,6 +108,7 @@ def _close_in(
     target,
     BY_WEIGHT: tl.constexpr,
     CHUNK: tl.constexpr,
+    NUM_CHUNKS: tl.constexpr,
     PLACES: tl.constexpr,
 ):
     """(low, high, num_above, weight_above, num_at): the highest place from which on logits reach `target` lies in
@@ -132,11 +132,11 @@ def _close_in(
         else:
             step = tl.maximum(high // PLACES - low // PLACES, 1)
             b_place = (low + step * o_place).to(low.dtype)
-        # [PLACES, 1]
+        # [PLACES], ascending, each between the ends
         b_place = tl.minimum(tl.maximum(b_place, low + 1), high - 1)
         b_counts = tl.zeros([PLACES, CHUNK], dtype=tl.int32)
         b_weights = tl.zeros([PLACES, CHUNK], dtype=tl.float64)
-        for i_chunk in range(num_chunks):
+        for i_chunk in range(NUM_CHUNKS):
             if tl.load(p_greatest + i_chunk) >= least:
                 o_id = i_chunk * CHUNK + tl.arange(0, CHUNK)
                 m_id = o_id < vocab
@@ -183,7 +183,6 @@ def _chunk_sums(
     p_row,
     p_greatest,
     vocab,
-    num_chunks,
     top,
     temperature,
     low,
@@ -191,6 +190,7 @@ def _chunk_sums(
     num_ties,
     log_min_p,
     CHUNK: tl.constexpr,
+    NUM_CHUNKS: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):
     """`[CHUNKS]` each: what `_weigh` keeps of each chunk, and how many of the row's ties come before it."""
@@ -200,7 +200,7 @@ def _chunk_sums(
     b_seen = tl.zeros([CHUNKS], dtype=tl.int32)
     least = _value(low, dtype)
     num_seen = tl.full([], 0, tl.int32)
-    for i_chunk in range(num_chunks):
+    for i_chunk in range(NUM_CHUNKS):
         b_seen = tl.where(o_chunk == i_chunk, num_seen, b_seen)
         greatest = tl.load(p_greatest + i_chunk)
         if (greatest >= least) & ((greatest - top) / temperature >= log_min_p):
@@ -229,17 +229,17 @@ def _draw_kernel(
     p_tokens,
     row_stride,
     vocab,
-    num_chunks,
     CHUNK: tl.constexpr,
+    NUM_CHUNKS: tl.constexpr,
     CHUNKS: tl.constexpr,
     PLACES: tl.constexpr,
 ):
     dtype: tl.constexpr = p_logits.dtype.element_ty
     i_row = tl.program_id(0).to(tl.int64)
     p_row = p_logits + i_row * row_stride
-    p_greatest += i_row * num_chunks
+    p_greatest += i_row * NUM_CHUNKS
     o_chunk = tl.arange(0, CHUNKS)
-    m_chunk = o_chunk < num_chunks
+    m_chunk = o_chunk < NUM_CHUNKS
     o_lane = tl.arange(0, CHUNK)
     # [CHUNKS]
     b_greatest = tl.load(p_greatest + o_chunk, mask=m_chunk, other=-_INF)
@@ -257,9 +257,9 @@ def _draw_kernel(
             top_p = tl.load(p_top_p + i_row)
             log_min_p = tl.load(p_log_min_p + i_row)
             # [CHUNKS]
-            b_least = tl.load(p_least + i_row * num_chunks + o_chunk, mask=m_chunk, other=_INF)
+            b_least = tl.load(p_least + i_row * NUM_CHUNKS + o_chunk, mask=m_chunk, other=_INF)
             # [CHUNKS]
-            b_sums = tl.load(p_sums + i_row * num_chunks + o_chunk, mask=m_chunk, other=0.0)
+            b_sums = tl.load(p_sums + i_row * NUM_CHUNKS + o_chunk, mask=m_chunk, other=0.0)
             b_sums *= tl.exp((b_greatest - top) / temperature)
             b_seen = tl.zeros([CHUNKS], dtype=tl.int32)
             # Until a filter says otherwise all is kept: `[low, low)` is nothing.
@@ -271,21 +271,21 @@ def _draw_kernel(
             has_top_k = (top_k > 0) & (top_k < vocab)
             if has_top_k:
                 low, high, num_above, _weight, num_at = _close_in(
-                    p_row, p_greatest, vocab, num_chunks, top, temperature, low, end, num_low, top_k,
-                    False, CHUNK, PLACES,
+                    p_row, p_greatest, vocab, top, temperature, low, end, num_low, top_k,
+                    False, CHUNK, NUM_CHUNKS, PLACES,
                 )  # fmt: skip
                 num_ties = (top_k - num_above).to(tl.int32)
                 num_low = num_above + num_at
             if has_top_k & (top_p < 1):
                 b_sums, b_seen = _chunk_sums(
-                    p_row, p_greatest, vocab, num_chunks, top, temperature, low, high, num_ties, -_INF, CHUNK, CHUNKS
+                    p_row, p_greatest, vocab, top, temperature, low, high, num_ties, -_INF, CHUNK, NUM_CHUNKS, CHUNKS
                 )
             if top_p < 1:
                 target = top_p * tl.sum(b_sums, axis=0)
                 edge = low
                 low, high, num_above, weight_above, num_at = _close_in(
-                    p_row, p_greatest, vocab, num_chunks, top, temperature, low, end, num_low, target,
-                    True, CHUNK, PLACES,
+                    p_row, p_greatest, vocab, top, temperature, low, end, num_low, target,
+                    True, CHUNK, NUM_CHUNKS, PLACES,
                 )  # fmt: skip
                 # Of equal logits as many as the target needs, at least one and no more than top-k left.
                 each = tl.exp((_value(low, dtype) - top) / temperature)
@@ -294,8 +294,8 @@ def _draw_kernel(
                 num_ties = tl.minimum(num_needed, num_left.to(tl.float64)).to(tl.int32)
             if has_top_k | (top_p < 1) | (log_min_p > -_INF):
                 b_sums, b_seen = _chunk_sums(
-                    p_row, p_greatest, vocab, num_chunks, top, temperature, low, high, num_ties, log_min_p,
-                    CHUNK, CHUNKS,
+                    p_row, p_greatest, vocab, top, temperature, low, high, num_ties, log_min_p,
+                    CHUNK, NUM_CHUNKS, CHUNKS,
                 )  # fmt: skip
             number = _uniform(tl.load(p_seed + i_row), tl.load(p_choice + i_row), tl.load(p_index + i_row))
             b_running = tl.cumsum(b_sums, axis=0)
@@ -354,8 +354,8 @@ def sample(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
         tokens,
         logits.stride(0),
         vocab,
-        num_chunks,
         CHUNK=_CHUNK,
+        NUM_CHUNKS=num_chunks,
         CHUNKS=triton.next_power_of_2(num_chunks),
         PLACES=_PLACES,
         num_warps=_DRAW_WARPS,

@@ -60,15 +60,15 @@ def _reasons() -> str:
 
 
 @contextmanager
-def local_ray(num_workers: int) -> Iterator[LocalRay]:
+def local_ray(num_ranks: int) -> Iterator[LocalRay]:
     """Start Ray and Serve without their dashboard and proxies; end both on the way out, after a drain of the workers
     unless an exception leads there."""
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
-        # One CPU per worker, which is a slot and not a core; the other one is for Serve's own actors.
+        # One CPU per rank of a worker, which is a slot and not a core; the other one is for Serve's own actors.
         context = ray.init(
             address="local",
-            num_cpus=num_workers + 1,
+            num_cpus=num_ranks + 1,
             include_dashboard=False,
             log_to_driver=False,
             object_store_memory=OBJECT_STORE_BYTES,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib import import_module
@@ -75,7 +76,7 @@ def _start(config: Config, stack: ExitStack, progress: Progress, signals: StopSi
     progress.step("model", f"preparing {config.model.id}")
     _prepare_model(config)
     progress.step("ray", "starting")
-    local = stack.enter_context(import_module("tandem.cli.local_ray").local_ray(sum(pools.values())))
+    local = stack.enter_context(import_module("tandem.cli.local_ray").local_ray(_num_ranks(config, pools)))
     signals.listen()
     stack.callback(gateway.stop)  # it drains while there still are workers
     names = " + ".join(f"{size} {pool} ({_counted(threads[pool])})" for pool, size in pools.items())
@@ -89,6 +90,11 @@ def _start(config: Config, stack: ExitStack, progress: Progress, signals: StopSi
     if problem is not None:
         raise TandemError(ErrorKind.INTERNAL, f"the gateway is not ready: {problem}\nlogs: {local.logs}")
     return gateway, local.logs
+
+
+def _num_ranks(config: Config, pools: Mapping[str, int]) -> int:
+    """Of all workers."""
+    return sum(pools.values()) * config.engine.tensor_parallel
 
 
 def _operating(config: Config) -> str:

@@ -1,4 +1,4 @@
-"""What the first of an executor's ranks has the others do, in the order of its steps; sends and does nothing itself.
+"""What the first of an executor's ranks has the others do, and what they tell it; sends and does nothing itself.
 
 Numbers that a device already has are not among them: those the ranks exchange directly, see `Forward` and `Logits`.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tandem.core.errors import ErrorKind
 from tandem.core.ids import BlockId
 from tandem.engine.ports import DeviceLost
 from tandem.kv.host_pool import Fill, Spill
@@ -66,3 +67,36 @@ class Logits:
 
 
 RankCommand = SpillBlocks | FillBlocks | CopyBlocks | ClearBlocks | DigestBlocks | Forward | Logits
+"""Carried out in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoverBytes:
+    """To or from the agent that moves a rank's KV, which alone knows what they mean."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """A rank is there and about to meet the others."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """It has its part of the model and of so many blocks, and takes commands."""
+
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailed:
+    """It ends."""
+
+    kind: ErrorKind
+    message: str
+
+
+RankEvent = Joining | Loaded | RankFailed | MoverBytes

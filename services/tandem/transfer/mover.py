@@ -13,12 +13,12 @@ from collections.abc import Callable
 from enum import Enum, auto
 
 from tandem.core.clock import Clock
-from tandem.engine.orders import Cancel, Command, Connect, Event, ReadOrder, SelfTest, SetBusy, Teardown
-from tandem.engine.ports import TransportPeer
+from tandem.engine.orders import Command, Event, ReadOrder
 from tandem.transfer.carrier import Carrier
 from tandem.transfer.checks import Digest
 from tandem.transfer.cores import Aside
 from tandem.transfer.transport import Transport
+from tandem.transfer.verbs import Verbs
 
 MAX_POST_BYTES = 8 << 20
 """Of one post: a shared-memory read blocks inside it for as long as a copy of these bytes."""
@@ -36,7 +36,7 @@ class _Signal(Enum):
     STOP = auto()
 
 
-class Mover:
+class Mover(Verbs):
     """Commands from any thread, in order; events to `on_event`, on the mover's thread, in order.
 
     `on_event` must not block and must not raise. The transport is used by this thread alone from `start` on, `digest`
@@ -70,47 +70,26 @@ class Mover:
     def start(self) -> None:
         self._thread.start()
 
-    def connect(self, peer: TransportPeer) -> None:
-        """Answered by Connected or ConnectFailed."""
-        self._send(Connect(peer))
+    def send(self, command: Command) -> None:
+        """Raises RuntimeError once the mover was stopped or has failed: then nothing would ever answer."""
+        with self._lock:
+            if not self._is_open:
+                raise RuntimeError("the transfer thread has stopped")
+            self._inbox.put(command)
 
-    def read(self, order: ReadOrder) -> None:
-        """Answered by exactly one ReadDone or ReadFailed."""
-        self._send(order)
-
-    def cancel(self, id: int) -> None:
-        """Lets an order end early; it is still answered once."""
-        self._send(Cancel(id))
-
-    def teardown(self, peer: TransportPeer, reason: str) -> None:
-        """Answered by a report of each of the peer's orders and PeerLost; by PeerDrained if the proof comes later."""
-        self._send(Teardown(peer, reason))
-
-    def self_test(self) -> None:
-        """Answered by SelfTestDone. No answer within seconds means that the thread hangs in a transport call."""
-        self._send(SelfTest())
-
-    def set_busy(self, busy: bool) -> None:
-        """Whether leases are open here: peers that read over TCP move only as often as we poll."""
-        self._send(SetBusy(busy))
-
-    def stop(self, timeout_s: float) -> bool:
-        """Let open reads end, close the transport, and end the thread, started or not. False when it hangs."""
+    def halt(self) -> None:
+        """Let open reads end, close the transport, and end the thread, started or not. Returns at once."""
         with self._lock:
             if self._is_open:
                 self._is_open = False
                 self._inbox.put(_Signal.STOP)
             if self._thread.ident is None:
                 self._thread.start()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread's end. False when it hangs."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
-
-    def _send(self, command: Command) -> None:
-        """Raises RuntimeError once the mover was stopped or has failed: then nothing would ever answer."""
-        with self._lock:
-            if not self._is_open:
-                raise RuntimeError("the transfer thread has stopped")
-            self._inbox.put(command)
 
     def _help(self) -> None:
         self._carrier.checks.help(on_done=lambda: self._inbox.put(_Signal.WAKE))

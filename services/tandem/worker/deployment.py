@@ -14,6 +14,7 @@ from ray import serve
 
 from tandem.core.config import Config
 from tandem.worker.main import prepare_process, settle_process
+from tandem.worker.rank_actor import launch_actors, slot
 
 if TYPE_CHECKING:
     from tandem.worker.life import Worker
@@ -37,7 +38,8 @@ class WorkerReplica:
         from tandem.worker.program import start_worker
 
         self._drain_s = config.worker.drain_s
-        self._worker = await start_worker(config, await asyncio.to_thread(load_worker_model, config))
+        launch = launch_actors(config) if config.engine.tensor_parallel > 1 else None
+        self._worker = await start_worker(config, await asyncio.to_thread(load_worker_model, config, launch))
         settle_process()
 
     async def check_health(self) -> None:
@@ -61,6 +63,14 @@ def _log_with_serve() -> None:
     ours.propagate = False
 
 
+def _ranks(config: Config) -> dict[str, Any]:
+    """A place for each rank of a replica, the first one's own among them, all on one machine."""
+    size = config.engine.tensor_parallel
+    if size == 1:
+        return {}
+    return {"placement_group_bundles": [slot(config)] * size, "placement_group_strategy": "STRICT_PACK"}
+
+
 def pool_application(config: Config, pool: str, num_replicas: int) -> Any:
     """The Serve application of one pool: `num_replicas` workers labelled `pool`."""
     worker = replace(config.worker, pool=pool, id="", port=0)  # type: ignore[arg-type]
@@ -68,6 +78,7 @@ def pool_application(config: Config, pool: str, num_replicas: int) -> Any:
         name=f"tandem-{pool}",
         num_replicas=num_replicas,
         ray_actor_options={"num_cpus": 1},
+        **_ranks(config),
         max_ongoing_requests=1,
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,

@@ -153,6 +153,14 @@ class EngineDriver:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    def lose(self, reason: str) -> None:
+        """End the thread after the step that is running, if that ends: what it computes with is gone."""
+
+        def end(_engine: Engine, _now: float) -> list[Effect]:
+            raise DeviceLost(reason)
+
+        self._put(end)
+
     def stalled(self) -> str | None:
         """None while the loop makes progress, else what is wrong."""
         if not self._thread.is_alive():
@@ -163,15 +171,19 @@ class EngineDriver:
 
     def _run(self) -> None:
         error: str | None = None
+        kind = ErrorKind.WORKER_LOST
         try:
             self._warm_up()
             while self._turn():
                 pass
+        except DeviceLost as loss:
+            _log.error("the engine ends: %s", loss)
+            error = str(loss)
         except Exception as failure:
             _log.exception("the engine failed")
-            error = f"{type(failure).__name__}: {failure}"
+            error, kind = f"{type(failure).__name__}: {failure}", ErrorKind.INTERNAL
         self._abandon()
-        self._close(error)
+        self._close(error, kind)
 
     def _warm_up(self) -> None:
         """A worker that cannot be calibrated learns from its work."""
@@ -179,6 +191,8 @@ class EngineDriver:
             return
         try:
             cost = self._calibrate()
+        except DeviceLost:
+            raise
         except Exception:
             _log.exception("the calibration failed")
             return
@@ -310,7 +324,7 @@ class EngineDriver:
         except Exception as failure:
             _log.warning("a step that was given up failed: %s", failure)
 
-    def _close(self, error: str | None) -> None:
+    def _close(self, error: str | None, kind: ErrorKind) -> None:
         """Nothing enters the inbox after this took the lock, so every call is answered and every job ends."""
         with self._wake:
             self._is_open = False
@@ -318,7 +332,6 @@ class EngineDriver:
             entry = self._inbox.popleft()
             if isinstance(entry, _Call):
                 entry.fail(_ended("has stopped"))
-        kind = ErrorKind.INTERNAL if error is not None else ErrorKind.WORKER_LOST
         message = "the engine failed" if error is not None else "the worker stopped"
         lost = [Emit(Failed(key, kind, message)) for key in self._engine.live_jobs()]
         self._sink.dispatch(lost, Snapshot(Load(draining=True, number=self._snapshot.load.number + 1)))

@@ -81,7 +81,7 @@ class Worker:
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._tasks: list[asyncio.Task[None]] = []
-        self._trust = trust
+        self._trust, self._crew = trust, model.crew
         self._identity = _identity(config, model, me, transport)
         self._redis_health = RedisHealth()
         self._introduction = Introduction(self._identity, trust, self._redis_health)
@@ -112,6 +112,8 @@ class Worker:
         error = await self._probe.once()
         if error is not None:
             raise TandemError(ErrorKind.UNSUPPORTED, error, param="handoff.transport")
+        if self._crew is not None:
+            self._crew.watch(self._driver.lose)
         self._driver.start()
         # The engine's first snapshot is here with its answer: nobody is told of a worker without blocks.
         await asyncio.wrap_future(self._driver.call(lambda engine, now: (None, [])))
@@ -163,6 +165,8 @@ class Worker:
         await self._server.stop(FLUSH_S)
         if not await asyncio.to_thread(self._mover.stop, THREAD_S):
             _log.error("the transfer thread does not end; it is left behind")
+        if self._crew is not None:
+            await asyncio.to_thread(self._crew.close)
         _log.info("%s has stopped", self.me)
 
     # ---- composition

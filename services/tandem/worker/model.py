@@ -10,10 +10,13 @@ from tandem.core.config import Config
 from tandem.core.grammar import Grammar
 from tandem.engine.ports import Executor, Pipeline
 from tandem.runtime.device import num_compute_threads
-from tandem.runtime.load import load_model
+from tandem.runtime.load import LoadedModel, load_model
 from tandem.transfer.checks import Digest
 from tandem.transfer.pages import populate
 from tandem.transfer.pool import MemoryPool
+from tandem.worker.crew import Crew, Launch
+from tandem.worker.rank_child import launch_children
+from tandem.worker.rank_model import load_ranked_model
 
 
 def _ignore(grammar: Grammar) -> None:
@@ -22,9 +25,10 @@ def _ignore(grammar: Grammar) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerModel:
-    """`pipeline` runs the executor's plans ahead; None: it computes at once. `pool` is the executor's KV memory as
-    transports see it, `digest` that of its blocks, called by the transfer thread while the executor runs. `fingerprint`
-    is hexadecimal, `max_model_len` in tokens. `prepare` compiles a grammar ahead, on any thread, and never raises."""
+    """`pipeline` runs the executor's plans ahead; None: it computes at once. `pool` is the KV memory of the executor's
+    first rank as transports see it, `digest` that of its blocks, called by the transfer thread while the executor runs.
+    `fingerprint` is hexadecimal, `max_model_len` in tokens. `prepare` compiles a grammar ahead, on any thread, and
+    never raises. `crew`: the other ranks, if there are any."""
 
     name: str
     executor: Executor
@@ -36,11 +40,15 @@ class WorkerModel:
     aliases: tuple[str, ...] = ()
     pipeline: Pipeline | None = None
     prepare: Callable[[Grammar], None] = _ignore
+    crew: Crew | None = None
 
 
-def load_worker_model(config: Config) -> WorkerModel:
-    """Fetch, convert and load as needed, which may take minutes; all memory is there after. Raises TandemError."""
-    loaded = load_model(config.model, config.engine)
+def load_worker_model(config: Config, launch: Launch | None = None) -> WorkerModel:
+    """Fetch, convert and load as needed, which may take minutes; all memory is there after. Raises TandemError.
+
+    Further ranks are what `launch` starts, children of this process if it is None.
+    """
+    loaded, crew = _load(config, launch or launch_children(config))
     cache = loaded.executor.cache
     pool = MemoryPool.of(cache.region, cache.layout, keepalive=cache)
     populate(pool, num_compute_threads(config.engine.num_threads))
@@ -48,10 +56,17 @@ def load_worker_model(config: Config) -> WorkerModel:
         name=loaded.name,
         executor=loaded.executor,
         pool=pool,
-        digest=cache.digest,
+        digest=cache.digest_here,
         fingerprint=loaded.fingerprint.digest,
         max_model_len=loaded.max_model_len,
         bundle=loaded.bundle,
         prepare=_ignore if loaded.grammars is None else loaded.grammars.prepare,
         aliases=loaded.aliases,
+        crew=crew,
     )
+
+
+def _load(config: Config, launch: Launch) -> tuple[LoadedModel, Crew | None]:
+    if config.engine.tensor_parallel == 1:
+        return load_model(config.model, config.engine), None
+    return load_ranked_model(config, launch)

@@ -24,7 +24,7 @@ from tandem.engine.orders import (
 )
 from tandem.engine.ports import BlockCopy, PeerError, TransportPeer
 from tandem.kv.pull_outcome import StartRead, Teardown
-from tandem.transfer.mover import Mover
+from tandem.transfer.verbs import Verbs
 from tandem.worker.driver import Command
 
 _log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class ReadDesk:
         self._on_self_test = on_self_test
         self._on_stopped = on_stopped
         self._digests = digests
-        self._mover: Mover | None = None
+        self._mover: Verbs | None = None
         self._lock = threading.Lock()
         self._peers: dict[WorkerRef, TransportPeer] = {}
         self._lingering: set[WorkerRef] = set()
@@ -60,7 +60,7 @@ class ReadDesk:
     def __repr__(self) -> str:
         return f"ReadDesk({len(self._peers)} peers, {len(self._lingering)} lingering)"
 
-    def attach(self, mover: Mover) -> None:
+    def attach(self, mover: Verbs) -> None:
         """The mover whose events come here; before anything else."""
         self._mover = mover
 
@@ -139,7 +139,7 @@ class ReadDesk:
                 self._stop(error)
 
     @property
-    def _attached(self) -> Mover:
+    def _attached(self) -> Verbs:
         assert self._mover is not None, "no mover was attached"
         return self._mover
 

@@ -1,127 +1,24 @@
-"""Hand-offs between workers of different tensor-parallel degrees: each rank gets its heads, wherever they lie."""
+"""Reads between workers of different tensor-parallel degrees: each rank gets its heads, wherever they lie."""
 
 from __future__ import annotations
 
 import signal
-import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
-from tandem.core.clock import SystemClock
-from tandem.core.ids import BlockId, Incarnation, WorkerId
-from tandem.engine.orders import (
-    Connect,
-    Connected,
-    Event,
-    FailureKind,
-    PeerDrained,
-    PeerLost,
-    ReadDone,
-    ReadFailed,
-    ReadOrder,
-)
-from tandem.engine.ports import BlockCopy, ReadState, TransportPeer, TransportRank
-from tandem.kv.layout import KVGroup, KVLayout, KVRegion
-from tandem.transfer.carrier import Carrier
-from tandem.transfer.local import LocalTransport
-from tandem.transfer.nixl import NixlTransport
-from tandem.transfer.peers import join_ranks
-from tandem.transfer.pool import MemoryPool, agent_name
-from tandem.transfer.transport import Transport
-from tandem_kernels.reference import block_digest
-from tests.contract.transfer.conftest import NUM_BLOCKS, Bytes, Rig, handshake_of, known_content, spawn_rank
+from tandem.core.ids import BlockId
+from tandem.engine.orders import Connect, Connected, FailureKind, PeerDrained, PeerLost, ReadDone, ReadFailed
+from tandem.engine.ports import BlockCopy, ReadState, TransportRank
+from tandem.kv.layout import KVRegion
+from tests.contract.transfer.conftest import NUM_BLOCKS, Rig, known_content
+from tests.contract.transfer.heads import COPIES, HEADS, SEED, World, layout_of
 
-HEADS = 4
 SPLITS = [(1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (4, 2), (4, 1)]
 """(ranks of the giver, ranks of the taker)"""
-MAX_POST_BYTES = 1 << 16
-COPIES = [(7, 3), (8, 4), (9, 5), (200, 255), (0, 0), (41, 40), (40, 41)]
-"""(theirs, ours): neighbours, a lone one at the end of our pool, and two that cross."""
-SEED = 3
-
-
-def layout_of(dtype: str) -> KVLayout:
-    return KVLayout(16, (KVGroup(2, HEADS, 16, dtype),))
-
-
-def digests_of(content: Bytes, heads: range, blocks: Sequence[int], logical: Sequence[int]) -> list[tuple[int, ...]]:
-    """By the reference kernel, of memory `[num_blocks, bytes of these heads]`."""
-    pool = torch.from_numpy(content).view(len(content), len(heads), 1, 1, -1)
-    words = block_digest(pool, torch.tensor(blocks), torch.tensor(logical), head_start=heads.start)
-    return [tuple(row) for row in words.numpy().view(np.uint64).tolist()]
-
-
-class TakerRank:
-    """One rank of a taker without its threads."""
-
-    def __init__(self, kind: str, layout: KVLayout, rank: int, num_ranks: int) -> None:
-        share = HEADS // num_ranks
-        self.memory = np.zeros((NUM_BLOCKS, share * layout.head_bytes), np.uint8)
-        address, start = self.memory.ctypes.data, rank * share
-        pool = MemoryPool(address, NUM_BLOCKS, layout, head_start=start, head_stop=start + share, keepalive=self.memory)
-        agent = agent_name(WorkerId(f"taker-of-{num_ranks}"), Incarnation(1), rank)
-        self.heads = pool.heads
-        self.transport: Transport = LocalTransport(pool, agent) if kind == "local" else NixlTransport(pool, agent)
-        self.carrier = Carrier(self.transport, self.digest, SystemClock(), MAX_POST_BYTES)
-
-    def digest(self, blocks: Sequence[BlockId], logical: Sequence[int]) -> list[tuple[int, ...]]:
-        return digests_of(self.memory, self.heads, blocks, logical)
-
-    def until(self, *kinds: type[Event]) -> list[Event]:
-        """Turn until each of these has come; returns all events."""
-        events: list[Event] = []
-
-        def turn() -> list[Event]:
-            events.extend(self.carrier.turn())
-            return events
-
-        return Rig.until(turn, lambda seen: all(any(isinstance(event, kind) for event in seen) for kind in kinds))
-
-
-@dataclass
-class World:
-    """Givers, each rank in its process, and takers, for one transport and one type of numbers."""
-
-    kind: str
-    layout: KVLayout
-    stack: ExitStack
-    givers: dict[int, TransportPeer] = field(default_factory=dict)
-    takers: dict[int, list[TakerRank]] = field(default_factory=dict)
-
-    def giver(self, num_ranks: int) -> TransportPeer:
-        if num_ranks not in self.givers:
-            self.givers[num_ranks], _ = self.spawn(f"giver-of-{num_ranks}", num_ranks)
-        return self.givers[num_ranks]
-
-    def spawn(self, name: str, num_ranks: int) -> tuple[TransportPeer, list[subprocess.Popen[str]]]:
-        processes = [spawn_rank(self.kind, name, 1, SEED, self.layout, rank, num_ranks) for rank in range(num_ranks)]
-        for process in processes:
-            self.stack.callback(process.communicate)
-            self.stack.callback(process.kill)
-        return join_ranks([handshake_of(process) for process in processes]), processes
-
-    def taker(self, num_ranks: int) -> list[TakerRank]:
-        if num_ranks not in self.takers:
-            ranks = [TakerRank(self.kind, self.layout, rank, num_ranks) for rank in range(num_ranks)]
-            for rank in ranks:
-                self.stack.callback(rank.carrier.close)
-            self.takers[num_ranks] = ranks
-        for rank in self.takers[num_ranks]:
-            rank.memory[:] = 0xEE
-        return self.takers[num_ranks]
-
-    def order(self, id: int, peer: TransportPeer) -> ReadOrder:
-        """With the digests that a giver of one rank would offer."""
-        remote, local = zip(*COPIES, strict=True)
-        copies = tuple(BlockCopy(BlockId(r), BlockId(o)) for r, o in zip(remote, local, strict=True))
-        logical = tuple(range(5, 5 + len(copies)))
-        content = known_content(SEED, NUM_BLOCKS, self.layout)
-        return ReadOrder(id, peer, copies, logical, tuple(digests_of(content, range(HEADS), remote, logical)))
 
 
 @pytest.fixture(scope="module", params=["local-float32", "local-float8_e4m3fn", "nixl-float32"])

@@ -12,7 +12,7 @@ import pytest
 
 @pytest.mark.slow
 def test_the_contract_holds_over_tcp() -> None:
-    names = ("test_transports.py", "test_mover_contract.py", "test_heads.py")
+    names = ("test_transports.py", "test_mover_contract.py", "test_heads.py", "test_joined_mover.py")
     suites = [str(Path(__file__).with_name(name)) for name in names]
     command = [
         *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),

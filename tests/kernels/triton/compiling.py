@@ -1,5 +1,8 @@
 """A program that compiles for a GPU what calls of kernels would launch, where none is; runs no kernel.
 
+Tensors have no memory, so that a call fails that looks at a number on the host: it would wait for the device, and could
+not be captured in a CUDA graph.
+
 `python -m tests.kernels.triton.compiling TYPE...` prints the name of each kernel that was compiled, once for each way.
 """
 
@@ -68,11 +71,13 @@ def _call_all(dtype: torch.dtype) -> None:
     KERNELS.rope_cache_write(qkv, table, table, HeadNorms(norm, norm, 1e-6), scaled, ids)
     KERNELS.unpack_blocks(KERNELS.pack_blocks(pool, ids, 1, 2), pool, ids, 0)
     KERNELS.block_digest(pool, ids, ids)
+    KERNELS.rope_tables(ids, torch.zeros(dim // 2), 1.0, dtype)
 
 
 if __name__ == "__main__":
     kernels: dict[str, Any] = {}
     compile_instead(kernels)
+    torch.set_default_device("meta")
     for name in sys.argv[1:]:
         _call_all(getattr(torch, name))
     for name, compiled in kernels.items():

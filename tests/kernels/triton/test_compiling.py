@@ -22,6 +22,7 @@ _KERNELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dtypes", [["bfloat16"], pytest.param(["float32", "float16", "float64"], marks=pytest.mark.golden)], ids=len
 )

@@ -1,4 +1,5 @@
-"""Blocks whose elements lie more than 2**31 from the start of the pool, in memory of which a few pages are touched."""
+"""Blocks that lie more than 2**31 numbers or words from the start of the pool, in memory of which a few pages are
+touched."""
 
 from __future__ import annotations
 
@@ -13,14 +14,15 @@ from tests.kernels.triton.tensors import layer_of, randn
 
 _BLOCK_SIZE, _DIM, _GROUPS, _LAYERS = 16, 128, 4, 32
 _BLOCK = _GROUPS * _LAYERS * 2 * _BLOCK_SIZE * _DIM
-_BLOCKS = (1 << 31) // _BLOCK + 3
+_WORD_BYTES = 8  # the widest that blocks are copied and digested in
+_BLOCKS = (1 << 31) * _WORD_BYTES // (2 * _BLOCK) + 3
 _FAR = _BLOCKS - 1
 _MAP_NORESERVE = 0x4000  # of Linux; Python has a name for it from 3.13 on
 
 
 @pytest.fixture(scope="module")
 def pool(device: torch.device) -> torch.Tensor:
-    """`[N, G, L, 2, B, D]` of bfloat16, a little more than 4 GiB; on the CPU of pages that no one has yet."""
+    """`[N, G, L, 2, B, D]` of bfloat16, a little more than 16 GiB; on the CPU of pages that no one has yet."""
     shape = (_BLOCKS, _GROUPS, _LAYERS, 2, _BLOCK_SIZE, _DIM)
     if device.type == "cuda":
         return torch.zeros(shape, dtype=torch.bfloat16, device=device)
@@ -30,7 +32,7 @@ def pool(device: torch.device) -> torch.Tensor:
 
 
 def test_the_last_block_is_far(pool: torch.Tensor) -> None:
-    assert _FAR * pool.stride(0) > 1 << 31
+    assert (_FAR - 1) * pool.stride(0) * pool.element_size() // _WORD_BYTES > 1 << 31
 
 
 def test_cache_write(pool: torch.Tensor, device: torch.device) -> None:

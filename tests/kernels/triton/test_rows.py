@@ -43,6 +43,17 @@ def test_norm_after_an_addition(rows: int, width: int, name: str, device: torch.
     assert_rounded(got, _exact_norm(residual + x, weight, 1e-5), _ULPS[dtype])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_types_are_rounded_where_the_plain_kernels_round(dtype: torch.dtype, device: torch.device) -> None:
+    """Nearly all numbers are then the same; another order of a sum, or another exponential, moves a few by a step."""
+    x, residual = randn(40, 256, dtype=dtype) * 4, randn(40, 256, dtype=dtype, seed=5)
+    weight = randn(256, dtype=dtype, seed=4)
+    moved = [tensor.to(device) for tensor in (x, residual, weight)]
+    normed, gated = KERNELS.add_rms_norm(*moved, 1e-5)[0].cpu(), KERNELS.silu_mul(moved[0]).cpu()
+    assert float((normed == reference.add_rms_norm(x, residual, weight, 1e-5)[0]).double().mean()) > 0.999
+    assert float((gated == reference.silu_mul(x)).double().mean()) > 0.999
+
+
 def test_double_rows_are_normed_in_single_precision(device: torch.device) -> None:
     """As the checkpoints' own code does."""
     x, weight = randn(5, 80, dtype=torch.float64), randn(80, dtype=torch.float64, seed=4)

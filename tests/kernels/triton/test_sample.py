@@ -65,7 +65,7 @@ def _random_rows(count: int, seed: int) -> list[Row]:
         (
             draw.choice((0.0, 0.3, 0.7, 1.0, 1.0, 1.7)),
             draw.choice((0, 0, 1, 2, 7, 40, 1000, 10**6)),
-            draw.choice((1.0, 1.0, 1e-9, 0.31, 0.77, 0.93, 0.999)),
+            draw.choice((1.0, 1.0, 1e-9, 0.3137, 0.7731, 0.9313, 0.9991)),
             draw.choice((-_INF, -_INF, -8.1, -2.3, -0.4, 0.0)),
             draw.randrange(-(1 << 63), 1 << 63),
             draw.randrange(4),
@@ -113,7 +113,7 @@ _GRID = [*_SOME, *(pytest.param(*case, marks=pytest.mark.golden) for case in _AL
 
 @pytest.mark.parametrize(("kind", "vocab", "name"), _GRID)
 def test_any_mixture(kind: str, vocab: int, name: str, device: torch.device) -> None:
-    rows = _random_rows(16, seed=vocab + len(kind) + len(name))
+    rows = _random_rows(10, seed=vocab + len(kind) + len(name))
     _check(_KINDS[kind](len(rows), vocab, DTYPES[name]), rows, device)
 
 
@@ -128,11 +128,11 @@ def test_whole_vocabularies(vocab: int, device: torch.device) -> None:
 
 
 @pytest.mark.golden
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("kind", _KINDS)
 def test_many_mixtures(kind: str, seed: int, device: torch.device) -> None:
     vocab = random.Random(seed).choice((3, 50, 1000, 1024, 2000, 4097))
-    rows = _random_rows(48, seed)
+    rows = _random_rows(24, seed)
     _check(_KINDS[kind](len(rows), vocab, list(DTYPES.values())[seed % 4]), rows, device)
 
 
@@ -194,14 +194,21 @@ def test_equals_at_a_threshold_are_kept_by_id(device: torch.device) -> None:
     equal = torch.tensor([5, 6, 1100, 1101, 1150, 1199])
     logits[0, equal] = 3.0
     for limits in (_row(top_k=3), _row(top_p=0.49), _row(top_k=5, top_p=0.59), _row(top_k=3, log_min_p=-1.0)):
-        rows = [(*limits[:4], seed, 0, 0) for seed in range(14)]
-        tokens = set(_sample(logits.expand(14, -1), rows, device))
+        rows = [(*limits[:4], seed, 0, 0) for seed in range(7)]
+        tokens = set(_sample(logits.expand(7, -1), rows, device))
         assert tokens == set(equal[:3].tolist()), limits
+
+
+def test_zeros_of_both_signs_are_equal(device: torch.device) -> None:
+    logits = torch.tensor([[-0.0, 0.0, -0.0, 0.0, -0.0, 0.0, -9.0]])
+    for limits in (_row(top_k=2), _row(top_p=0.3)):
+        rows = [(*limits[:4], seed, 0, 0) for seed in range(8)]
+        assert set(_sample(logits.expand(8, -1), rows, device)) == {0, 1}, limits
 
 
 def test_draws_follow_the_distribution(device: torch.device) -> None:
     """Pearson's chi-square of draws at consecutive places of one output, against its 99.9% quantile for 5 degrees."""
-    count = 160 if device.type == "cpu" else 100_000
+    count = 100 if device.type == "cpu" else 100_000
     logits = randn(6)
     rows = [(1.3, 0, 1.0, -_INF, 12_345, 0, index) for index in range(count)]
     drawn = torch.bincount(torch.tensor(_sample(logits.expand(count, -1), rows, device)), minlength=6)
@@ -225,13 +232,13 @@ def test_no_rows(device: torch.device) -> None:
 
 def test_a_row_does_not_see_its_company(device: torch.device) -> None:
     rows = _random_rows(6, seed=3)
-    logits = randn(6, 1500)
+    logits = randn(6, 200)
     alone = [_sample(logits[i : i + 1], rows[i : i + 1], device)[0] for i in range(6)]
     assert _sample(logits, rows, device) == alone
     assert _sample(logits.flip(0), rows[::-1], device) == alone[::-1]
 
 
 def test_rows_of_a_wider_buffer(device: torch.device) -> None:
-    rows, wide = _random_rows(4, seed=9), randn(4, 3000)
-    assert _sample(wide[:, 100:1300], rows, device) == _sample(wide[:, 100:1300].contiguous(), rows, device)
-    assert _sample(wide.T[:4, :], rows, device) == _sample(wide.T[:4].contiguous(), rows, device)
+    rows, wide = _random_rows(4, seed=9), randn(4, 300)
+    assert _sample(wide[:, 10:200], rows, device) == _sample(wide[:, 10:200].contiguous(), rows, device)
+    assert _sample(wide.T[:4], rows, device) == _sample(wide.T[:4].contiguous(), rows, device)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
+from tandem.core.ids import BlockId
 from tandem.engine.orders import (
     Cancel,
     Connect,
@@ -23,120 +23,15 @@ from tandem.engine.orders import (
     PeerLost,
     ReadDone,
     ReadFailed,
-    ReadOrder,
     SelfTest,
     SelfTestDone,
     SetBusy,
     Teardown,
 )
-from tandem.engine.ports import BlockCopy, PeerError, ReadState, TransportPeer, TransportRank
-from tandem.kv.layout import KVGroup, KVLayout, KVRegion
+from tandem.engine.ports import PeerError, ReadState
 from tandem.transfer.carrier import Carrier
 from tandem.transfer.peers import CopyRefused
-from tandem.transfer.pool import MemoryPool
-
-LAYOUT = KVLayout(16, (KVGroup(1, 1, 8, "float32"),))
-BLOCK_BYTES = LAYOUT.block_bytes
-
-
-def peer_named(name: str, incarnation: int = 1) -> TransportPeer:
-    region = KVRegion(4096, 100, BLOCK_BYTES, 0, 1)
-    worker = WorkerRef(WorkerId(name), Incarnation(incarnation), "127.0.0.1:1")
-    return TransportPeer(worker, LAYOUT, (TransportRank(f"{name}.{incarnation}", b"", region),))
-
-
-P = peer_named("p")
-Q = peer_named("q")
-
-
-def order(id: int, num_blocks: int = 1, peer: TransportPeer = P, digests: bool = False) -> ReadOrder:
-    copies = tuple(BlockCopy(BlockId(i), BlockId(10 * id + i)) for i in range(num_blocks))
-    logical = tuple(range(num_blocks))
-    expected = tuple(digest_of(c.local, n) for c, n in zip(copies, logical, strict=True)) if digests else None
-    return ReadOrder(id, peer, copies, logical, expected)
-
-
-def digest_of(block: int, logical: int) -> tuple[int, ...]:
-    return (block * 1000 + logical,)
-
-
-def digest(blocks: Sequence[BlockId], logical: Sequence[int]) -> list[tuple[int, ...]]:
-    return [digest_of(b, n) for b, n in zip(blocks, logical, strict=True)]
-
-
-class ManualClock:
-    def __init__(self) -> None:
-        self.time = 0.0
-
-    def now(self) -> float:
-        return self.time
-
-
-@dataclass
-class ScriptedTransport:
-    """Reads stay PENDING until a test ends them. `open` holds what may still write to memory, by handle."""
-
-    open: dict[int, tuple[tuple[str, int], tuple[BlockCopy, ...]]] = field(default_factory=dict)
-    ended: dict[int, ReadState | PeerError] = field(default_factory=dict)
-    posted: list[tuple[BlockCopy, ...]] = field(default_factory=list)
-    post_error: PeerError | None = None
-    connect_error: PeerError | None = None
-    close_error: Exception | None = None
-    test_state: ReadState = ReadState.DONE
-    handles: int = 0
-    disconnected: list[tuple[str, int]] = field(default_factory=list)
-    num_progress: int = 0
-    on_post: Callable[[], None] = lambda: None
-    pool: MemoryPool = field(default_factory=lambda: MemoryPool(4096, 100, LAYOUT))
-
-    def describe(self, worker: WorkerRef) -> TransportPeer:
-        return peer_named(worker.id, worker.incarnation)
-
-    def connect(self, peer: TransportPeer) -> None:
-        if self.connect_error:
-            raise self.connect_error
-
-    def disconnect(self, peer: TransportPeer) -> bool:
-        self.disconnected.append(peer.life)
-        return not any(life == peer.life for life, _ in self.open.values())
-
-    def post_read(self, peer: TransportPeer, copies: Sequence[BlockCopy]) -> int:
-        self.on_post()
-        if self.post_error:
-            raise self.post_error
-        self.handles += 1
-        self.open[self.handles] = (peer.life, tuple(copies))
-        self.posted.append(tuple(copies))
-        return self.handles
-
-    def poll(self, handle: int) -> ReadState:
-        if handle == -1:
-            return self.test_state
-        end = self.ended.pop(handle, None)
-        if isinstance(end, PeerError):
-            raise end
-        return end or ReadState.PENDING
-
-    def progress(self) -> None:
-        self.num_progress += 1
-
-    def post_self_test(self) -> int:
-        if self.post_error:
-            raise self.post_error
-        return -1
-
-    def close(self) -> None:
-        if self.close_error:
-            raise self.close_error
-        self.open.clear()
-
-    def end(self, handle: int, state: ReadState = ReadState.DONE) -> None:
-        del self.open[handle]
-        self.ended[handle] = state
-
-    def doubt(self, handle: int) -> None:
-        """The read ends badly, and may still write."""
-        self.ended[handle] = PeerError("in doubt")
+from tests.unit.transfer.scripted import BLOCK_BYTES, ManualClock, P, Q, ScriptedTransport, digest, order, peer_named
 
 
 @pytest.fixture

@@ -68,6 +68,10 @@ class TorchGroup:
         self._wait(lambda: self._group.allreduce([x], options))
         return int(x)
 
+    def bound(self, timeout_s: float) -> None:
+        """From now on an exchange waits no longer for a rank than this."""
+        self._group.set_timeout(timedelta(seconds=timeout_s))
+
     def abort(self) -> None:
         with contextlib.suppress(Exception):
             self._group.abort()

@@ -20,7 +20,7 @@ from tandem.runtime.executor import TorchExecutor
 from tandem.sched.plan import Slice, StepPlan
 from tests.golden.conftest import TinyModels
 from tests.golden.models import NEAR_TIE, TINY, TINY_VOCAB, Reference, make_wide, teacher_forced
-from tests.golden.ranks import Wrap, ranked_executor
+from tests.golden.parallel import Wrap, ranked_executor
 from tests.golden.steps import generate
 
 _OUTPUTS = 6

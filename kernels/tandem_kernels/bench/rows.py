@@ -1,0 +1,222 @@
+"""The cases of norms, gates, rope with cache writes, block moves, digests and sampling; never times one itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from tandem_kernels import reference
+from tandem_kernels.bench.case import Bench, Case, Work
+from tandem_kernels.bench.grid import Grid, Shape
+from tandem_kernels.bench.pools import Pool, block_pool, normal
+from tandem_kernels.bench.timing import Call
+from tandem_kernels.contract import HeadNorms, SamplingRows
+
+_EPS = 1e-5
+_DTYPE = torch.bfloat16
+HALF_TOLERANCE = 1e-2
+_WAYS_TO_DRAW: tuple[tuple[str, float, int, float, float], ...] = (
+    ("greedy", 0.0, 0, 1.0, -torch.inf),
+    ("temperature", 0.8, 0, 1.0, -torch.inf),
+    ("top-p 0.9", 0.8, 0, 0.9, -torch.inf),
+    ("top-k 50, top-p 0.9", 0.8, 50, 0.9, -torch.inf),
+    ("min-p 0.05", 0.8, 0, 1.0, -3.0),
+)
+"""Name, temperature, top-k, top-p, and the logarithm of min-p."""
+
+
+def row_cases(grid: Grid) -> Iterator[Case]:
+    for shape in grid.shapes:
+        for rows in grid.rows:
+            yield Case("rope and cache write", f"{shape.name} {rows} rows", _rope_cache_write(shape, rows))
+            yield Case("add and rms-norm", f"{shape.name} {rows} rows", _add_rms_norm(shape, rows))
+            yield Case("silu-mul", f"{shape.name} {rows} rows", _silu_mul(shape, rows))
+    shape = grid.shapes[0]
+    for rows in grid.rows:
+        yield Case("rms-norm", f"{shape.name} {rows} rows", _rms_norm(shape, rows))
+
+
+def block_cases(grid: Grid) -> Iterator[Case]:
+    shape = grid.shapes[0]
+    for count in grid.moved_blocks:
+        name = f"{shape.name} {count} blocks of {grid.block_size} tokens"
+        yield Case("pack", f"{name}, half of the heads", _pack(shape, count))
+        yield Case("unpack", f"{name}, half of the heads", _unpack(shape, count))
+        yield Case("digest", name, _digest(shape, count))
+
+
+def sampling_cases(grid: Grid) -> Iterator[Case]:
+    shape = grid.shapes[0]
+    for rows in grid.sampled_rows:
+        for name, *numbers in _WAYS_TO_DRAW:
+            yield Case("sampling", f"{rows} rows of {shape.vocab}, {name}", _sample(shape, rows, *numbers))
+
+
+def _compiled(bench: Bench, rows: int, function: Callable[..., object], *arguments: object) -> dict[str, Call]:
+    """The plain function, and what torch makes of it where the grid asks for that."""
+    ways: dict[str, Call] = {"plain torch": lambda: function(*arguments)}
+    if rows in bench.grid.compiled_rows:
+        fused = torch.compile(function, dynamic=False)
+        ways["torch.compile"] = lambda: fused(*arguments)
+    return ways
+
+
+def _rms_norm(shape: Shape, rows: int) -> Callable[[Bench], Work]:
+    def build(bench: Bench) -> Work:
+        x, weight = normal(bench, rows, shape.hidden, dtype=_DTYPE), normal(bench, shape.hidden, dtype=_DTYPE)
+        return Work(
+            run=lambda: bench.kernels.rms_norm(x, weight, _EPS),
+            num_bytes=2 * x.nbytes + weight.nbytes,
+            rivals=_compiled(bench, rows, reference.rms_norm, x, weight, _EPS),
+            agreeing={"F.rms_norm": lambda: torch.nn.functional.rms_norm(x, (shape.hidden,), weight, _EPS)},
+            tolerance=HALF_TOLERANCE,
+        )
+
+    return build
+
+
+def _add_rms_norm(shape: Shape, rows: int) -> Callable[[Bench], Work]:
+    def build(bench: Bench) -> Work:
+        x, residual = (normal(bench, rows, shape.hidden, dtype=_DTYPE) for _ in range(2))
+        weight = normal(bench, shape.hidden, dtype=_DTYPE)
+        return Work(
+            run=lambda: bench.kernels.add_rms_norm(x, residual, weight, _EPS),
+            num_bytes=4 * x.nbytes + weight.nbytes,
+            rivals=_compiled(bench, rows, reference.add_rms_norm, x, residual, weight, _EPS),
+        )
+
+    return build
+
+
+def _silu_mul(shape: Shape, rows: int) -> Callable[[Bench], Work]:
+    def build(bench: Bench) -> Work:
+        gate_up = normal(bench, rows, 2 * shape.inner, dtype=_DTYPE)
+        return Work(
+            run=lambda: bench.kernels.silu_mul(gate_up),
+            num_bytes=gate_up.nbytes + gate_up.nbytes // 2,
+            rivals=_compiled(bench, rows, reference.silu_mul, gate_up),
+            agreeing={"plain torch": lambda: reference.silu_mul(gate_up)},
+            tolerance=HALF_TOLERANCE,
+        )
+
+    return build
+
+
+def _rope_cache_write(shape: Shape, rows: int) -> Callable[[Bench], Work]:
+    """Slots of blocks in random order."""
+
+    def build(bench: Bench) -> Work:
+        heads, dim = shape.heads + 2 * shape.kv_heads, shape.head_dim
+        size = bench.grid.block_size
+        num_blocks = -(-rows // size) + 1
+        pool = block_pool(bench, shape, _DTYPE, size, num_blocks, 2)
+        qkv = normal(bench, rows, heads * dim, dtype=_DTYPE)
+        cos, sin = (normal(bench, rows, dim // 2, dtype=_DTYPE).repeat(1, 2) for _ in range(2))
+        weight = normal(bench, dim, dtype=_DTYPE)
+        norms = HeadNorms(weight, weight.flip(0), _EPS) if shape.has_head_norms else None
+        places = torch.arange(rows, device=bench.device)
+        order = torch.randperm(num_blocks, device=bench.device)
+        slots = order[places // size] * size + places % size
+        return Work(
+            run=lambda: bench.kernels.rope_cache_write(qkv, cos, sin, norms, pool.layer, slots),
+            num_bytes=2 * qkv.nbytes + 2 * cos.nbytes + slots.nbytes,
+            agreeing={"plain torch": lambda: reference.rope_cache_write(qkv, cos, sin, norms, pool.layers[0], slots)},
+            tolerance=HALF_TOLERANCE,
+            waits=frozenset({"plain torch"}),
+        )
+
+    return build
+
+
+def _moved(bench: Bench, shape: Shape, count: int) -> tuple[Pool, torch.Tensor]:
+    """A pool of all layers and every other of its blocks, in random order."""
+    pool = block_pool(bench, shape, _DTYPE, bench.grid.block_size, 2 * count, shape.layers)
+    return pool, 2 * torch.randperm(count, device=bench.device)
+
+
+def _pack(shape: Shape, count: int) -> Callable[[Bench], Work]:
+    def build(bench: Bench) -> Work:
+        pool, ids = _moved(bench, shape, count)
+        heads = max(1, shape.kv_heads // 2)
+        return Work(
+            run=lambda: bench.kernels.pack_blocks(pool.memory, ids, 0, heads),
+            num_bytes=2 * count * pool.memory[0, :heads].numel() * pool.memory.element_size(),
+            agreeing={"plain torch": lambda: reference.pack_blocks(pool.memory, ids, 0, heads)},
+        )
+
+    return build
+
+
+def _unpack(shape: Shape, count: int) -> Callable[[Bench], Work]:
+    def build(bench: Bench) -> Work:
+        pool, ids = _moved(bench, shape, count)
+        heads = max(1, shape.kv_heads // 2)
+        packed = pool.memory[ids, :heads].clone()
+        return Work(
+            run=lambda: bench.kernels.unpack_blocks(packed, pool.memory, ids, 0),
+            num_bytes=2 * packed.nbytes,
+            rivals={"plain torch": lambda: reference.unpack_blocks(packed, pool.memory, ids, 0)},
+        )
+
+    return build
+
+
+def _digest(shape: Shape, count: int) -> Callable[[Bench], Work]:
+    def build(bench: Bench) -> Work:
+        pool, ids = _moved(bench, shape, count)
+        places = torch.arange(count, device=bench.device)
+        return Work(
+            run=lambda: bench.kernels.block_digest(pool.memory, ids, places),
+            num_bytes=count * pool.memory[0].numel() * pool.memory.element_size(),
+        )
+
+    return build
+
+
+def _sample(
+    shape: Shape, rows: int, temperature: float, top_k: float, top_p: float, log_min_p: float
+) -> Callable[[Bench], Work]:
+    def build(bench: Bench) -> Work:
+        logits = normal(bench, rows, shape.vocab, dtype=_DTYPE).mul_(3)
+        draws = sampling_rows(bench.device, rows, temperature, int(top_k), top_p, log_min_p)
+        rivals: dict[str, Call] = {}
+        if temperature == 0:
+            rivals["argmax"] = lambda: logits.argmax(-1)
+        elif not top_k and log_min_p == -torch.inf:
+            way = "softmax, sort, multinomial" if top_p < 1 else "softmax, multinomial"
+            rivals[way] = lambda: _plain_draw(logits, temperature, top_p)
+        return Work(
+            run=lambda: bench.kernels.sample(logits, draws),
+            num_bytes=logits.nbytes + 8 * rows,
+            rivals=rivals,
+            waits=frozenset(rivals) - {"argmax"},
+        )
+
+    return build
+
+
+def sampling_rows(
+    device: torch.device, rows: int, temperature: float, top_k: int, top_p: float, log_min_p: float
+) -> SamplingRows:
+    """All rows alike, with seeds of their own."""
+    numbers = torch.arange(rows, device=device)
+    return SamplingRows(
+        temperature=torch.full((rows,), temperature, dtype=torch.float64, device=device),
+        top_k=torch.full((rows,), top_k, dtype=torch.int64, device=device),
+        top_p=torch.full((rows,), top_p, dtype=torch.float64, device=device),
+        log_min_p=torch.full((rows,), log_min_p, dtype=torch.float64, device=device),
+        seed=numbers * 7919 - 3,
+        choice=torch.zeros_like(numbers),
+        index=numbers,
+    )
+
+
+def _plain_draw(logits: torch.Tensor, temperature: float, top_p: float) -> torch.Tensor:
+    """What serving programs do without a kernel of their own, in float32 and by a generator's state."""
+    shares = torch.softmax(logits.float() / temperature, dim=-1)
+    if top_p < 1:
+        shares, ids = shares.sort(dim=-1, descending=True)
+        shares = shares.masked_fill(shares.cumsum(-1) - shares > top_p, 0.0)
+        return ids.gather(-1, torch.multinomial(shares, 1))
+    return torch.multinomial(shares, 1)

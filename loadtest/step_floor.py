@@ -1,0 +1,57 @@
+"""The least time that a step of a model can take, from limits measured on the same machine; never a measurement.
+
+Products take the larger of the time to read their weights and the time to multiply; attention likewise, on top. Left
+out: activations, norms, sampling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tandem.runtime.model_config import DecoderConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Per second: bytes of a copy, read and written, and operations of matrix products."""
+
+    memory: float
+    matrix: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What a step computes: `rows` of the model, logits of `drawn` of them, KV read of `context` tokens, and `pairs` of
+    a token with one that it attends to."""
+
+    rows: int
+    drawn: int
+    context: int
+    pairs: int
+
+
+def decode_work(batch: int, context: int) -> StepWork:
+    """`batch` sequences with one row each, itself in its context."""
+    return StepWork(rows=batch, drawn=batch, context=batch * context, pairs=batch * context)
+
+
+def chunk_work(rows: int, cached: int) -> StepWork:
+    """`rows` of one prompt after `cached` tokens; nothing is drawn."""
+    return StepWork(rows=rows, drawn=0, context=cached + rows, pairs=rows * cached + rows * (rows + 1) // 2)
+
+
+def floor_s(config: DecoderConfig, item_bytes: int, token_bytes: int, rates: Rates, work: StepWork) -> float:
+    """Weights of `item_bytes` each; a token's KV in all layers has `token_bytes`."""
+    heads = (config.heads + config.kv_heads) * config.head_dim
+    layers = config.layers * config.hidden_size * (2 * heads + 3 * config.intermediate_size)
+    head = config.hidden_size * config.vocab_size
+    pair_flops = 4 * config.layers * config.heads * config.head_dim
+    return (
+        _longer(layers * item_bytes, 2 * layers * work.rows, rates)
+        + (_longer(head * item_bytes, 2 * head * work.drawn, rates) if work.drawn else 0.0)
+        + _longer(work.context * token_bytes, pair_flops * work.pairs, rates)
+    )
+
+
+def _longer(num_bytes: int, flops: int, rates: Rates) -> float:
+    return max(num_bytes / rates.memory, flops / rates.matrix)

@@ -1,0 +1,159 @@
+"""The program of a rank that follows the first one of its worker; decides nothing and serves nobody.
+
+`python -m tandem.worker.rank DIRECTORY RANK`, with settings in the environment. It lives as long as the first rank
+holds its socket. A step that does not end by then, because it waits for ranks that are gone, ends with the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import shutil
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from tandem.core.config import Config
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.settings import build, from_environment
+from tandem.engine.ranks import Joining, Loaded, MoverBytes, RankCommand, RankEvent, RankFailed
+from tandem.wire.convert_rank import decode_command, encode_event
+from tandem.worker.main import prepare_process
+from tandem.worker.rank_line import RankLine, connect
+
+if TYPE_CHECKING:
+    from tandem.runtime.parallel.follower import Follower
+
+END_S = 0.5
+"""For a step to end after the first rank is gone; it may wait for that one for ever."""
+
+_log = logging.getLogger("tandem.rank")
+
+
+class MoverPort(Protocol):
+    """This rank's transfer agent, behind the bytes that the first rank sends it."""
+
+    def handle(self, command: bytes) -> None:
+        """Must not block: the step thread's commands wait behind it."""
+        ...
+
+
+Send = Callable[[bytes], None]
+"""To the first rank, from any thread."""
+OpenMover = Callable[[Config, "Follower", Send], MoverPort]
+"""`open(config, follower, send)`: `send` takes what the agent has to say."""
+
+
+class _NoMover:
+    """Of a rank whose KV does not move."""
+
+    def handle(self, command: bytes) -> None:
+        raise ValueError("this rank has no transfer agent")
+
+
+def no_mover(_config: Config, _follower: Follower, _send: Send) -> MoverPort:
+    return _NoMover()
+
+
+def run(config: Config, directory: Path, rank: int, open_mover: OpenMover = no_mover) -> int:
+    """Follow until the first rank ends. Returns 1 when this rank failed."""
+    prepare_process()
+    # Only now: importing the model's libraries reads the environment. Before the others are met, who wait no longer for
+    # this rank than they must.
+    from tandem.worker.rank_model import load_rank_model
+
+    try:
+        line = connect(directory, config.worker.step_stall_s)
+    except OSError as error:
+        _log.error("rank %d finds nobody to follow: %s", rank, error)
+        return 1
+    has_ended = threading.Event()
+    try:
+        _follow(
+            _Inbox(line, directory, has_ended),
+            rank,
+            lambda: load_rank_model(config, directory, rank),
+            partial(open_mover, config),
+        )
+        return 0
+    except TandemError as error:
+        _say(line, RankFailed(error.kind, error.message))
+        _log.error("%s", error.message)
+    except Exception as failure:
+        _say(line, RankFailed(ErrorKind.INTERNAL, f"{type(failure).__name__}: {failure}"))
+        _log.exception("rank %d failed", rank)
+    finally:
+        line.close()
+        has_ended.set()
+    return 1
+
+
+class _Inbox:
+    """What the first rank sends, sorted by who is to have it, on a thread of its own. After the last of it the process
+    has `END_S` until `has_ended`."""
+
+    def __init__(self, line: RankLine, directory: Path, has_ended: threading.Event) -> None:
+        self.line = line
+        self.commands: queue.SimpleQueue[RankCommand | None] = queue.SimpleQueue()
+        self.movers: queue.SimpleQueue[MoverPort] = queue.SimpleQueue()
+        self._directory = directory
+        self._has_ended = has_ended
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="tandem-line", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._read()
+        except Exception as failure:
+            _log.exception("the first rank is not understood")
+            _say(self.line, RankFailed(ErrorKind.INTERNAL, f"{type(failure).__name__}: {failure}"))
+        # The first rank does this too, unless it was killed.
+        shutil.rmtree(self._directory, ignore_errors=True)
+        self.commands.put(None)
+        if not self._has_ended.wait(END_S):
+            os._exit(1)
+
+    def _read(self) -> None:
+        mover: MoverPort | None = None
+        while (message := self.line.receive()) is not None:
+            command = decode_command(message)
+            if not isinstance(command, MoverBytes):
+                self.commands.put(command)
+                continue
+            mover = mover or self.movers.get()
+            mover.handle(command.data)
+
+
+def _follow(
+    inbox: _Inbox, rank: int, load: Callable[[], Follower], open_mover: Callable[[Follower, Send], MoverPort]
+) -> None:
+    """Until the first rank is gone, or something is raised."""
+    line = inbox.line
+    _say(line, Joining(rank))
+    inbox.start()
+    follower = load()
+    inbox.movers.put(open_mover(follower, lambda data: _say(line, MoverBytes(data))))
+    _say(line, Loaded(follower.cache.num_blocks))
+    while (command := inbox.commands.get()) is not None:
+        follower.carry_out(command)
+
+
+def _say(line: RankLine, event: RankEvent) -> None:
+    """Nothing happens when nobody listens any more: this process is about to end then."""
+    with contextlib.suppress(OSError):
+        line.send(encode_event(event))
+
+
+def main() -> int:
+    return run(build([("environment", from_environment(os.environ))]), Path(sys.argv[1]), int(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    # Past the interpreter's own end: what exchanges with ranks that are gone may wait for them once more there.
+    os._exit(main())

@@ -1,0 +1,217 @@
+"""A worker of two ranks, one of which runs behind a channel of bytes: it takes KV from workers of any degree."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tandem.core.clock import SystemClock
+from tandem.core.ids import BlockId
+from tandem.engine.orders import (
+    Connected,
+    ConnectFailed,
+    Event,
+    FailureKind,
+    MoverStopped,
+    PeerDrained,
+    PeerLost,
+    ReadDone,
+    ReadFailed,
+    SelfTestDone,
+)
+from tandem.engine.ports import BlockCopy, ReadState
+from tandem.transfer.joined import JoinedMover
+from tandem.transfer.mover import Mover
+from tandem.transfer.peers import join_ranks
+from tandem.worker.remote_mover import MoverService, RemoteMover
+from tests.contract.transfer.conftest import GUARD_S, NUM_BLOCKS, Rig, known_content, reference
+from tests.contract.transfer.heads import COPIES, HEADS, MAX_POST_BYTES, SEED, TakerRank, World, layout_of
+
+
+class Channel:
+    """Bytes in order, carried by a thread of its own; `cut` lets nothing through any more."""
+
+    def __init__(self) -> None:
+        self.deliver: Callable[[bytes], None] = lambda data: None
+        self._sent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._carry, daemon=True)
+        self._thread.start()
+
+    def send(self, data: bytes) -> None:
+        self._sent.put(data)
+
+    def cut(self) -> None:
+        self.deliver = lambda data: None
+
+    def close(self) -> None:
+        self._sent.put(None)
+        self._thread.join(GUARD_S)
+
+    def _carry(self) -> None:
+        while (data := self._sent.get()) is not None:
+            self.deliver(data)
+
+
+class Desk:
+    """A joined mover of two ranks and its events, for one test."""
+
+    def __init__(self, world: World) -> None:
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        # Of this test alone: stopping a mover closes its transport.
+        self.ranks = [TakerRank(world.kind, world.layout, rank, 2) for rank in range(2)]
+        self.down, self.up = Channel(), Channel()
+        self.service = MoverService(lambda hear: self._mover_of(1, hear), self.up.send)
+        self.down.deliver = self.service.handle
+        self.mover = JoinedMover([lambda hear: self._mover_of(0, hear), self._remote], self.events.put)
+        self.mover.start()
+        self.service.start()
+
+    def _mover_of(self, rank: int, hear: Callable[[Event], None]) -> Mover:
+        taker = self.ranks[rank]
+        return Mover(taker.transport, taker.digest, hear, SystemClock(), MAX_POST_BYTES)
+
+    def _remote(self, hear: Callable[[Event], None]) -> RemoteMover:
+        self.remote = RemoteMover(self.down.send, hear)
+        self.up.deliver = self.remote.received
+        return self.remote
+
+    def take(self) -> Event:
+        return self.events.get(timeout=GUARD_S)
+
+    def content(self) -> np.ndarray:
+        """Of all ranks' pools, by block and head."""
+        parts = [rank.memory.reshape(NUM_BLOCKS, len(rank.heads), -1) for rank in self.ranks]
+        return np.concatenate(parts, axis=1)
+
+    def close(self) -> list[Event]:
+        assert self.mover.stop(GUARD_S)
+        assert self.service.stop(GUARD_S)
+        self.down.close()
+        self.up.close()
+        events = [self.take()]
+        while not isinstance(events[-1], MoverStopped):
+            events.append(self.take())
+        return events
+
+
+@pytest.fixture(scope="module", params=["local", "nixl"])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    with ExitStack() as stack:
+        yield World(str(request.param), layout_of("float32"), stack)
+
+
+@pytest.fixture
+def desk(world: World) -> Iterator[Desk]:
+    desk = Desk(world)
+    yield desk
+    if desk.down._thread.is_alive():
+        desk.close()
+
+
+def test_one_order_fills_both_ranks_and_is_answered_once(world: World, desk: Desk) -> None:
+    wanted = known_content(SEED, NUM_BLOCKS, world.layout).reshape(NUM_BLOCKS, HEADS, -1)
+    remote, local = (list(side) for side in zip(*COPIES, strict=True))
+    for id, degree in enumerate((1, 2, 4)):
+        giver = world.giver(degree)
+        desk.mover.connect(giver)
+        assert desk.take() == Connected(giver)
+        for rank in desk.ranks:
+            rank.memory[:] = 0
+        desk.mover.read(world.order(id, giver))
+        done = desk.take()
+        assert isinstance(done, ReadDone)
+        assert (done.id, done.num_bytes) == (id, len(COPIES) * world.layout.block_bytes)
+        assert np.array_equal(desk.content()[local], wanted[remote])
+    desk.mover.self_test()
+    tested = desk.take()
+    assert isinstance(tested, SelfTestDone)
+    assert tested.error is None
+    assert desk.close() == [MoverStopped(None)]
+
+
+def test_a_wrong_head_at_either_rank_fails_the_order(world: World, desk: Desk) -> None:
+    giver = world.giver(2)
+    desk.mover.connect(giver)
+    assert desk.take() == Connected(giver)
+    good = world.order(0, giver)
+    assert good.digests is not None
+    for head in (0, HEADS - 1):
+        spoilt = tuple((*heads[:head], heads[head] ^ 1, *heads[head + 1 :]) for heads in good.digests)
+        desk.mover.read(replace(good, id=head, digests=spoilt))
+        failed = desk.take()
+        assert isinstance(failed, ReadFailed)
+        assert (failed.id, failed.kind, failed.drained) == (head, FailureKind.DIGEST, True)
+    desk.mover.read(replace(good, id=99))
+    assert isinstance(desk.take(), ReadDone)
+
+
+def test_a_source_rank_that_dies_costs_the_peer_at_both_ranks(world: World, desk: Desk) -> None:
+    """Each of our ranks reads from one of theirs only: the one that is unharmed gives the peer up, too."""
+    victim, processes = world.spawn("joined-victim", 2)
+    desk.mover.connect(victim)
+    assert desk.take() == Connected(victim)
+    processes[1].kill()
+    processes[1].wait()
+    desk.mover.read(world.order(1, victim))
+    failed = desk.take()
+    assert isinstance(failed, ReadFailed)
+    assert (failed.id, failed.kind) == (1, FailureKind.PEER)
+    lost = desk.take()
+    assert isinstance(lost, PeerLost)
+    assert lost.peer == victim
+    assert lost.proven or desk.take() == PeerDrained(victim)
+    desk.mover.read(world.order(2, victim))
+    refused = desk.take()
+    assert isinstance(refused, ReadFailed)
+    assert refused.kind is FailureKind.REFUSED
+
+
+def test_a_peer_that_one_rank_cannot_read_is_connected_at_none(world: World, desk: Desk) -> None:
+    """Rank 1 reads from the last rank of four, whose metadata means nothing here."""
+    giver = world.giver(4)
+    *good, last = giver.ranks
+    spoilt = replace(giver, ranks=(*good, replace(last, metadata=b"nothing", agent="nobody")))
+    desk.mover.connect(spoilt)
+    assert isinstance(desk.take(), ConnectFailed)
+    desk.mover.connect(giver)
+    assert desk.take() == Connected(giver)
+
+
+def test_a_rank_behind_a_broken_channel_ends_the_mover_with_every_order_answered(world: World, desk: Desk) -> None:
+    giver = world.giver(1)
+    desk.mover.connect(giver)
+    assert desk.take() == Connected(giver)
+    desk.down.cut()
+    desk.mover.read(world.order(7, giver))
+    desk.remote.lost("the process of rank 1 is gone")
+    failed = desk.take()
+    assert isinstance(failed, ReadFailed)
+    assert (failed.id, failed.kind, failed.drained) == (7, FailureKind.STOPPED, False)
+    assert desk.take() == MoverStopped("rank 1: the process of rank 1 is gone")
+    with pytest.raises(RuntimeError, match="stopped"):
+        desk.mover.connect(giver)
+    assert desk.mover.stop(GUARD_S)
+    assert desk.service.stop(GUARD_S)
+    desk.down.close()
+    desk.up.close()
+
+
+def test_what_our_ranks_say_of_themselves_is_one_worker(world: World, desk: Desk) -> None:
+    """Others read from us as from one worker of two ranks."""
+    us = reference("taker-of-2")
+    peer = join_ranks([rank.transport.describe(us) for rank in desk.ranks])
+    assert [(rank.region.head_start, rank.region.head_stop) for rank in peer.ranks] == [(0, 2), (2, 4)]
+    desk.ranks[0].memory[3], desk.ranks[1].memory[3] = 1, 2
+    desk.mover.set_busy(True)
+    (reader,) = world.taker(1)
+    reader.transport.connect(peer)
+    handle = reader.transport.post_read(peer, [BlockCopy(BlockId(3), BlockId(9))])
+    assert Rig.until(lambda: reader.transport.poll(handle), lambda state: state is not ReadState.PENDING)
+    assert [set(part.tolist()) for part in np.split(reader.memory[9], 2)] == [{1}, {2}]
+    assert reader.transport.disconnect(peer)

@@ -1,0 +1,111 @@
+"""A worker whose model runs on two ranks, behind a real gateway: the tokens of one rank, and what is left of requests,
+processes and files when one of the ranks dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.gateway.conftest import SETTINGS
+from tests.e2e.gateway.http import Post, completion
+from tests.e2e.gateway.processes import Cluster, Worker, cluster, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+PROMPTS = (1, 16, 100, 700)
+RANKED = ("--tensor-parallel", "2", "--step-stall-s", "3")
+
+
+@pytest.fixture
+def running(tmp_path: Path, redis_url: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """Ranks meet in a directory of this test. In float64, where the order of sums decides no token."""
+    with tempfile.TemporaryDirectory(prefix="tp-") as short:
+        monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+        monkeypatch.setenv("TMPDIR", short)
+        with cluster(
+            tmp_path, redis_url, model, *SETTINGS, "--dtype", "float64", "--namespace", Path(short).name
+        ) as running:
+            yield running
+        assert list(Path(short).glob("tandem-ranks-*")) == []
+
+
+def follower_of(worker: Worker) -> int:
+    """The process of its second rank."""
+    for entry in Path("/proc").iterdir():
+        try:
+            parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            if int(parent) == worker.pid and b"tandem.worker.rank" in (entry / "cmdline").read_bytes():
+                return int(entry.name)
+        except (OSError, IndexError, ValueError):
+            continue
+    raise AssertionError(f"{worker.name} has no second rank: {worker.log}")
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def ask_all(url: str) -> list[str]:
+    """At once, so that they share steps."""
+    with ExitStack() as stack:
+        posts = [
+            stack.enter_context(Post(url, completion(length, 900 + length, 24, cache_salt="all"))) for length in PROMPTS
+        ]
+        return [post.finish().text() for post in posts]
+
+
+def test_two_ranks_serve_and_what_one_of_them_leaves_goes_on_elsewhere(running: Cluster) -> None:
+    gateway, ranked = running.gateway("gateway"), running.worker("ranked", "mixed", *RANKED)
+    gateway.wait_ready()
+    ranked.wait_ready()
+    gateway.wait_serving()
+    by_two = ask_all(gateway.url)
+    until(ranked.is_idle, "an idle worker")
+    body = completion(20, 950, 800)
+    with Post(gateway.url, body | {"stream": True}) as post:
+        post.wait_events(5)
+        alone = running.worker("alone", "mixed")
+        alone.wait_ready()
+        until(lambda: gateway.metrics()['tandem_live_workers{pool="mixed"}'] == 2, "both workers")
+        os.kill(follower_of(ranked), signal.SIGKILL)
+        answer = post.finish()
+    assert answer.error() is None and answer.about()["attempts"] == 2, answer.about()
+    assert ranked.wait() == 1 and "rank 1 is gone" in ranked.log and "Traceback" not in ranked.log
+    assert ask_all(gateway.url) == by_two
+    with Post(gateway.url, body) as post:
+        assert post.finish().text() == answer.text()
+    until(alone.is_idle, "an idle worker")
+    assert alone.stop() == 0
+
+
+def test_the_second_rank_ends_with_the_first(running: Cluster) -> None:
+    killed, stopped = running.worker("killed", "mixed", *RANKED), running.worker("stopped", "mixed", *RANKED)
+    for worker, end in ((killed, killed.kill), (stopped, stopped.stop)):
+        worker.wait_ready()
+        follower = follower_of(worker)
+        end()
+        until(lambda pid=follower: not is_running(pid), f"the end of the second rank of {worker.name}")
+    assert stopped.exit_code == 0 and stopped.complaints() == []
+
+
+def test_a_rank_that_stands_still_costs_its_worker(running: Cluster) -> None:
+    """Within `step_stall_s`, although its process lives."""
+    gateway, ranked = running.gateway("gateway"), running.worker("ranked", "mixed", *RANKED)
+    gateway.wait_ready()
+    ranked.wait_ready()
+    gateway.wait_serving()
+    follower = follower_of(ranked)
+    with Post(gateway.url, completion(20, 960, 2000, stream=True)) as post:
+        post.wait_events(5)
+        os.kill(follower, signal.SIGSTOP)
+        assert ranked.wait() == 1
+    until(lambda: not is_running(follower), "the end of the second rank")

@@ -1,0 +1,71 @@
+"""Ranks that do not come to serve: the first one says why, typed, and neither hangs nor leaves a process behind."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.core.config import Bytes, Config, EngineConfig, ModelConfig
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.worker.crew import Launch
+from tandem.worker.model import load_worker_model
+from tandem.worker.rank_child import RankChild
+from tests.e2e.cluster import spawn
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+# A rank that is gone once it has said that it is there.
+_VANISH = """
+import socket, sys
+from tandem.engine.ranks import Joining
+from tandem.wire.convert_rank import encode_event
+line = socket.socket(socket.AF_UNIX)
+line.connect(sys.argv[1] + "/leader.sock")
+word = encode_event(Joining(int(sys.argv[2])))
+line.sendall(len(word).to_bytes(4, "big") + word)
+"""
+
+
+class _Vanishing:
+    def __init__(self, directory: Path, rank: int) -> None:
+        self._process = spawn(sys.executable, "-c", _VANISH, str(directory), str(rank))
+
+    def ended(self) -> str | None:
+        return None
+
+    def stop(self, timeout_s: float) -> None:
+        assert self._process.wait(timeout_s) == 0
+
+
+@pytest.fixture
+def config(tiny_directory: Path) -> Config:
+    engine = EngineConfig(tensor_parallel=2, kv_cache_memory=Bytes(1 << 20), num_threads=1)
+    return Config(model=ModelConfig(id=str(tiny_directory), dtype="float64"), engine=engine)
+
+
+def launches(made: list[Any], config: Config) -> Launch:
+    def launch(directory: Path, rank: int) -> RankChild:
+        made.append(RankChild(config, directory, rank))
+        return made[-1]
+
+    return launch
+
+
+def test_a_rank_that_cannot_load_says_why(config: Config, tmp_path: Path) -> None:
+    made: list[RankChild] = []
+    elsewhere = replace(config, model=replace(config.model, id=str(tmp_path / "none")))
+    with pytest.raises(TandemError, match=r"rank 1: .*none") as caught:
+        load_worker_model(config, launches(made, elsewhere))
+    assert caught.value.kind is ErrorKind.MODEL_NOT_FOUND
+    assert made[0].ended() is not None
+
+
+def test_a_rank_that_is_gone_before_they_meet(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.worker.rank_model.JOIN_S", 1.0)
+    with pytest.raises(TandemError, match="rank 1 is gone") as caught:
+        load_worker_model(config, _Vanishing)
+    assert caught.value.kind is ErrorKind.WORKER_LOST

@@ -1,0 +1,24 @@
+"""Which kernels a device gets: never others than its own."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from tandem_kernels.dispatch import REFERENCE, KernelsUnavailable, kernels_for
+from tandem_kernels.triton import KERNELS
+
+
+def test_each_device_has_its_own() -> None:
+    assert kernels_for(torch.device("cpu")) is REFERENCE
+    assert kernels_for(torch.device("cuda", 1)) is KERNELS
+    with pytest.raises(KernelsUnavailable, match="meta"):
+        kernels_for(torch.device("meta"))
+
+
+def test_a_gpu_without_triton_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(KernelsUnavailable, match="Triton is not installed"):
+        kernels_for(torch.device("cuda"))

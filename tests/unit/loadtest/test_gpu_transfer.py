@@ -1,0 +1,143 @@
+"""Reads between two processes in host memory, in both ways; what does not arrive is found, and MPS is ended again."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from loadtest import gpu_transfer
+from loadtest.__main__ import main
+from loadtest.gpu_transfer import Broken, Case, Row, content_of, copies_of, markdown, measure
+from loadtest.memories import HostMemory
+from loadtest.mps import CONTROL, MpsUnavailable, multi_process_service
+from tandem.engine.ports import BlockCopy
+from tandem.transfer.memory import Span
+
+CASE = Case("cpu", 64, (1 << 20,), rounds=2, is_busy=False)
+
+
+def test_two_processes_move_what_was_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "rows.json"
+    argv = ["gpu-transfer", "--device", "cpu", "--kib", "64", "--mib", "0.25,1", "--rounds", "2", "--busy"]
+    assert main([*argv, "--json", str(file)]) == 0
+    rows = json.loads(file.read_text())
+    assert [(row["num_blocks"], row["num_bytes"]) for row in rows] == [(4, 1 << 18), (16, 1 << 20)]
+    for row in rows:
+        assert 0 < row["best_nixl_s"] <= row["nixl_s"] and 0 < row["best_loop_s"] <= row["loop_s"]
+        assert row["ratio"] == row["loop_s"] / row["nixl_s"] and row["is_busy"] and not row["is_mps"]
+    assert "| 64 KiB | 16 | 1 |" in capsys.readouterr().out
+
+
+def test_a_process_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("NIXL_PLUGIN_DIR", "/nowhere")
+    assert main(["gpu-transfer", "--device", "cpu", "--kib", "64", "--mib", "1", "--rounds", "1"]) == 1
+    assert "loadtest gpu-transfer: the taker failed" in capsys.readouterr().err
+
+
+class Stub:
+    """A taker in this process whose ways copy, or do not."""
+
+    def __init__(self, *, loses: str) -> None:
+        self._loses = loses
+        self._blocks: dict[int, bytes] = {}
+        self.calls: list[str] = []
+
+    def nixl(self, copies: Sequence[BlockCopy]) -> float:
+        return self._move("nixl", copies)
+
+    def loop(self, copies: Sequence[BlockCopy]) -> float:
+        return self._move("loop", copies)
+
+    def spoil(self, copies: Sequence[BlockCopy]) -> None:
+        self._blocks |= {copy.local: b"" for copy in copies}
+
+    def check(self, copies: Sequence[BlockCopy]) -> None:
+        for copy in copies:
+            if self._blocks[copy.local] != content_of(copy.remote, 64):
+                raise Broken(f"block {copy.remote} has not arrived")
+
+    def _move(self, way: str, copies: Sequence[BlockCopy]) -> float:
+        self.calls.append(way)
+        if way != self._loses:
+            self._blocks |= {copy.local: content_of(copy.remote, 64) for copy in copies}
+        return 2.0 if way == "nixl" else 1.0
+
+
+@pytest.mark.parametrize("way", ["nixl", "loop"])
+def test_a_way_that_moves_nothing_is_found(way: str) -> None:
+    with pytest.raises(Broken, match="has not arrived"):
+        measure(CASE, 1 << 20, Stub(loses=way))  # type: ignore[arg-type]
+
+
+def test_ways_alternate_and_a_ratio_is_of_bandwidths() -> None:
+    stub = Stub(loses="")
+    row = measure(CASE, 1 << 20, stub)  # type: ignore[arg-type]
+    assert stub.calls == ["nixl", "loop"] * 3
+    assert (row.ratio, row.num_blocks, row.num_bytes) == (0.5, 16, 1 << 20)
+
+
+def test_blocks_are_of_the_size_asked_for_and_lie_in_random_order() -> None:
+    assert CASE.layout.block_bytes == 64 << 10 and CASE.num_blocks == 16
+    assert Case("cpu", 2048, (256 << 20,), 1, False).blocks_of(256 << 20) == 128, "2,048 tokens of an 8B model"
+    copies = copies_of(CASE, 16)
+    for side in ("local", "remote"):
+        blocks = [getattr(copy, side) for copy in copies]
+        assert sorted(blocks) == list(range(16)) and blocks != sorted(blocks)
+    assert content_of(3, 64) != content_of(4, 64) and len(content_of(3, 64)) == 64
+
+
+def test_host_memory_is_copied_piece_by_piece() -> None:
+    ours, theirs = HostMemory(), HostMemory()
+    source, target = theirs.allocate(8192), ours.allocate(8192)
+    theirs.write(source, bytes(range(256)) * 32)
+    remote = ours.open(theirs.share(source))
+    ours.copy([Span(remote + 4096, target, 100), Span(remote + 1, target + 200, 3)])
+    assert ours.read(target, 100) == bytes(range(100)) and ours.read(target + 200, 3) == b"\1\2\3"
+    assert ours.read(target + 100, 100) == bytes(100)
+
+
+def test_what_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["--device", "cpu", "--mps"], ["--kib", "9"], ["--kib", "0"]):
+        with pytest.raises(SystemExit):
+            gpu_transfer.main(argv)
+    assert "multiples of 8 KiB" in capsys.readouterr().err
+
+
+def _control(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program of the service's name that comes first on the path; it writes down how it was called."""
+    log = folder / "log"
+    program = folder / CONTROL
+    program.write_text(f'#!/bin/sh\necho "$* $(cat) $CUDA_MPS_PIPE_DIRECTORY" >>{log}\n{script}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    return log
+
+
+def test_the_service_is_private_and_ends_with_the_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = _control(tmp_path, "exit 0", monkeypatch)
+    with pytest.raises(ValueError, match="within"), multi_process_service():
+        folder = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
+        assert Path(folder).is_dir() and log.read_text().split() == ["-d", folder]
+        raise ValueError("within")
+    assert log.read_text().split()[2:] == ["quit", folder]
+    assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ and not Path(folder).exists()
+
+
+def test_a_service_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _control(tmp_path, "echo no device >&2; exit 3", monkeypatch)
+    with pytest.raises(MpsUnavailable, match="no device"), multi_process_service():
+        raise AssertionError("not reached")
+    assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    with pytest.raises(MpsUnavailable, match="cannot be run"), multi_process_service():
+        raise AssertionError("not reached")
+
+
+def test_the_table_says_what_the_giver_did() -> None:
+    row = Row(2048, 128, 256 << 20, 0.002, 0.001, 0.002, 0.001, is_busy=True, is_mps=True)
+    assert "| 2048 KiB | 128 | 256 | 2.000 | 134.2 | 1.000 | 268.4 | 50% | computes | yes |" in markdown([row])

@@ -1,0 +1,199 @@
+"""The leader's side of its ranks: what they are told, how they start, and every way in which one is lost. The ranks are
+threads here that speak as the program does."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.ids import BlockId
+from tandem.engine.ranks import (
+    ClearBlocks,
+    Forward,
+    Joining,
+    Loaded,
+    Logits,
+    MoverBytes,
+    RankCommand,
+    RankEvent,
+    RankFailed,
+    RanksLost,
+)
+from tandem.wire.convert_rank import decode_command, encode_event
+from tandem.worker.crew import Crew
+from tandem.worker.rank_line import RankLine, connect, private_directory
+
+PATIENCE_S = 20.0
+
+
+class Rank:
+    """One that runs until its line ends. `how`: what it says of its end, if it has ended."""
+
+    def __init__(self, how: str | None = None) -> None:
+        self.how = how
+        self.stops = 0
+        self.heard: list[RankCommand | MoverBytes] = []
+        self.line: RankLine | None = None
+        self.is_gone = threading.Event()
+
+    def ended(self) -> str | None:
+        return self.how
+
+    def stop(self, timeout_s: float) -> None:
+        self.stops += 1
+
+    def follow(self, directory: Path, rank: int, *says: RankEvent | bytes, listens: bool = True) -> None:
+        self.line = connect(directory, 5.0)
+
+        def run() -> None:
+            assert self.line is not None
+            for event in (Joining(rank), *says):
+                self.line.send(event if isinstance(event, bytes) else encode_event(event))
+            while listens and (message := self.line.receive()) is not None:
+                self.heard.append(decode_command(message))
+            if listens:
+                self.line.close()
+            self.is_gone.set()
+
+        threading.Thread(target=run, daemon=True).start()
+
+
+class Rig:
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.ranks: list[Rank] = []
+        self.says: tuple[RankEvent | bytes, ...] = (Loaded(7),)
+        self.listens = True
+
+    def launch(self, directory: Path, rank: int) -> Rank:
+        assert directory == self.directory and rank == len(self.ranks) + 1
+        self.ranks.append(Rank())
+        self.ranks[-1].follow(directory, rank, *self.says, listens=self.listens)
+        return self.ranks[-1]
+
+    def crew(self, size: int, timeout_s: float = 5.0) -> Crew:
+        return Crew(self.directory, size, self.launch, timeout_s)
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    directory = private_directory()
+    assert directory.stat().st_mode & 0o777 == 0o700
+    yield Rig(directory)
+    assert not directory.exists(), "whatever happened, the directory is gone"
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(1e-3)
+
+
+def test_all_hear_everything_in_order(rig: Rig) -> None:
+    crew = rig.crew(3)
+    crew.wait_loaded()
+    commands = [ClearBlocks((BlockId(3),)), Forward(4, 2, 1, 0, 3), Logits(2)] * 50
+    for command in commands:
+        crew.tell(command)
+    until(lambda: all(len(rank.heard) == len(commands) for rank in rig.ranks))
+    assert all(rank.heard == commands for rank in rig.ranks) and crew.num_blocks == [7, 7]
+    lost: list[str] = []
+    crew.watch(lost.append)
+    crew.close()
+    crew.close()
+    assert all(rank.is_gone.wait(PATIENCE_S) for rank in rig.ranks)
+    assert [rank.stops for rank in rig.ranks] == [1, 1] and lost == []
+
+
+def test_a_rank_s_transfer_agent_is_told_and_heard_alone(rig: Rig) -> None:
+    crew, heard = rig.crew(3), list[tuple[int, bytes]]()
+    crew.on_mover(lambda rank, data: heard.append((rank, data)))
+    crew.wait_loaded()
+    crew.tell_mover(2, b"read")
+    until(lambda: rig.ranks[1].heard)
+    assert rig.ranks[1].heard == [MoverBytes(b"read")] and rig.ranks[0].heard == []
+    line = rig.ranks[1].line
+    assert line is not None
+    line.send(encode_event(MoverBytes(b"done")))
+    until(lambda: heard)
+    assert heard == [(2, b"done")]
+    crew.close()
+
+
+def test_one_that_does_not_start_is_said_and_the_others_are_ended(rig: Rig) -> None:
+    dead = Rank("its process ended with 3")
+
+    def launch(directory: Path, rank: int) -> Rank:
+        if rank == 1:
+            return rig.launch(directory, rank)
+        return dead
+
+    with pytest.raises(TandemError, match="rank 2 did not start: its process ended with 3"):
+        Crew(rig.directory, 3, launch, 5.0)
+    assert rig.ranks[0].is_gone.wait(PATIENCE_S) and (rig.ranks[0].stops, dead.stops) == (1, 1)
+
+
+def test_two_of_one_name_are_refused(rig: Rig) -> None:
+    def launch(directory: Path, rank: int) -> Rank:
+        stranger = Rank()
+        stranger.follow(directory, 1)
+        return stranger
+
+    with pytest.raises(TandemError, match=r"first word is Joining\(rank=1\)"):
+        Crew(rig.directory, 3, launch, 5.0)
+
+
+def test_one_that_fails_while_it_loads_says_why(rig: Rig) -> None:
+    rig.says = (RankFailed(ErrorKind.UNSUPPORTED, "the weights lack a.weight"),)
+    crew = rig.crew(2)
+    with pytest.raises(TandemError, match=r"rank 1: the weights lack a\.weight") as caught:
+        crew.wait_loaded()
+    assert caught.value.kind is ErrorKind.UNSUPPORTED
+    crew.close()
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        (lambda line: line.close(), "rank 1 is gone"),
+        (lambda line: line.send(b"\xff"), "rank 1 is not understood"),
+        (lambda line: line.send(b""), "rank 1 is not understood"),
+        (lambda line: line.send(encode_event(Joining(1))), "rank 1 is not understood"),
+        (lambda line: line.send(encode_event(RankFailed(ErrorKind.INTERNAL, "out of memory"))), "rank 1: out of mem"),
+    ],
+    ids=["gone", "garbage", "nothing", "out of turn", "failed"],
+)
+def test_one_that_is_lost_is_told_once_to_each_who_watches(
+    rig: Rig, end: Callable[[RankLine], None], reason: str
+) -> None:
+    crew, first, late = rig.crew(2), list[str](), list[str]()
+    crew.wait_loaded()
+    crew.watch(first.append)
+    line = rig.ranks[0].line
+    assert line is not None
+    end(line)
+    until(lambda: first)
+    crew.watch(late.append)
+    assert first == late and len(first) == 1 and reason in first[0]
+    with pytest.raises(RanksLost, match=reason):
+        crew.tell(Logits(1))
+    crew.close()
+
+
+def test_one_that_takes_nothing_is_waited_for_no_longer_than_said(rig: Rig) -> None:
+    rig.listens = False
+    crew = rig.crew(2, timeout_s=0.1)
+    crew.wait_loaded()
+    blocks = ClearBlocks(tuple(BlockId(i) for i in range(10_000)))
+    with pytest.raises(RanksLost, match="rank 1 cannot be told"):
+        for _ in range(10_000):
+            crew.tell(blocks)
+    crew.close()
+    assert rig.ranks[0].line is not None
+    rig.ranks[0].line.close()
