@@ -18,7 +18,7 @@ import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import product
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -116,8 +116,7 @@ def _open_cache(case: Case, rank: int = 0, num_ranks: int = 1) -> tuple[KVCache,
         digest = reference.block_digest
     whole = LAYOUTS[case.layout]
     share = whole.group.heads // num_ranks
-    part = KVLayout(whole.block_size, (replace(whole.group, heads=share),))
-    cache = KVCache(part, case.num_blocks + 1, digest, head_start=rank * share)
+    cache = KVCache(whole, case.num_blocks + 1, digest, heads=range(rank * share, (rank + 1) * share))
     cache.pool.fill_(1.0)
     return cache, MemoryPool.of(cache.region, whole, keepalive=cache)
 
