@@ -99,12 +99,12 @@ def _logits(directory: Path, config: DecoderConfig, dtype: torch.dtype, plane: s
 
 
 _SOME = [
-    ("qwen3", "float32", "float32"),
     ("llama", "bfloat16", "bfloat16"),
     ("qwen3", "float32", "float8_e4m3fn"),
 ]
 _OTHERS = [
     ("llama", "float32", "float32"),
+    ("qwen3", "float32", "float32"),
     ("qwen3", "bfloat16", "bfloat16"),
     ("llama", "bfloat16", "float8_e4m3fn"),
     ("qwen3", "float16", "float16"),
