@@ -16,12 +16,14 @@ from tandem.core.config import Bytes, EngineConfig, ModelConfig
 from tandem.core.ids import BlockId, SeqId
 from tandem.engine.ranks import Forward, RankCommand, RanksLost
 from tandem.kv.host_pool import HostSlot
+from tandem.runtime.device_executor import DeviceExecutor
 from tandem.runtime.executor import TorchExecutor
 from tandem.sched.plan import Slice, StepPlan
 from tests.golden.conftest import TinyModels
 from tests.golden.models import NEAR_TIE, TINY, TINY_VOCAB, Reference, make_wide, teacher_forced
 from tests.golden.parallel import Wrap, ranked_executor
 from tests.golden.steps import generate
+from tests.stand_in import stand_in_for_a_gpu
 
 _OUTPUTS = 6
 _BLOCKS = 64
@@ -72,6 +74,32 @@ def test_two_ranks_give_the_tokens_of_the_reference(tiny: TinyModels, ranked: Ra
     expected = [reference.greedy(prompt, _OUTPUTS) for prompt in _prompts()]
     with ranked(reference, 2) as executor:
         assert generate(executor, _prompts(), _OUTPUTS, chunk=7, chained=True, stagger=1) == expected
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_two_ranks_on_devices_that_compute_by_themselves(
+    tiny: TinyModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graphs: bool
+) -> None:
+    """The next step is begun while one runs, and ids of chained slices are known on the first rank's device alone."""
+    stand_in_for_a_gpu(monkeypatch, 4 << 30)
+    reference = tiny("qwen3", "float64")
+    whole = reference.executor(kernels="reference", block_size=8)
+    engine = EngineConfig(
+        tensor_parallel=2, block_size=8, max_num_seqs=8, cuda_graphs=graphs,
+        kv_cache_memory=Bytes(_BLOCKS * whole.layout.block_bytes // 2), num_threads=1,
+    )  # fmt: skip
+    dtype = reference.dtype
+    model = ModelConfig(id=str(reference.directory), dtype=dtype, device="cuda", cache_dir=reference.cache_dir)
+    expected = [reference.greedy(prompt, _OUTPUTS) for prompt in _prompts()]
+    with ranked_executor(reference.directory, tmp_path, model, engine) as executor:
+        assert isinstance(executor, DeviceExecutor) and executor.num_blocks == _BLOCKS
+        assert generate(executor, _prompts(), _OUTPUTS, chunk=7, chained=True, stagger=1) == expected
+        prompt = tuple(_prompts((16,))[0])
+        piece = Slice(SeqId(99), 0, 16, prompt, (BlockId(3), BlockId(5)), None, digest_blocks=(BlockId(3), BlockId(5)))
+        (mine,) = executor.execute(StepPlan(500, (piece,))).slices
+        (theirs,) = whole.execute(StepPlan(500, (piece,))).slices
+    assert [len(digest.heads) for digest in mine.digests] == [whole.layout.group.heads] * 2
+    assert [digest.block for digest in mine.digests] == [digest.block for digest in theirs.digests]
 
 
 def test_four_ranks_and_a_vocabulary_that_they_do_not_divide(wide: Reference, ranked: Ranked) -> None:

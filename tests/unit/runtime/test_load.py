@@ -24,9 +24,8 @@ from tandem.runtime.gpu_memory import CONTEXT_BYTES, step_bytes
 from tandem.runtime.graphs import GraphedModel
 from tandem.runtime.load import AnyExecutor, load_executor
 from tandem.runtime.model_config import read_model_config
-from tandem.runtime.stream import HostStream
 from tandem.sched.plan import Sampling, Slice, StepPlan
-from tandem_kernels.dispatch import REFERENCE
+from tests.stand_in import stand_in_for_a_gpu
 
 _BUNDLE = TokenizerBundle(b"{}", "", "{}", "{}")
 
@@ -58,7 +57,7 @@ def test_memory_that_is_too_small_is_a_clear_error(model_dir: Path, monkeypatch:
     def fail(*_: object) -> None:
         raise torch.OutOfMemoryError("tried to allocate 20.00 GiB")
 
-    monkeypatch.setattr(load_device, "open_cuda", lambda: torch.device("cpu"))
+    monkeypatch.setattr(load_device, "open_cuda", lambda rank: torch.device("cpu"))
     monkeypatch.setattr(load_device, "free_and_total", lambda device: (1 << 30, 80 << 30))
     monkeypatch.setattr(load_device, "_load", fail)
     with pytest.raises(TandemError, match=r"1024 of 81920 MiB are free.*20\.00 GiB") as refused:
@@ -129,17 +128,8 @@ def test_workers_exchange_no_kv_of_other_numbers(model_dir: Path) -> None:
 
 def test_what_is_composed_for_a_gpu_computes(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All but the device itself, for which the CPU stands: weights on it, a pool of what is left, graphs, a step."""
-    from tandem.runtime import load_device
-
     total = 4 << 30
-    monkeypatch.setattr(load_device, "open_cuda", lambda: torch.device("cpu"))
-    monkeypatch.setattr(load_device, "device_kernels", lambda device: REFERENCE)
-    monkeypatch.setattr(load_device, "CudaStream", lambda device: HostStream())
-    monkeypatch.setattr(load_device, "free_and_total", lambda device: (total, total))
-    monkeypatch.setattr(load_device, "reserved", lambda device: 1 << 20)
-    for name in ("synchronize", "empty_cache"):
-        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "none")
+    stand_in_for_a_gpu(monkeypatch, total)
     engine = {"gpu_memory_utilization": 0.2, "max_num_seqs": 4, "max_num_batched_tokens": 64}
     executor = _load(model_dir, ModelConfig(device="cuda"), kv_cache_memory=Bytes(0), **engine)
     assert isinstance(executor, DeviceExecutor) and isinstance(executor.model, GraphedModel)
