@@ -11,7 +11,7 @@ SLOW_ROOMS := chaos e2e golden
 # They start whole clusters, which know each other by time: nothing else runs beside them.
 ALONE := tests/chaos tests/e2e
 # In the order of their files, of which the long ones come first. Processes that share cores take longer.
-SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder --timeout=300
+SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder --timeout=600
 # What `make test` leaves to the two targets below.
 USUAL := -m "not golden and not soak"
 
