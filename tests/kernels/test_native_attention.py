@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tandem_kernels import reference
-from tandem_kernels.contract import AttentionBatch
+from tandem_kernels.contract import AttentionBatch, LayerKV
 from tandem_kernels.native import library
 
 _LAYERS, _LAYER = 2, 1
@@ -43,7 +43,7 @@ class _Case:
     def exact(self) -> torch.Tensor:
         pool = self.pool.double()
         planes = pool[:, :, _LAYER, 0], pool[:, :, _LAYER, 1]
-        return reference.paged_attention(self.query.double(), *planes, self.batch, self.query.shape[2] ** -0.5)
+        return reference.paged_attention(self.query.double(), LayerKV(*planes), self.batch, self.query.shape[2] ** -0.5)
 
 
 _team = cache(library.Team)

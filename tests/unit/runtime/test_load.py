@@ -57,7 +57,7 @@ def test_memory_that_is_too_small_is_a_clear_error(model_dir: Path, monkeypatch:
     def fail(*_: object) -> None:
         raise torch.OutOfMemoryError("tried to allocate 20.00 GiB")
 
-    monkeypatch.setattr(load_device, "open_cuda", lambda rank: torch.device("cpu"))
+    stand_in_for_a_gpu(monkeypatch, 80 << 30)
     monkeypatch.setattr(load_device, "free_and_total", lambda device: (1 << 30, 80 << 30))
     monkeypatch.setattr(load_device, "_load", fail)
     with pytest.raises(TandemError, match=r"1024 of 81920 MiB are free.*20\.00 GiB") as refused:
