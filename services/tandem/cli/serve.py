@@ -48,7 +48,7 @@ def run(resolved: Resolved, _args: argparse.Namespace) -> int:
             # Only our own server's address: a user's may hold a password.
             operating = "" if resolved.config.redis.url else _operating(config)
             print(_banner(gateway, config, logs) + operating, flush=True)  # noqa: T201 - what the user waits for
-            while not signals.event.wait(0.5):
+            while not signals.wait(0.5):
                 if gateway.exit_code() is not None:
                     raise TandemError(ErrorKind.INTERNAL, f"the gateway ended with code {gateway.exit_code()}")
             print("\ndraining ...", file=sys.stderr, flush=True)  # noqa: T201
