@@ -34,8 +34,8 @@ def run(problem: Problem) -> torch.Tensor:
 
 def check(case: Case, problem: Problem) -> None:
     """A half type rounds each weight once and the result once, below its normal numbers to a multiple of the least.
-    All else is float32, whose errors in a score, a sum of up to 256 products, move a weight by at most as many roundoffs
-    as the products' magnitudes sum to, some 50; the sums over tokens and their parts add a few."""
+    All else is float32, whose errors in a score, a sum of up to 256 products, move a weight by at most as many
+    roundoffs as the products' magnitudes sum to, some 50; the sums over tokens and their parts add a few."""
     out = run(problem)
     assert out.dtype == case.dtype
     exact, magnitude = expected(problem)
