@@ -1,8 +1,10 @@
-"""A whole decoder on Triton's kernels says what it says on the plain ones, over prefill chunks, decodes and both."""
+"""A whole decoder on Triton's kernels says what it says on the plain ones, over prefill chunks, decodes and both; an
+executor on top of it draws the same tokens."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +12,24 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tandem.core.config import EngineConfig
 from tandem.core.ids import BlockId, SeqId
+from tandem.core.request import SamplingParams
 from tandem.kv.layout import KVGroup, KVLayout
 from tandem.runtime.batch import Batch, build_batch
-from tandem.runtime.cache import KVCache
-from tandem.runtime.model_config import DecoderConfig, read_model_config
+from tandem.runtime.cache import KVCache, unsigned
+from tandem.runtime.cuda import CudaStream
+from tandem.runtime.load_device import compose_executor
+from tandem.runtime.model_config import read_model_config
 from tandem.runtime.models.decoder import Decoder
+from tandem.runtime.stream import HostStream, Stream
 from tandem.runtime.weights import Checkpoint
 from tandem.sched.plan import Slice
 from tandem_kernels.dispatch import REFERENCE, Kernels, triton_kernels
+from tandem_kernels.reference import block_digest
+from tests.golden.steps import generate
+
+_CPU = torch.device("cpu")
 
 _BLOCK_SIZE, _BLOCKS, _VOCAB = 16, 12, 50
 _SIZES: dict[str, Any] = {
@@ -80,6 +91,17 @@ def _batch(*pieces: tuple[int, int, int]) -> Batch:
     return build_batch(slices, tokens, _BLOCK_SIZE)
 
 
+def _on(device: torch.device, batch: Batch) -> Batch:
+    attention = batch.attention
+    moved = {name: getattr(attention, name).to(device) for name in ("query_starts", "context_lens", "block_tables")}
+    rows = {name: getattr(batch, name).to(device) for name in ("tokens", "positions", "slots")}
+    return replace(batch, attention=replace(attention, **moved), **rows)
+
+
+def _stream(device: torch.device) -> Stream:
+    return HostStream() if device.type == "cpu" else CudaStream(device)
+
+
 # A chunk; one over a block's end beside another prompt; a decode beside a chunk; decodes.
 _STEPS = [
     ((0, 0, 13),),
@@ -89,13 +111,23 @@ _STEPS = [
 ]
 
 
-def _logits(directory: Path, config: DecoderConfig, dtype: torch.dtype, plane: str, kernels: Kernels) -> torch.Tensor:
+def _load(
+    directory: Path, dtype: torch.dtype, plane: str, kernels: Kernels, device: torch.device
+) -> tuple[Decoder, KVCache]:
+    config = read_model_config(directory)
     layout = KVLayout(_BLOCK_SIZE, (KVGroup(config.layers, config.kv_heads, config.head_dim, plane),))
-    cache = KVCache(layout, _BLOCKS, kernels.block_digest)
-    with Checkpoint(directory, dtype) as checkpoint:
-        decoder = Decoder(config, checkpoint, kernels=kernels)
-        rows = [decoder.logits(decoder.forward(_batch(*pieces), cache)) for pieces in _STEPS]
-    return torch.cat(rows).double()
+    with Checkpoint(directory, dtype, device) as checkpoint:
+        return Decoder(config, checkpoint, kernels=kernels), KVCache(
+            layout, _BLOCKS, kernels.block_digest, aside=_stream(device)
+        )
+
+
+def _logits(
+    directory: Path, dtype: torch.dtype, plane: str, kernels: Kernels, device: torch.device = _CPU
+) -> torch.Tensor:
+    decoder, cache = _load(directory, dtype, plane, kernels, device)
+    rows = [decoder.logits(decoder.forward(_on(device, _batch(*pieces)), cache)) for pieces in _STEPS]
+    return torch.cat(rows).cpu().double()
 
 
 _SOME = [
@@ -117,10 +149,29 @@ _TOLERANCES = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 2e-2, "float8_e4m3f
 )
 def test_logits(models: dict[str, Path], model: str, name: str, plane: str, device: torch.device) -> None:
     """Within a tolerance of the greatest logit; a float8 key that falls to its other neighbour moves one by most."""
-    if device.type != "cpu":
-        pytest.skip("a decoder loads onto the CPU only")
-    config, dtype = read_model_config(models[model]), getattr(torch, name)
-    expected = _logits(models[model], config, dtype, plane, REFERENCE)
-    got = _logits(models[model], config, dtype, plane, triton_kernels())
+    dtype = getattr(torch, name)
+    expected = _logits(models[model], dtype, plane, REFERENCE)
+    got = _logits(models[model], dtype, plane, triton_kernels(), device)
     assert got.shape == (sum(stop - start for pieces in _STEPS for _, start, stop in pieces), _VOCAB)
     assert float((got - expected).abs().max() / expected.abs().max()) < _TOLERANCES[plane]
+
+
+_PROMPTS = [[(7 * i + 3 * place) % _VOCAB for place in range(length)] for i, length in enumerate((3, 20, 33))]
+
+
+@pytest.mark.parametrize("temperature", [1.0, pytest.param(0.0, marks=pytest.mark.golden)])
+def test_tokens_of_overlapping_steps(models: dict[str, Path], temperature: float, device: torch.device) -> None:
+    """Chunks, decodes as graphs, ids that only the device knows, draws of the device; digests of what was written."""
+    params = SamplingParams(max_tokens=4, temperature=temperature, top_k=20, top_p=0.9, seed=11)
+    engine = EngineConfig(max_num_seqs=4, max_model_len=64)
+    outputs = []
+    for kernels, place in ((REFERENCE, _CPU), (triton_kernels(), device)):
+        decoder, cache = _load(models["qwen3"], torch.float32, "float32", kernels, place)
+        executor = compose_executor(decoder, cache, kernels, _stream(place), engine, None)
+        outputs.append(generate(executor, _PROMPTS, 4, chunk=12, chained=True, stagger=1, params=params))
+        written = cache.pool.cpu()
+        blocks = [BlockId(block) for block in range(_BLOCKS)]
+        words = block_digest(written, torch.arange(_BLOCKS), torch.arange(_BLOCKS))
+        assert cache.digest(blocks, blocks) == unsigned(words)
+    assert outputs[0] == outputs[1]
+    assert len({token for output in outputs[0] for token in output}) > 2
