@@ -54,6 +54,7 @@ def _row(group: str, name: str, seconds: float) -> Row:
     return Row(group, name, _timing(seconds), 1, 0, 1.0, {})
 
 
+@pytest.mark.slow
 def test_one_call_measures_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TINY_ARGS, "--json", str(tmp_path / "a.json"), "--markdown", str(tmp_path / "a.md")]) == 0
     told = json.loads((tmp_path / "a.json").read_text())

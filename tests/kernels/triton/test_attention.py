@@ -24,6 +24,8 @@ from tests.kernels.triton.attention_cases import (
     problem_of,
 )
 
+pytestmark = pytest.mark.slow
+
 _ROUNDOFF = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 """The most by which rounding changes a number, relative to it."""
 

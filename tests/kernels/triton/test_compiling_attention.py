@@ -13,6 +13,8 @@ import pytest
 
 from tests.kernels.triton import compiling_attention
 
+pytestmark = pytest.mark.slow
+
 _SHARED = 227 * 1024
 """Bytes of shared memory that a program can have on Hopper."""
 

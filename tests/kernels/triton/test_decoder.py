@@ -29,6 +29,8 @@ from tandem_kernels.dispatch import REFERENCE, Kernels, triton_kernels
 from tandem_kernels.reference import block_digest
 from tests.golden.steps import generate
 
+pytestmark = pytest.mark.slow
+
 _CPU = torch.device("cpu")
 
 _BLOCK_SIZE, _BLOCKS, _VOCAB = 16, 12, 50

@@ -22,6 +22,7 @@ from tandem_kernels.native.build import _find_compiler
 CASE = Case("cpu", 64, (1 << 20,), rounds=2, is_busy=False)
 
 
+@pytest.mark.slow
 def test_two_processes_move_what_was_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "rows.json"
     argv = ["gpu-transfer", "--device", "cpu", "--kib", "64", "--mib", "0.25,1", "--rounds", "2", "--busy"]

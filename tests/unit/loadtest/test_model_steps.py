@@ -198,6 +198,7 @@ def test_the_command_tells_every_case(
     assert "| decode 3 x 20 | as served |" in printed and "left out: decode 1 x 400" in printed
 
 
+@pytest.mark.slow
 def test_limits_of_this_machine_are_numbers() -> None:
     rates = model_steps.measure_rates(torch.device("cpu"), torch.float32)
     assert rates.memory > 0 and rates.matrix > 0
