@@ -39,6 +39,7 @@ TINY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_published_shape_is_a_model_that_we_compute(name: str, tmp_path: Path) -> None:
     directory = locate(f"random:{name}", tmp_path)
