@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Awaitable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -57,6 +58,7 @@ class TenantQuotas:
         self._unsettled: list[_Settlement] = []
         self._posted: set[asyncio.Future[Any]] = set()
         self._steward: asyncio.Task[None] | None = None
+        self._lost = asyncio.Event()
         self.is_reachable = True
 
     async def start(self) -> None:
@@ -160,6 +162,7 @@ class TenantQuotas:
         if self.is_reachable:
             log.info("quotas are kept without Redis, as one of %d gateways: %s", self._num_gateways, error)
         self.is_reachable = False
+        self._lost.set()
 
     def _name(self) -> str:
         return f"{self._gateway}/{next(self._numbers)}"
@@ -176,7 +179,16 @@ class TenantQuotas:
                     await self._beat()
                 except StoreUnavailable as error:
                     self._lose(error)
-                await asyncio.sleep(self._store.ttl_s / BEATS_PER_TTL if self.is_reachable else RETRY_S)
+                await self._rest()
+
+    async def _rest(self) -> None:
+        """Until the next beat is due, which it is soon after Redis was lost, whoever found that out."""
+        self._lost.clear()
+        if self.is_reachable:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._lost.wait(), self._store.ttl_s / BEATS_PER_TTL)
+        if not self.is_reachable:
+            await asyncio.sleep(RETRY_S)
 
     async def _beat(self) -> None:
         """Say that this gateway is up and what it has open, and come back to Redis if it was away."""

@@ -387,6 +387,27 @@ async def test_what_was_used_alone_is_told_when_redis_is_back(gateways: Gateways
     assert one.entries == [] and two.entries == [last]
 
 
+async def test_whoever_finds_redis_lost_has_it_looked_for_soon(
+    gateways: Gateways, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not when the next beat is due: what is admitted alone in the meantime is nowhere in the shared books."""
+    monkeypatch.setattr(quotas_module, "RETRY_S", 0.01)
+    gateways.url = server.url
+    quotas = gateways.add()
+    monkeypatch.setattr(quotas._store, "ttl_s", 100_000.0)
+    await quotas.start()
+    who = tenant(max_concurrency=10)
+    await until(lambda: bool(quotas._lost._waiters))  # type: ignore[attr-defined]  # it rests between two beats
+    for _ in range(2):
+        server.stop()
+        alone = await enter(quotas, who)
+        assert not quotas.is_reachable and not alone.is_shared
+        server.start()
+        await until(lambda entry=alone: entry.is_shared)  # type: ignore[misc]
+        await asyncio.gather(*quotas._posted)
+    assert await gateways.num_open(who) == 2
+
+
 async def test_a_debt_that_time_has_paid_is_not_asked_for(gateways: Gateways, server: RedisServer) -> None:
     gateways.url = server.url
     quotas = gateways.add()
