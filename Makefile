@@ -1,6 +1,6 @@
 # Every target sets itself up: Python 3.11 or later, a C++ compiler and make are all it needs.
 
-.PHONY: help setup serve test check golden soak proto bench
+.PHONY: help setup system serve test check golden soak proto bench
 .DEFAULT_GOAL := help
 
 # Tests start many processes, each of which would compile all that it imports anew.
@@ -25,10 +25,13 @@ help: ## list the targets
 setup: ## make .venv what pyproject.toml and constraints.txt ask for
 	@.ci/setup
 
+system:
+	@.ci/system
+
 serve: setup ## serve a small model on this machine: one prefill and one decode worker, and the gateway
 	@$(BIN)/tandem serve $(ARGS)
 
-test: setup ## all tests but the golden grid and the soak tests
+test: setup system ## all tests but the golden grid and the soak tests
 ifeq ($(ARGS),)
 	@status=0; set -x; \
 	$(BIN)/python -m pytest $(USUAL) $(ALONE:%=--ignore=%) $(SIDE_BY_SIDE) || status=1; \

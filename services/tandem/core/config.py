@@ -152,6 +152,7 @@ class WorkerConfig:
         0.0,
     )
     step_log: str = _doc("directory for a file of each life's steps, which only grows; empty: none", "")
+    metrics_port: int = _doc("port of its own /metrics; 0: any free one, which gateways list; -1: none", 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +191,7 @@ class GatewayConfig:
     tool_parser: Literal["auto", "hermes", "llama3", "mistral", "none"] = _doc(
         "how the model writes tool calls; auto: as its chat template or vocabulary tells", "auto"
     )
+    console: bool = _doc("serve the console at /console; with keys it asks for one", True)
     reasoning_parser: Literal["auto", "think", "none"] = _doc(
         "whether text in <think> is reasoning; auto: if the model's template or vocabulary knows the mark", "auto"
     )
@@ -200,6 +202,17 @@ class GatewayConfig:
         if self.grpc_port >= 0:
             return self.grpc_port
         return self.port + 1 if self.port else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TelemetryConfig:
+    """What every program says of itself. Where OpenTelemetry's traces and metrics go is said by its own `OTEL_*`
+    variables; without them nothing is sent."""
+
+    log_format: Literal["text", "json"] = _doc("lines for people, or one JSON object per line", "text")
+    log_level: Literal["debug", "info", "warning", "error"] = _doc("what is less is not logged", "info")
+    log_requests: Literal["off", "failed", "all"] = _doc("which ended requests the gateway logs a line of", "failed")
+    max_values: int = _doc("tenants, and models and workers, that metrics tell apart; the rest is 'other'", 100)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,6 +261,7 @@ class Config:
     gateway: GatewayConfig = GatewayConfig()
     redis: RedisConfig = RedisConfig()
     cluster: ClusterConfig = ClusterConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
     serve: ServeConfig = ServeConfig()
 
 
@@ -343,6 +357,8 @@ _RULES: tuple[_Rule, ...] = (
     _one("redis.index_stride", "must be between 1 and 64", lambda v: 1 <= v <= 64),
     _one("redis.namespace", "must be letters, digits, '.', '_' or '-'", _is_plain),
     *_each("must be between 0 and 65535", lambda v: 0 <= v <= 65535, "worker.port", "gateway.port"),
+    _one("worker.metrics_port", "must be between -1 and 65535", lambda v: -1 <= v <= 65535),
+    _one("telemetry.max_values", "must be at least 1", lambda v: v >= 1),
     (
         "gateway.grpc_port",
         "must be between 0 and 65535, or -1 where gateway.port is less than 65535",

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from tandem.core.errors import ErrorKind
 from tandem.core.ids import BlockHash, HandoffKey, JobKey, WorkerRef
+from tandem.core.stages import JobStages
 
 
 class FinishReason(Enum):
@@ -34,12 +35,14 @@ class SampledToken(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Token:
     """The `index`-th output token of a choice, counted from 0 over all attempts. The first one that a job draws tells
-    how many of the prompt's tokens were in the prefix cache where that was computed."""
+    how many of the prompt's tokens were in the prefix cache where that was computed, and where its time went; one that
+    another worker drew and this one only repeats tells no stages."""
 
     key: JobKey
     index: int
     token: SampledToken
     num_cached_tokens: int | None = None
+    stages: JobStages | None = None
 
 
 @dataclass(frozen=True, slots=True)

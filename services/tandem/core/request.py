@@ -92,7 +92,8 @@ class SamplingParams:
 class Request:
     """What a client asked, as token ids. `priority`: lower runs first within its `lane`. `cache_salt` separates prefix
     caches. `num_choices` answers to one prompt are drawn, choice i with randomness of its own. `prompt_logprobs`: as
-    `SamplingParams.logprobs`, for each token of the prompt but the first.
+    `SamplingParams.logprobs`, for each token of the prompt but the first. `traceparent`: its W3C trace context, by
+    which nothing is decided; empty: nobody traces it.
 
     `block_names` remembers, by root and block size, what the prompt's blocks are called: a function of the rest that
     is dear to work out, so that a process with several workers hashes a prompt once."""
@@ -107,6 +108,7 @@ class Request:
     cache_salt: str = ""
     num_choices: int = 1
     prompt_logprobs: int | None = None
+    traceparent: str = field(default="", compare=False)
     block_names: dict[tuple[BlockHash, int], tuple[BlockHash, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

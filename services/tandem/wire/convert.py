@@ -7,6 +7,7 @@ for what a peer sent.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import fields
 from typing import assert_never
@@ -28,6 +29,7 @@ from tandem.core.events import (
 from tandem.core.ids import JobKey
 from tandem.core.lane import Lane
 from tandem.core.load import PROMPT_SIZES, Books, Load
+from tandem.core.stages import JobStages
 from tandem.core.step_cost import StepCost
 from tandem.wire.convert_job import decode_key, encode_key
 from tandem.wire.convert_kv import (
@@ -99,6 +101,8 @@ def _add_token(update: pb.WatchUpdate, runs: dict[JobKey, pb.TokenRun], event: T
         run = runs[event.key] = update.runs.add(key=encode_key(event.key), first_index=event.index)
     if event.num_cached_tokens is not None:
         run.num_cached_tokens = event.num_cached_tokens
+    if event.stages is not None:
+        run.stages.CopyFrom(pb.JobStages(**event.stages._asdict()))
     encode_sampled(event.token, run.tokens.add())
 
 
@@ -146,11 +150,18 @@ def decode_update(message: pb.WatchUpdate) -> tuple[JobEvent, ...]:
     for run in message.runs:
         key = decode_key(run.key)
         num_cached = run.num_cached_tokens if run.HasField("num_cached_tokens") else None
+        stages = _decode_stages(run.stages) if run.HasField("stages") else None
         for index, token in enumerate(run.tokens, run.first_index):
-            events.append(Token(key, index, decode_sampled(token), num_cached))
-            num_cached = None
+            events.append(Token(key, index, decode_sampled(token), num_cached, stages))
+            num_cached = stages = None
     events.extend(_decode_end(end) for end in message.ends)
     return tuple(events)
+
+
+def _decode_stages(message: pb.JobStages) -> JobStages:
+    """Another program's word: what is no time at all counts as none."""
+    told = (getattr(message, name) for name in JobStages._fields)
+    return JobStages(*(seconds if 0 <= seconds < math.inf else 0.0 for seconds in told))
 
 
 def _decode_scores(message: pb.PromptScores) -> PromptScored:

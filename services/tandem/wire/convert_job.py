@@ -111,6 +111,7 @@ def encode_submission(submission: Submission) -> pb.SubmitRequest:
             tenant=request.tenant,
             num_choices=job.num_choices,
             prompt_logprobs=request.prompt_logprobs,
+            traceparent=request.traceparent,
         )
     except (ValueError, TypeError) as error:
         raise TandemError(ErrorKind.INVALID_REQUEST, f"request {request.id} cannot be sent: {error}") from None
@@ -150,6 +151,7 @@ def _decode_job(message: pb.SubmitRequest) -> Job:
         lane=_decode_lane(message.lane),
         tenant=TenantId(message.tenant or OPEN_TENANT),
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        traceparent=message.traceparent,
     )
     facts = _JobFacts(
         request=request,

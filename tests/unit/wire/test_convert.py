@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
@@ -28,6 +29,7 @@ from tandem.core.ids import (
 from tandem.core.lane import Lane
 from tandem.core.load import PROMPT_SIZES, Books, Load
 from tandem.core.request import MAX_COUNT, Generate, Prefill, RemotePrefix, Request, Resume, SamplingParams
+from tandem.core.stages import JobStages
 from tandem.core.step_cost import StepCost
 from tandem.engine.ports import TransportPeer, TransportRank
 from tandem.kv.handoff import MAX_BORROWED, Announcement, BlockDigest, Borrow
@@ -177,6 +179,16 @@ def test_consecutive_tokens_share_a_run(key: JobKey, first: int, drawn: list[Sam
     assert len(message.runs) == 1
     assert not message.HasField("load")
     assert convert.decode_update(message) == tuple(events)
+
+
+def test_what_a_worker_tells_of_its_time_is_told_with_the_first_token() -> None:
+    key, stages = JobKey(RequestId("r"), 1), JobStages(0.5, 1.0, 0.25, 0.125, 2.0)
+    events = (Token(key, 0, SampledToken(1), 3, stages), Token(key, 1, SampledToken(2)))
+    message = sent(convert.encode_update(events))
+    assert convert.decode_update(message) == events
+    message.runs[0].stages.prefill_s, message.runs[0].stages.transfer_s = -1.0, math.nan
+    (first, _) = convert.decode_update(message)
+    assert isinstance(first, Token) and first.stages == JobStages(0.5, 0.0, 0.0, 0.125, 2.0)
 
 
 def test_a_gap_begins_a_run_and_keeps_the_order() -> None:

@@ -203,7 +203,7 @@ class FunctionCall(_message.Message):
     def __init__(self, name: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
 
 class ChatReply(_message.Message):
-    __slots__ = ("id", "created", "model", "choices", "usage", "path", "service_tier", "prompt_logprobs", "attempts")
+    __slots__ = ("id", "created", "model", "choices", "usage", "path", "service_tier", "prompt_logprobs", "attempts", "timing")
     ID_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -213,6 +213,7 @@ class ChatReply(_message.Message):
     SERVICE_TIER_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    TIMING_FIELD_NUMBER: _ClassVar[int]
     id: str
     created: int
     model: str
@@ -222,7 +223,34 @@ class ChatReply(_message.Message):
     service_tier: str
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
     attempts: int
-    def __init__(self, id: _Optional[str] = ..., created: _Optional[int] = ..., model: _Optional[str] = ..., choices: _Optional[_Iterable[_Union[ChatChoice, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., path: _Optional[str] = ..., service_tier: _Optional[str] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., attempts: _Optional[int] = ...) -> None: ...
+    timing: Timing
+    def __init__(self, id: _Optional[str] = ..., created: _Optional[int] = ..., model: _Optional[str] = ..., choices: _Optional[_Iterable[_Union[ChatChoice, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., path: _Optional[str] = ..., service_tier: _Optional[str] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., attempts: _Optional[int] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ...) -> None: ...
+
+class Timing(_message.Message):
+    __slots__ = ("total_ms", "first_token_ms", "receive_ms", "queue_ms", "route_ms", "prefill_queue_ms", "prefill_ms", "transfer_ms", "decode_queue_ms", "decode_ms", "deliver_ms")
+    TOTAL_MS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_MS_FIELD_NUMBER: _ClassVar[int]
+    RECEIVE_MS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_MS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_MS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_MS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_MS_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_MS_FIELD_NUMBER: _ClassVar[int]
+    total_ms: float
+    first_token_ms: float
+    receive_ms: float
+    queue_ms: float
+    route_ms: float
+    prefill_queue_ms: float
+    prefill_ms: float
+    transfer_ms: float
+    decode_queue_ms: float
+    decode_ms: float
+    deliver_ms: float
+    def __init__(self, total_ms: _Optional[float] = ..., first_token_ms: _Optional[float] = ..., receive_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., route_ms: _Optional[float] = ..., prefill_queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., transfer_ms: _Optional[float] = ..., decode_queue_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., deliver_ms: _Optional[float] = ...) -> None: ...
 
 class ChatChoice(_message.Message):
     __slots__ = ("index", "message", "logprobs", "finish_reason", "token_ids")
@@ -394,7 +422,7 @@ class TokenIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CompleteReply(_message.Message):
-    __slots__ = ("id", "created", "model", "choices", "usage", "path", "service_tier", "prompt_logprobs", "attempts")
+    __slots__ = ("id", "created", "model", "choices", "usage", "path", "service_tier", "prompt_logprobs", "attempts", "timing")
     ID_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -404,6 +432,7 @@ class CompleteReply(_message.Message):
     SERVICE_TIER_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    TIMING_FIELD_NUMBER: _ClassVar[int]
     id: str
     created: int
     model: str
@@ -413,7 +442,8 @@ class CompleteReply(_message.Message):
     service_tier: str
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
     attempts: int
-    def __init__(self, id: _Optional[str] = ..., created: _Optional[int] = ..., model: _Optional[str] = ..., choices: _Optional[_Iterable[_Union[CompletionChoice, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., path: _Optional[str] = ..., service_tier: _Optional[str] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., attempts: _Optional[int] = ...) -> None: ...
+    timing: Timing
+    def __init__(self, id: _Optional[str] = ..., created: _Optional[int] = ..., model: _Optional[str] = ..., choices: _Optional[_Iterable[_Union[CompletionChoice, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., path: _Optional[str] = ..., service_tier: _Optional[str] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., attempts: _Optional[int] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ...) -> None: ...
 
 class CompletionChoice(_message.Message):
     __slots__ = ("index", "text", "logprobs", "finish_reason", "token_ids")

@@ -100,7 +100,7 @@ class ResumeJob(_message.Message):
     def __init__(self, handoff: _Optional[str] = ..., source: _Optional[_Union[_kv_pb2.WorkerRef, _Mapping]] = ..., offer_attempt: _Optional[int] = ...) -> None: ...
 
 class SubmitRequest(_message.Message):
-    __slots__ = ("gateway", "key", "model", "prompt_tokens", "output_tokens", "sampling", "priority", "cache_salt", "generate", "prefill", "resume", "incarnation", "lane", "tenant", "num_choices", "prompt_logprobs")
+    __slots__ = ("gateway", "key", "model", "prompt_tokens", "output_tokens", "sampling", "priority", "cache_salt", "generate", "prefill", "resume", "incarnation", "lane", "tenant", "num_choices", "prompt_logprobs", "traceparent")
     GATEWAY_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -117,6 +117,7 @@ class SubmitRequest(_message.Message):
     TENANT_FIELD_NUMBER: _ClassVar[int]
     NUM_CHOICES_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     gateway: str
     key: JobKey
     model: str
@@ -133,7 +134,8 @@ class SubmitRequest(_message.Message):
     tenant: str
     num_choices: int
     prompt_logprobs: int
-    def __init__(self, gateway: _Optional[str] = ..., key: _Optional[_Union[JobKey, _Mapping]] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., output_tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., generate: _Optional[_Union[GenerateJob, _Mapping]] = ..., prefill: _Optional[_Union[PrefillJob, _Mapping]] = ..., resume: _Optional[_Union[ResumeJob, _Mapping]] = ..., incarnation: _Optional[int] = ..., lane: _Optional[int] = ..., tenant: _Optional[str] = ..., num_choices: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, gateway: _Optional[str] = ..., key: _Optional[_Union[JobKey, _Mapping]] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., output_tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., generate: _Optional[_Union[GenerateJob, _Mapping]] = ..., prefill: _Optional[_Union[PrefillJob, _Mapping]] = ..., resume: _Optional[_Union[ResumeJob, _Mapping]] = ..., incarnation: _Optional[int] = ..., lane: _Optional[int] = ..., tenant: _Optional[str] = ..., num_choices: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class SubmitReply(_message.Message):
     __slots__ = ("refusal", "load")
@@ -178,16 +180,32 @@ class WatchPosition(_message.Message):
     def __init__(self, key: _Optional[_Union[JobKey, _Mapping]] = ..., next_index: _Optional[int] = ...) -> None: ...
 
 class TokenRun(_message.Message):
-    __slots__ = ("key", "first_index", "tokens", "num_cached_tokens")
+    __slots__ = ("key", "first_index", "tokens", "num_cached_tokens", "stages")
     KEY_FIELD_NUMBER: _ClassVar[int]
     FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
     key: JobKey
     first_index: int
     tokens: _containers.RepeatedCompositeFieldContainer[_kv_pb2.SampledToken]
     num_cached_tokens: int
-    def __init__(self, key: _Optional[_Union[JobKey, _Mapping]] = ..., first_index: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[_kv_pb2.SampledToken, _Mapping]]] = ..., num_cached_tokens: _Optional[int] = ...) -> None: ...
+    stages: JobStages
+    def __init__(self, key: _Optional[_Union[JobKey, _Mapping]] = ..., first_index: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[_kv_pb2.SampledToken, _Mapping]]] = ..., num_cached_tokens: _Optional[int] = ..., stages: _Optional[_Union[JobStages, _Mapping]] = ...) -> None: ...
+
+class JobStages(_message.Message):
+    __slots__ = ("prefill_queue_s", "prefill_s", "transfer_s", "decode_queue_s", "decode_s")
+    PREFILL_QUEUE_S_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_S_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_S_FIELD_NUMBER: _ClassVar[int]
+    DECODE_QUEUE_S_FIELD_NUMBER: _ClassVar[int]
+    DECODE_S_FIELD_NUMBER: _ClassVar[int]
+    prefill_queue_s: float
+    prefill_s: float
+    transfer_s: float
+    decode_queue_s: float
+    decode_s: float
+    def __init__(self, prefill_queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., decode_queue_s: _Optional[float] = ..., decode_s: _Optional[float] = ...) -> None: ...
 
 class PulledKV(_message.Message):
     __slots__ = ("key", "num_blocks", "num_bytes", "num_cached_tokens", "num_exposed_bytes", "total_seconds", "exposed_seconds", "busy_seconds", "source")
@@ -392,7 +410,7 @@ class Topology(_message.Message):
     def __init__(self, host: _Optional[str] = ..., rack: _Optional[str] = ..., zone: _Optional[str] = ...) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("worker", "pool", "model", "fingerprint", "max_model_len", "transport", "bundle_digest", "bundle", "load", "books", "transport_kind", "step_cost", "aliases", "transport_proof", "role", "redis_problem", "num_redis_errors", "topology")
+    __slots__ = ("worker", "pool", "model", "fingerprint", "max_model_len", "transport", "bundle_digest", "bundle", "load", "books", "transport_kind", "step_cost", "aliases", "transport_proof", "role", "redis_problem", "num_redis_errors", "topology", "metrics_address")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -411,6 +429,7 @@ class DescribeReply(_message.Message):
     REDIS_PROBLEM_FIELD_NUMBER: _ClassVar[int]
     NUM_REDIS_ERRORS_FIELD_NUMBER: _ClassVar[int]
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
+    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     worker: _kv_pb2.WorkerRef
     pool: str
     model: str
@@ -429,7 +448,8 @@ class DescribeReply(_message.Message):
     redis_problem: str
     num_redis_errors: int
     topology: Topology
-    def __init__(self, worker: _Optional[_Union[_kv_pb2.WorkerRef, _Mapping]] = ..., pool: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., transport: _Optional[_Union[_kv_pb2.TransportPeer, _Mapping]] = ..., bundle_digest: _Optional[str] = ..., bundle: _Optional[_Union[TokenizerBundle, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., books: _Optional[_Union[Books, _Mapping]] = ..., transport_kind: _Optional[str] = ..., step_cost: _Optional[_Union[StepCost, _Mapping]] = ..., aliases: _Optional[_Iterable[str]] = ..., transport_proof: _Optional[bytes] = ..., role: _Optional[str] = ..., redis_problem: _Optional[str] = ..., num_redis_errors: _Optional[int] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ...) -> None: ...
+    metrics_address: str
+    def __init__(self, worker: _Optional[_Union[_kv_pb2.WorkerRef, _Mapping]] = ..., pool: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., transport: _Optional[_Union[_kv_pb2.TransportPeer, _Mapping]] = ..., bundle_digest: _Optional[str] = ..., bundle: _Optional[_Union[TokenizerBundle, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., books: _Optional[_Union[Books, _Mapping]] = ..., transport_kind: _Optional[str] = ..., step_cost: _Optional[_Union[StepCost, _Mapping]] = ..., aliases: _Optional[_Iterable[str]] = ..., transport_proof: _Optional[bytes] = ..., role: _Optional[str] = ..., redis_problem: _Optional[str] = ..., num_redis_errors: _Optional[int] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., metrics_address: _Optional[str] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("timeout_ms",)

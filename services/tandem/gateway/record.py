@@ -1,0 +1,52 @@
+"""What a gateway remembers of one answer that has ended, as a frozen value, and who is told; never any of its text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from tandem.flow.ledger import StageSeconds
+from tandem.gateway.usage import Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerRecord:
+    """`id` is ours, `label` the client's `x-request-id`. `endpoint`: "chat" or "completion". `outcome`: "finished",
+    "cancelled", or the kind of the error that ended it, whose message is `error`. `reason`: which limit refused it, or
+    why it took its `path`; empty where there is none. `workers`: ids of those that it was placed at last, the one that
+    computed its prompt first; one where that did all, none where it found no place.
+
+    `came_at`: seconds since the epoch. `first_token_s`: from its arrival to when its first token left; None: it had
+    none. `token_s`: mean time of its tokens after the first; None: it had none. `longest_gap_s`: between two tokens.
+    `stages` add up to `total_s`; of several prompts they are those of the one that ended last.
+    `trace`: its trace's id in hexadecimal; empty: it has none that is sampled.
+    """
+
+    id: str
+    label: str
+    trace: str
+    endpoint: str
+    model: str
+    tenant: str
+    lane: str
+    outcome: str
+    error: str
+    path: str
+    reason: str
+    num_attempts: int
+    workers: tuple[str, ...]
+    is_streamed: bool
+    usage: Usage
+    came_at: float
+    total_s: float
+    first_token_s: float | None
+    token_s: float | None
+    longest_gap_s: float
+    stages: StageSeconds
+
+
+class AnswerObserver(Protocol):
+    """Whoever looks at answers that have ended. Called on the event loop, once for each that was admitted or refused
+    after its body was read; must neither block nor raise."""
+
+    def answered(self, record: AnswerRecord) -> None: ...

@@ -1,0 +1,1 @@
+"""Telemetry: what is measured, how it is counted, and how metrics, traces and logs leave a process."""
