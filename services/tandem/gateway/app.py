@@ -31,6 +31,7 @@ from tandem.gateway.openapi import Reference
 from tandem.gateway.ports import Dispatch, Doorkeeper, Gauges
 from tandem.gateway.routes import OF_BODIES, OF_COMPLETIONS, OF_EVERY_REQUEST, Handler, Route
 from tandem.gateway.unserved import unserved
+from tandem.obs.log_context import InRequest
 
 _NUM_ENCODERS = 2
 _log = logging.getLogger(__name__)
@@ -55,7 +56,9 @@ class GatewayApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["type"]
         if kind == "http":
-            await self._exchange(Exchange(scope, receive, send))
+            exchange = Exchange(scope, receive, send)
+            with InRequest(exchange.request_id):
+                await self._exchange(exchange)
         elif kind == "lifespan":
             await self._lifespan(receive, send)
         else:

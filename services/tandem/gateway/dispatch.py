@@ -11,6 +11,7 @@ import contextlib
 import logging
 import secrets
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextvars import Context
 from functools import partial
 
 from tandem.admission.line import Line
@@ -44,6 +45,7 @@ from tandem.gateway.fleet import Fleet
 from tandem.gateway.intake import Intake
 from tandem.gateway.ports import NO_PREFIXES, KnownPrefixes, Quotas, ServedModel
 from tandem.gateway.probe import has_moved, probe_request
+from tandem.obs.log_format import fields
 from tandem.routing.breaker import BreakerState
 from tandem.routing.placement import Placement
 from tandem.routing.view import Pool, WorkerView
@@ -218,7 +220,8 @@ class Dispatcher:
             self._break_off(active, failure)
 
     def _break_off(self, active: ActiveRequest, failure: Exception) -> None:
-        log.error("request %s is broken off", active.life.request.id, exc_info=failure)
+        # Found out while whichever request ran.
+        log.error("request %s is broken off", active.life.request.id, exc_info=failure, extra=fields(request_id=None))
         error = TandemError(ErrorKind.INTERNAL, f"the gateway failed at this request: {failure!r}")
         with contextlib.suppress(Exception):
             self._carry_out(active, active.life.failed(error))
@@ -316,7 +319,8 @@ class Dispatcher:
             self.place_queued()
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
+        # Often of another request than the one that runs; it must not be taken for that one's.
+        task = asyncio.create_task(work, context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
