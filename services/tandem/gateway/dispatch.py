@@ -45,7 +45,7 @@ from tandem.gateway.fleet import Fleet
 from tandem.gateway.intake import Intake
 from tandem.gateway.ports import NO_PREFIXES, KnownPrefixes, Quotas, ServedModel
 from tandem.gateway.probe import has_moved, probe_request
-from tandem.obs.log_format import fields
+from tandem.obs.log_format import OF_ANOTHER
 from tandem.routing.breaker import BreakerState
 from tandem.routing.placement import Placement
 from tandem.routing.view import Pool, WorkerView
@@ -220,8 +220,7 @@ class Dispatcher:
             self._break_off(active, failure)
 
     def _break_off(self, active: ActiveRequest, failure: Exception) -> None:
-        # Found out while whichever request ran.
-        log.error("request %s is broken off", active.life.request.id, exc_info=failure, extra=fields(request_id=None))
+        log.error("request %s is broken off", active.life.request.id, exc_info=failure, extra=OF_ANOTHER)
         error = TandemError(ErrorKind.INTERNAL, f"the gateway failed at this request: {failure!r}")
         with contextlib.suppress(Exception):
             self._carry_out(active, active.life.failed(error))

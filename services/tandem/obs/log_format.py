@@ -37,6 +37,10 @@ def fields(**values: Any) -> dict[str, Any]:
     return {"fields": values}
 
 
+OF_ANOTHER = fields(request_id=None, trace_id=None, span_id=None)
+"""Of a line that is not of the request that happens to run."""
+
+
 def message_of(record: logging.LogRecord) -> str:
     """Never raises: a line with the wrong arguments is still a line."""
     try:

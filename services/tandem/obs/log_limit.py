@@ -1,4 +1,4 @@
-"""Which log lines are left out because too many were alike, and the line that says how many; formats and writes none.
+"""Which log lines are left out because too many were alike, and the line that says how many; writes nothing.
 
 Below ERROR lines are alike that come from one place: one logger, one message before its arguments are put in. Of an
 ERROR nothing may be lost that no other line says: only those are alike that say the same of the same failure. Many

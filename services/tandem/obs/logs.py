@@ -34,19 +34,15 @@ def set_up_logging(
     handlers: Sequence[logging.Handler] = (),
     clock: Clock | None = None,
 ) -> None:
-    """All that is logged in this process goes to the `handlers`, to standard error where none are given. What another
-    call set up is over. `instance`: this machine and process where it is empty."""
+    """All that is logged in this process goes to the `handlers`, to standard error where none are given. To be
+    called once. `instance`: this machine and process where it is empty."""
     handlers = list(handlers) or [logging.StreamHandler(sys.stderr)]
     origin = Origin(service, instance or f"{socket.gethostname()}-{os.getpid()}", os.getpid())
     is_json = telemetry.log_format == "json"
     limit = LogLimit(clock or SystemClock(), handlers)
     for handler in handlers:
         handler.setFormatter(JsonFormatter(origin) if is_json else TextFormatter())
-        for former in [each for each in handler.filters if isinstance(each, LogLimit)]:
-            handler.removeFilter(former)
         handler.addFilter(limit)
-    for former in _limits():
-        atexit.unregister(former.flush)
     atexit.register(limit.flush)
     root = logging.getLogger()
     root.handlers[:] = handlers

@@ -1,4 +1,4 @@
-"""How a program logs: by its settings, all of it in one form, and nothing of an earlier set-up left."""
+"""How a program logs: by its settings, and all of it in one form."""
 
 from __future__ import annotations
 
@@ -66,18 +66,6 @@ def test_json_names_the_process() -> None:
     set_up_logging(TelemetryConfig(log_format="json"), "tandem-test", "", [logging.StreamHandler(said)])
     logging.getLogger("tandem.test").info("two")
     assert json.loads(said.getvalue())["instance"] == f"{socket.gethostname()}-{os.getpid()}"
-
-
-def test_the_second_set_up_replaces_the_first() -> None:
-    said = io.StringIO()
-    handler = logging.StreamHandler(said)
-    for _ in range(2):
-        set_up_logging(TelemetryConfig(log_format="json"), "tandem-test", "t-1", [handler])
-    set_up_logging(TelemetryConfig(), "tandem-test", "t-1", [handler])
-    for _ in range(int(ALIKE.burst) + 1):
-        logging.getLogger("tandem.test").info("m")
-    assert len(said.getvalue().splitlines()) == ALIKE.burst
-    assert said.getvalue().count(" INFO tandem.test m\n") == ALIKE.burst
 
 
 def test_lines_that_are_left_out_are_counted() -> None:
