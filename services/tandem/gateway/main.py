@@ -60,7 +60,7 @@ class Gateway:
         counters = ServiceCounters(redis.url, redis.namespace, name, health=health)
         self._share = FairShare(self._dispatcher.line, counters)
         door = self._tenancy.door
-        app = create_app(self._dispatcher, door, config.gateway, [self._prefixes, health])
+        app = create_app(self._dispatcher, door, config.gateway, [self._prefixes, health], targets=targets, clock=clock)
         limits = HttpLimits(
             request_timeout_s=config.gateway.request_timeout_s,
             stalled_client_s=config.gateway.stalled_client_s,
