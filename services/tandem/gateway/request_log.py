@@ -6,13 +6,13 @@ import logging
 from typing import Literal
 
 from tandem.core.errors import ERROR_TABLE, ErrorKind
-from tandem.gateway.record import AnswerRecord
+from tandem.gateway.record import CANCELLED, FINISHED, AnswerRecord
 from tandem.obs.log_format import fields
 from tandem.obs.log_limit import UNLIMITED
 
 LOGGER = "tandem.requests"
 _SERVER_FAULTS = frozenset(kind.value for kind in ErrorKind if ERROR_TABLE[kind].http >= 500)
-_WELL = frozenset({"finished", ErrorKind.CANCELLED.value})
+_WELL = (FINISHED, CANCELLED)
 _MAX_ERROR = 500
 """Characters: some errors quote what they were given."""
 _log = logging.getLogger(LOGGER)

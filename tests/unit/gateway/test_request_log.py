@@ -37,6 +37,8 @@ RECORD = AnswerRecord(
     first_token_s=0.5,
     token_s=None,
     longest_gap_s=0.1,
+    num_gaps=19,
+    num_late_gaps=0,
     stages=StageSeconds(receive=0.25, decode=0.98456789),
 )
 REFUSED = replace(RECORD, outcome="quota_exceeded", error="x" * 9999, path="", workers=(), first_token_s=None)
