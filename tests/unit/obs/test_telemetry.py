@@ -69,6 +69,7 @@ def test_spans_arrive(protocol: Literal["grpc", "http/protobuf"], monkeypatch: p
         telemetry = started()
         trace_id = a_request(telemetry)
         telemetry.close(30.0)
+        telemetry.close(30.0)
         chat, queue = receiver.span("chat m"), receiver.span("queue")
         assert chat.trace_id.hex() == queue.trace_id.hex() == trace_id
         assert queue.parent_span_id == chat.span_id
