@@ -98,8 +98,8 @@ class Draft:
             num_top=seq.job.request.prompt_logprobs or 0,
         )
         self.budget = max(0, self.budget - num_tokens)
-        if num_tokens > 1:
-            self.has_prefill = True
+        self.has_prefill |= num_tokens > 1
+        if num_tokens > 1 or sampling is None:
             self._chunks.append((seq.key, num_tokens))
         seq.num_in_flight += num_tokens
         seq.num_pending += sampling is not None

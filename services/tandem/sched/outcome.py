@@ -44,8 +44,8 @@ class Start(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """`step` is None when there is nothing to compute now. `chunks`: of which sequences it computes more than one known
-    token, and how many."""
+    """`step` is None when there is nothing to compute now. `chunks`: of which sequences it computes known tokens, and
+    how many; a single one from which it draws is told as a decode."""
 
     step: StepPlan | None
     pulls: tuple[PullGrant, ...] = ()
