@@ -47,8 +47,8 @@ class HandoffLimits:
 class Engine:
     """All of one worker that decides. `begin` and `finish` alternate, with up to `plan_depth` plans open.
 
-    `num_preempted` counts sequences that had to give their blocks up and `num_generated` tokens that were drawn, since
-    the start. Without `speculation` a step draws at most one token of a sequence.
+    Since the start `num_preempted` sequences had to give their blocks up, and `num_generated` tokens were drawn. Without
+    `speculation` a step draws at most one token of a sequence.
     """
 
     def __init__(
@@ -126,8 +126,7 @@ class Engine:
             return None, []
         planned = self._scheduler.plan(now)
         self.num_preempted += planned.num_preempted
-        if planned.step is not None:
-            self._times.planned(planned, now)
+        self._times.planned(planned, now)
         effects: list[Effect] = []
         for offer in planned.offers:
             job = self._jobs.named(offer.key)
@@ -167,9 +166,8 @@ class Engine:
 
     def finish_run(self, run: DecodeRun, drawn: Sequence[Sequence[int]]) -> list[Tokens]:
         """Take in a run's first steps: as many tokens of each of its sequences, in its order. No sequence ends."""
-        told = self._scheduler.commit_run(run, drawn)
         self.num_generated += sum(len(ids) for ids in drawn)
-        return told
+        return self._scheduler.commit_run(run, drawn)
 
     # ---- the giver's side of hand-offs
 
@@ -230,9 +228,8 @@ class Engine:
         return self._pool.take_facts()
 
     def abandon(self, kind: ErrorKind, message: str, now: float) -> list[Effect]:
-        """Nothing is computed any more, and every live job fails; nothing else is to be done with the engine then."""
-        keys = self._jobs.keys()
-        return [*(Emit(Failed(key, kind, message)) for key in keys), *self._exits.abandon(keys, now, kind, message)]
+        """Nothing is computed any more and every live job fails; nothing else is to be done with the engine then."""
+        return self._exits.abandon(self._jobs.keys(), now, kind, message)
 
     # ---- time
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tandem.core.errors import ErrorKind
+from tandem.core.events import Failed
 from tandem.core.ids import JobKey
 from tandem.core.request import Prefill
 from tandem.engine.effects import Effect, Emit, Ended
@@ -51,9 +52,10 @@ class Exits:
         return effects
 
     def abandon(self, keys: Iterable[JobKey], now: float, kind: ErrorKind, reason: str) -> list[Effect]:
-        """Choices that end because nothing is computed any more; all that is left of them is their times."""
+        """Fail choices because nothing is computed any more; no books are kept from then on."""
         effects: list[Effect] = []
         for key in keys:
+            effects.append(Emit(Failed(key, kind, reason)))
             effects += self._leave(key, _dropped("failed", self._scheduler.num_output(key), kind, reason), now)
         return effects
 

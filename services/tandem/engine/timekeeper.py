@@ -95,7 +95,9 @@ class Timekeeper:
             self._sheets[key] = sheet
 
     def planned(self, planned: Planned, now: float) -> None:
-        """A plan was opened."""
+        """What is to be computed next, if anything is."""
+        if planned.step is None:
+            return
         for start in planned.starts:
             sheet = self._sheets[start.key]
             if sheet.started_at is None:
