@@ -47,7 +47,7 @@ class HandoffLimits:
 class Engine:
     """All of one worker that decides. `begin` and `finish` alternate, with up to `plan_depth` plans open.
 
-    Since the start `num_preempted` sequences had to give their blocks up, and `num_generated` tokens were drawn. Without
+    Since the start `num_preempted` sequences had to give their blocks up and `num_generated` tokens were drawn. Without
     `speculation` a step draws at most one token of a sequence.
     """
 
@@ -143,8 +143,7 @@ class Engine:
 
     def finish(self, result: StepResult, now: float) -> list[Effect]:
         """Take in what a plan yielded; plans finish in the order in which they began."""
-        effects: list[Effect] = []
-        times = self._times
+        effects, times = list[Effect](), self._times
         times.finished(now)
         for progress in self._scheduler.commit(result):
             if progress.scores:
