@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tandem.core.errors import ErrorKind
 from tandem.core.events import FinishReason, SampledToken
@@ -33,14 +34,25 @@ class Offer:
     blocks: tuple[BlockId, ...]
 
 
+class Start(NamedTuple):
+    """A sequence got its blocks and is computed here from now on, `num_cached` of its tokens excepted. One that was
+    preempted starts again."""
+
+    key: JobKey
+    num_cached: int
+
+
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """`step` is None when there is nothing to compute now."""
+    """`step` is None when there is nothing to compute now. `chunks`: of which sequences it computes known tokens, and
+    how many; a single one from which it draws is told as a decode."""
 
     step: StepPlan | None
     pulls: tuple[PullGrant, ...] = ()
     offers: tuple[Offer, ...] = ()
     num_preempted: int = 0
+    starts: tuple[Start, ...] = ()
+    chunks: tuple[tuple[JobKey, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

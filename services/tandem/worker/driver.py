@@ -16,10 +16,10 @@ from typing import Protocol, TypeVar
 
 from tandem.core.clock import Clock
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Failed, KVFact
+from tandem.core.events import KVFact
 from tandem.core.load import Load
 from tandem.core.step_cost import StepCost
-from tandem.engine.effects import Effect, Emit
+from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine
 from tandem.engine.ports import DeviceLost, Pipeline, StepObserver
 from tandem.sched.plan import SliceResult, StepPlan, StepResult
@@ -333,7 +333,7 @@ class EngineDriver:
             if isinstance(entry, _Call):
                 entry.fail(_ended("has stopped"))
         message = "the engine failed" if error is not None else "the worker stopped"
-        lost = [Emit(Failed(key, kind, message)) for key in self._engine.live_jobs()]
+        lost = self._engine.abandon(kind, message, self._clock.now())
         self._sink.dispatch(lost, Snapshot(Load(draining=True, number=self._snapshot.load.number + 1)))
         self._sink.ended(error)
 
