@@ -17,7 +17,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import PromptScored
 from tandem.core.request import Request
 from tandem.gateway.caller import Caller
-from tandem.gateway.chronicle import Asked, Chronicle, Chronicles
+from tandem.gateway.chronicle import Asked, Chronicle, Chronicles, Timing
 from tandem.gateway.completion import Completion, Delta, Ending
 from tandem.gateway.detokenize import Detokenizer
 from tandem.gateway.echo import Echo, PromptScores, Scored, echo_deltas
@@ -90,7 +90,8 @@ class Answer:
             caller = replace(caller, session=self.ask.body.user)
         try:
             for job in jobs:
-                stream = await dispatch.open(job, caller, self._chronicle.ledger())
+                with self._chronicle.decision(job):
+                    stream = await dispatch.open(job, caller, self._chronicle.ledger())
                 self.jobs.append(job)
                 self._completions.append(
                     Completion(job, stream, self._detokenizer, show_stop_tokens=self.ask.include_stop)
@@ -135,6 +136,11 @@ class Answer:
         return [dict(each.reasons) for each in self._completions] if self._is_curious else None
 
     @property
+    def timing(self) -> Timing | None:
+        """Where its time went up to now; None: nobody asked."""
+        return self._chronicle.timing
+
+    @property
     def has_more(self) -> bool:
         """Another part is likely to come without a wait. Of several prompts nobody knows."""
         return len(self._completions) == 1 and self._completions[0].has_more
@@ -150,7 +156,7 @@ class Answer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._chronicle.end(error, self._tally.usage(), is_complete=self._tally.num_ended == self.num_choices)
+        self._chronicle.end(error, self._tally, is_complete=len(self._tally.reasons) == self.num_choices)
         if len(self._completions) == 1:
             await self._completions[0].close()
         else:
@@ -362,7 +368,11 @@ class Answers:
     ) -> Answer:
         identity = chronicle.id
         names = [identity] if len(prompts) == 1 else [f"{identity}-{index}" for index in range(len(prompts))]
-        jobs = [request(ask, served, prompt.ids, name, caller) for prompt, name in zip(prompts, names, strict=True)]
+        traceparent = chronicle.trace.traceparent
+        jobs = [
+            request(ask, served, prompt.ids, name, caller, traceparent)
+            for prompt, name in zip(prompts, names, strict=True)
+        ]
         if not manner.is_plain:
             jobs = [await self._shaped(job, manner) for job in jobs]
         answer = Answer(ask, served, manner, prompts, chronicle)

@@ -23,6 +23,7 @@ from tandem.gateway.app import create_app
 from tandem.gateway.dispatch import Dispatcher
 from tandem.gateway.fair_share import FairShare
 from tandem.gateway.fleet import Fleet
+from tandem.gateway.gauges import watch_prefixes, watch_quotas, watch_redis
 from tandem.gateway.grpc_server import GrpcServer
 from tandem.gateway.health import PROBES
 from tandem.gateway.http_guard import HttpLimits
@@ -30,6 +31,7 @@ from tandem.gateway.prefixes import PrefixIndex
 from tandem.gateway.server import HttpServer
 from tandem.gateway.tenancy import Tenancy
 from tandem.gateway.text_models import TextModels
+from tandem.obs.telemetry import Telemetry
 from tandem.sched.targets import LatencyTargets
 from tandem.stores.health import RedisHealth
 from tandem.stores.prefix_index import IndexReader
@@ -60,7 +62,11 @@ class Gateway:
         counters = ServiceCounters(redis.url, redis.namespace, name, health=health)
         self._share = FairShare(self._dispatcher.line, counters)
         door = self._tenancy.door
-        app = create_app(self._dispatcher, door, config.gateway, [self._prefixes, health], targets=targets, clock=clock)
+        self._telemetry = Telemetry.start("tandem-gateway", name, config.telemetry.max_values)
+        app = create_app(
+            self._dispatcher, door, config.gateway, telemetry=self._telemetry, targets=targets, clock=clock
+        )
+        self._watch_stores(health)
         limits = HttpLimits(
             request_timeout_s=config.gateway.request_timeout_s,
             stalled_client_s=config.gateway.stalled_client_s,
@@ -114,6 +120,14 @@ class Gateway:
         await self._share.stop()
         await self._prefixes.stop()
         await self._registry.close()
+        await asyncio.to_thread(self._telemetry.close, FLUSH_S)
+
+    def _watch_stores(self, health: RedisHealth) -> None:
+        metrics = self._telemetry.metrics
+        watch_prefixes(metrics, self._prefixes)
+        watch_redis(metrics, health)
+        if self._tenancy.shared is not None:
+            watch_quotas(metrics, self._tenancy.shared)
 
     async def _discover(self) -> Mapping[WorkerRef, str]:
         try:
