@@ -172,6 +172,7 @@ class Answer:
         job, choices = self.jobs[prompt], prompt * self.ask.num_choices
         scores = PromptScores(job.prompt_tokens)
         num_echoed: int | None = None
+        pace, tally = self._chronicle.pace, self._tally
         # Asynchronous generators have aclose, which AsyncIterator, the better promise, does not show.
         events = cast(AsyncGenerator[Delta | PromptScored | Ending, None], self._completions[prompt].events())
         speeches = [self._manner.speech(job.prompt_tokens) for _ in range(self.ask.num_choices)]
@@ -187,8 +188,8 @@ class Answer:
                         num_echoed = told.num_chars if isinstance(told, Echo) else 0
                         yield told
                 part = _moved(event, choices, num_echoed) if choices or num_echoed else event
-                if self._tally.take(part):
-                    self._chronicle.pace.left(part.choice)
+                if tally.take(part):
+                    pace.left(part.choice)
                 yield part
 
     def _of_the_prompt(self, prompt: int, scores: PromptScores) -> Iterator[Scored | Echo]:
@@ -269,7 +270,8 @@ class Answers:
         asked = Asked("chat", asked_lane(body, caller), bool(body.stream))
         with self._chronicles.admission(new_id("chatcmpl-"), asked, caller) as chronicle:
             served = self.find(body.model, caller.tenant)
-            chronicle.model, ask = served.name, chat_ask(body)
+            chronicle.found(served.name)
+            ask = chat_ask(body)
             manner = self._manners.of_chat(body, served.text)
             prompt = Prompt(await self._encode_chat(served, body, manner))
             return await self._open(ask, served, manner, [prompt], caller, chronicle)
@@ -279,7 +281,8 @@ class Answers:
         asked = Asked("completion", asked_lane(body, caller), bool(body.stream))
         with self._chronicles.admission(new_id("cmpl-"), asked, caller) as chronicle:
             served = self.find(body.model, caller.tenant)
-            chronicle.model, ask = served.name, completion_ask(body)
+            chronicle.found(served.name)
+            ask = completion_ask(body)
             manner = self._manners.of_completion(body, served.text)
             given = given_prompts(body.prompt, served.text.vocab_size, ask.num_choices)
             add_special_tokens = body.add_special_tokens is not False

@@ -20,6 +20,7 @@ from tandem.gateway.pace import Pace
 from tandem.gateway.record import CANCELLED, FINISHED, INTERNAL, AnswerObserver, AnswerRecord
 from tandem.gateway.root_span import SpanFacts, root_span
 from tandem.gateway.usage import Tally
+from tandem.obs.metrics import Buckets
 from tandem.obs.tracing import OFF, Trace, Tracing
 from tandem.sched.targets import NO_TARGETS, LatencyTargets
 
@@ -130,7 +131,7 @@ class Chronicle:
         self.model = ""
         self.ways: list[Way] = []
         clock = chronicles.clock
-        self.pace = Pace(clock.now, chronicles.measures.gaps[asked.lane], late_s, self._begun)
+        self.pace = Pace(clock.now, Buckets(()), late_s, self._begun)
         self._began = wall_ns() / 1e9 - (clock.now() - caller.came_at)
         self.trace = chronicles.tracing.begin(caller.traceparent, caller.tracestate, self._began)
         self._chronicles = chronicles
@@ -139,6 +140,11 @@ class Chronicle:
         self._ledgers: list[PhaseLedger] = []
         self._max_tokens = 0
         self._is_open = True
+
+    def found(self, model: str) -> None:
+        """It is served, under this name."""
+        self.model = model
+        self.pace.gaps = self._chronicles.measures.gaps(self._asked.lane, model)
 
     def ledger(self) -> PhaseLedger:
         """Of the next prompt's request."""

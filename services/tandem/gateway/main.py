@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import uvloop
 
 from tandem.core.clock import SystemClock
-from tandem.core.config import Config
+from tandem.core.config import Config, GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import GatewayId, WorkerRef
 from tandem.gateway.app import create_app
@@ -28,6 +28,7 @@ from tandem.gateway.grpc_server import GrpcServer
 from tandem.gateway.health import PROBES
 from tandem.gateway.http_guard import HttpLimits
 from tandem.gateway.prefixes import PrefixIndex
+from tandem.gateway.request_log import RequestLog
 from tandem.gateway.server import HttpServer
 from tandem.gateway.tenancy import Tenancy
 from tandem.gateway.text_models import TextModels
@@ -63,17 +64,19 @@ class Gateway:
         self._share = FairShare(self._dispatcher.line, counters)
         door = self._tenancy.door
         self._telemetry = Telemetry.start("tandem-gateway", name, config.telemetry.max_values)
-        app = create_app(
-            self._dispatcher, door, config.gateway, telemetry=self._telemetry, targets=targets, clock=clock
-        )
         self._watch_stores(health)
-        limits = HttpLimits(
-            request_timeout_s=config.gateway.request_timeout_s,
-            stalled_client_s=config.gateway.stalled_client_s,
-            max_connections=config.gateway.max_connections,
-            probes=PROBES,
+        app = create_app(
+            self._dispatcher,
+            door,
+            config.gateway,
+            telemetry=self._telemetry,
+            observers=[RequestLog(config.telemetry.log_requests)],
+            targets=targets,
+            clock=clock,
         )
-        self._server = HttpServer(app, config.gateway.host, config.gateway.port, graceful_s=FLUSH_S, limits=limits)
+        self._server = HttpServer(
+            app, config.gateway.host, config.gateway.port, graceful_s=FLUSH_S, limits=_limits(config.gateway)
+        )
         self._grpc = GrpcServer(
             self._dispatcher,
             app.answers,
@@ -134,6 +137,15 @@ class Gateway:
             return {record.worker: record.role for record in await self._registry.list()}
         except RegistryUnavailable as error:
             raise TandemError(ErrorKind.NO_WORKER, f"the registry does not answer: {error}") from error
+
+
+def _limits(config: GatewayConfig) -> HttpLimits:
+    return HttpLimits(
+        request_timeout_s=config.request_timeout_s,
+        stalled_client_s=config.stalled_client_s,
+        max_connections=config.max_connections,
+        probes=PROBES,
+    )
 
 
 async def _run(config: Config) -> None:

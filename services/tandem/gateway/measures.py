@@ -41,11 +41,13 @@ class Measures:
         self._placements = metrics.counter(have.PLACEMENTS)
         self._moves = metrics.counter(have.MOVES)
         self._slo = metrics.counter(have.SLO_REQUESTS)
-        gaps = metrics.histogram(have.INTER_TOKEN_LATENCY)
-        self.gaps: Mapping[Lane, Buckets] = {lane: gaps.of(lane.label) for lane in Lane}
-        """For whoever sees tokens leave."""
+        self._gaps = metrics.histogram(have.INTER_TOKEN_LATENCY)
         self._targets = {lane.label: Slo(*_promised(targets, lane)) for lane in Lane}
         metrics.watch(have.SLO_TARGET, self._told_targets)
+
+    def gaps(self, lane: Lane, model: str) -> Buckets:
+        """Between tokens, for whoever sees them leave."""
+        return self._gaps.of(lane.label, model)
 
     def responded(self, status: int) -> None:
         """An HTTP response was begun."""
@@ -72,7 +74,7 @@ class Measures:
         # Where it never was says nothing of how long others were there.
         for stage, seconds in zip(_STAGES, record.stages, strict=True):
             if seconds > 0:
-                _record(self._stages, seconds, record.trace, stage, record.lane)
+                _record(self._stages, seconds, record.trace, stage, record.lane, record.model or OTHER)
         self._count_tokens(record, told)
         if record.path:
             self._placements.add(1, record.path, record.reason)

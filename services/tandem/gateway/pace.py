@@ -14,17 +14,8 @@ class Pace:
     first token leaves."""
 
     __slots__ = (
-        "_begun",
-        "_firsts",
-        "_gaps",
-        "_lasts",
-        "_late_s",
-        "_now",
-        "first_at",
-        "longest_s",
-        "num_gaps",
-        "num_late",
-    )
+        "_begun", "_firsts", "_lasts", "_late_s", "_now", "first_at", "gaps", "longest_s", "num_gaps", "num_late",
+    )  # fmt: skip
 
     def __init__(self, now: Callable[[], float], gaps: Buckets, late_s: float, begun: Callable[[float], None]) -> None:
         self.first_at: float | None = None
@@ -32,7 +23,7 @@ class Pace:
         self.num_gaps = 0
         self.num_late = 0
         self._now = now
-        self._gaps = gaps
+        self.gaps = gaps
         self._begun = begun
         self._late_s = late_s or math.inf
         self._firsts: dict[int, float] = {}
@@ -43,7 +34,7 @@ class Pace:
         now, lasts = self._now(), self._lasts
         if choice in lasts:
             gap = now - lasts[choice]
-            self._gaps.record(gap)
+            self.gaps.record(gap)
             self.num_gaps += 1
             if gap > self.longest_s:
                 self.longest_s = gap

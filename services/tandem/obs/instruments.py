@@ -59,7 +59,12 @@ TOKEN_USAGE = histogram(
     "gen_ai.client.token.usage", "{token}", "Tokens of a request.", TOKENS, *_GEN_AI, "gen_ai.token.type"
 )
 INTER_TOKEN_LATENCY = histogram(
-    "tandem.inter_token_latency", "s", "Between two tokens of a choice, as they left the gateway.", GAP, "lane"
+    "tandem.inter_token_latency",
+    "s",
+    "Between two tokens of a choice, as they left the gateway.",
+    GAP,
+    "lane",
+    "gen_ai.request.model",
 )
 
 # ---- requests: gateway
@@ -80,6 +85,7 @@ STAGE_DURATION = histogram(
     LATENCY,
     "stage",
     "lane",
+    "gen_ai.request.model",
 )
 ADMISSIONS = counter(
     "tandem.admissions", "{request}", "Requests admitted or refused, and why.", "decision", "reason", "lane", "tenant"

@@ -161,8 +161,9 @@ def test_every_request_is_counted_once_by_its_outcome(front: Front, http: httpx.
         outcome("completion", "kv_lost"): 1,
         outcome("completion", "internal"): 1,
     }
-    assert grown['tandem_prompt_tokens_total{path="remote",tenant="open"}'] == sum(len(r.prompt_tokens) for r in front.dispatch.requests)
-    assert grown['tandem_output_tokens_total{path="remote",tenant="open"}'] == 4 * (num_paris + 1) + 1 + 2 * num_paris
+    of = 'tandem_{}_tokens_total{{path="remote",tenant="open"}}'.format
+    assert grown[of("prompt")] == sum(len(r.prompt_tokens) for r in front.dispatch.requests)
+    assert grown[of("output")] == 4 * (num_paris + 1) + 1 + 2 * num_paris
     assert after["tandem_ready"] == 1
     assert after['tandem_live_workers{pool="mixed"}'] == 1
     assert 'tandem_http_responses_total{status="404"}' in grown
