@@ -77,7 +77,7 @@ class GatewayApp:
             message = f"internal error (request {exchange.request_id})"
             await self._refuse(exchange, TandemError(ErrorKind.INTERNAL, message))
         finally:
-            if exchange.started:
+            if exchange.started and exchange.is_counted:
                 self._counters.responses[exchange.status] += 1
 
     async def _refuse(self, exchange: Exchange, error: TandemError) -> None:
@@ -123,9 +123,14 @@ class GatewayApp:
 
 
 def create_app(
-    dispatch: Dispatch, doorkeeper: Doorkeeper, config: GatewayConfig, gauges: Sequence[Gauges] = ()
+    dispatch: Dispatch,
+    doorkeeper: Doorkeeper,
+    config: GatewayConfig,
+    gauges: Sequence[Gauges] = (),
+    pages: Sequence[Route] = (),
 ) -> GatewayApp:
-    """The gateway's HTTP front over `dispatch`; `gauges` of other parts go to `/metrics`."""
+    """The gateway's HTTP front over `dispatch`; `gauges` of other parts go to `/metrics`, and `pages` of theirs are
+    served, though no part of the API."""
     encoders = ThreadPoolExecutor(_NUM_ENCODERS, thread_name_prefix="tokenize")
     counters = Counters()
     manners = Manners(config.tool_parser, config.reasoning_parser)
@@ -135,7 +140,7 @@ def create_app(
     health = Health(dispatch, doorkeeper, counters, gauges)
     routes = [*_answer_routes(openai), *_lookup_routes(openai), *_operator_routes(health), *reference.routes()]
     reference.write(routes)
-    return GatewayApp(routes, answers, encoders, counters)
+    return GatewayApp([*routes, *pages], answers, encoders, counters)
 
 
 def _answer_routes(openai: OpenAIRoutes) -> list[Route]:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 
@@ -18,7 +19,7 @@ from tandem.core.clock import Clock
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, JobEvent, Pulled, Token
-from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerId, WorkerRef
+from tandem.core.ids import HandoffId, JobKey, RequestId, TenantId, WorkerId, WorkerRef
 from tandem.core.request import Job, Request
 from tandem.flow.commands import (
     Blame,
@@ -41,6 +42,7 @@ from tandem.gateway.background import surviving
 from tandem.gateway.caller import Caller
 from tandem.gateway.deadlines import overdue
 from tandem.gateway.fleet import Fleet
+from tandem.gateway.flows import Flows
 from tandem.gateway.intake import Intake
 from tandem.gateway.ports import NO_PREFIXES, KnownPrefixes, Quotas, ServedModel
 from tandem.gateway.probe import has_moved, probe_request
@@ -70,6 +72,7 @@ class Dispatcher:
         self._clock = clock
         self._waiting = Waiting(fleet.candidates(), config, targets, prefixes, fleet.routing)
         self._prefixes = prefixes
+        self.flows = Flows()
         self._active: dict[RequestId, ActiveRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.Task[None] | None = None
@@ -112,6 +115,11 @@ class Dispatcher:
 
     def num_queued(self) -> int:
         return sum(1 for active in self._active.values() if active.life.phase is Phase.QUEUED)
+
+    def num_open(self) -> Mapping[tuple[TenantId, bool], int]:
+        """Requests of clients that have not ended, by tenant and whether they wait for a place."""
+        lives = [active.life for active in self._active.values() if active.pinned is None]
+        return Counter((life.request.tenant, life.phase is Phase.QUEUED) for life in lives)
 
     def breakers(self) -> Mapping[WorkerId, BreakerState]:
         return self._waiting.breaker.states(self._clock.now())
@@ -265,8 +273,12 @@ class Dispatcher:
     def _measured(self, active: ActiveRequest, worker: WorkerRef, event: Pulled) -> None:
         """Of what came to another worker than was chosen, nobody remembers from where."""
         placement = active.life.placement
-        if placement is not None and placement.decode == worker:
+        if event.source is not None:
+            self.flows.moved(event.source.id, worker.id, "prefix", event.num_bytes)
+        elif placement is not None and placement.decode == worker:
             self._fleet.measured(placement, event)
+            if active.pinned is None:
+                self.flows.moved(placement.prefill.id, worker.id, "handoff", event.num_bytes)
 
     def _send_back(self, active: ActiveRequest, place: Place) -> None:
         """To its place in the line, or to the next tick where it has none."""

@@ -20,12 +20,14 @@ from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import GatewayId, WorkerRef
 from tandem.gateway.app import create_app
+from tandem.gateway.console_routes import Console
 from tandem.gateway.dispatch import Dispatcher
 from tandem.gateway.fair_share import FairShare
 from tandem.gateway.fleet import Fleet
 from tandem.gateway.grpc_server import GrpcServer
 from tandem.gateway.health import PROBES
 from tandem.gateway.http_guard import HttpLimits
+from tandem.gateway.lookout import Lookout
 from tandem.gateway.prefixes import PrefixIndex
 from tandem.gateway.server import HttpServer
 from tandem.gateway.tenancy import Tenancy
@@ -60,7 +62,9 @@ class Gateway:
         counters = ServiceCounters(redis.url, redis.namespace, name, health=health)
         self._share = FairShare(self._dispatcher.line, counters)
         door = self._tenancy.door
-        app = create_app(self._dispatcher, door, config.gateway, [self._prefixes, health])
+        console = Console(Lookout(name, self._dispatcher, self._fleet, clock).look, door, clock)
+        pages = console.routes() if config.gateway.console else ()
+        app = create_app(self._dispatcher, door, config.gateway, [self._prefixes, health], pages)
         limits = HttpLimits(
             request_timeout_s=config.gateway.request_timeout_s,
             stalled_client_s=config.gateway.stalled_client_s,
