@@ -68,7 +68,7 @@ class InferenceService(InferenceServicer):
         context: grpc.aio.ServicerContext[pb.ListModelsRequest, pb.ListModelsReply],
     ) -> pb.ListModelsReply:
         async with self._call(context) as call:
-            caller = call.caller(self._doorkeeper)
+            caller = call.caller(self._doorkeeper, self._answers.now())
             reply = pb.ListModelsReply()
             for model in self._answers.models(caller.tenant):
                 for name in model.names:
@@ -80,7 +80,7 @@ class InferenceService(InferenceServicer):
         self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext[pb.TokenizeRequest, pb.TokenizeReply]
     ) -> pb.TokenizeReply:
         async with self._call(context) as call:
-            caller = call.caller(self._doorkeeper)
+            caller = call.caller(self._doorkeeper, self._answers.now())
             body = tokenize_body(request)
             served, ids = await self._answers.tokenize(body, caller.tenant)
             reply = pb.TokenizeReply(count=len(ids), max_model_len=served.max_model_len, tokens=ids)
@@ -94,7 +94,7 @@ class InferenceService(InferenceServicer):
         context: grpc.aio.ServicerContext[pb.DetokenizeRequest, pb.DetokenizeReply],
     ) -> pb.DetokenizeReply:
         async with self._call(context) as call:
-            caller = call.caller(self._doorkeeper)
+            caller = call.caller(self._doorkeeper, self._answers.now())
             text = await self._answers.detokenize(detokenize_body(request), caller.tenant)
             return pb.DetokenizeReply(prompt=text)
 
@@ -112,11 +112,11 @@ class InferenceService(InferenceServicer):
 
     async def _chat(self, call: Call, request: pb.ChatRequest, *, stream: bool = False) -> Answer:
         """Who asks comes first, so that a stranger costs nothing."""
-        caller = call.caller(self._doorkeeper)
+        caller = call.caller(self._doorkeeper, self._answers.now())
         return await self._answers.chat(chat_body(request, stream=stream), caller)
 
     async def _complete(self, call: Call, request: pb.CompleteRequest, *, stream: bool = False) -> Answer:
-        caller = call.caller(self._doorkeeper)
+        caller = call.caller(self._doorkeeper, self._answers.now())
         return await self._answers.complete(completion_body(request, stream=stream), caller)
 
 

@@ -28,6 +28,7 @@ from tandem.gateway.grpc_server import GrpcServer
 from tandem.gateway.health import PROBES
 from tandem.gateway.http_guard import HttpLimits
 from tandem.gateway.lookout import Lookout
+from tandem.gateway.ports import Gauges
 from tandem.gateway.prefixes import PrefixIndex
 from tandem.gateway.server import HttpServer
 from tandem.gateway.tenancy import Tenancy
@@ -62,9 +63,14 @@ class Gateway:
         counters = ServiceCounters(redis.url, redis.namespace, name, health=health)
         self._share = FairShare(self._dispatcher.line, counters)
         door = self._tenancy.door
-        console = Console(Lookout(name, self._dispatcher, self._fleet, clock).look, door, clock)
-        pages = console.routes() if config.gateway.console else ()
-        app = create_app(self._dispatcher, door, config.gateway, [self._prefixes, health], pages)
+        lookout = Lookout(name, self._dispatcher, self._fleet, clock)
+        consoles = [Console(lookout.look, door, clock)] if config.gateway.console else []
+        gauges: list[Gauges] = [self._prefixes, health]
+        app = create_app(
+            self._dispatcher, door, config.gateway, gauges, observers=consoles, targets=targets, clock=clock
+        )
+        for console in consoles:
+            app.serve(console.routes())
         limits = HttpLimits(
             request_timeout_s=config.gateway.request_timeout_s,
             stalled_client_s=config.gateway.stalled_client_s,

@@ -2,7 +2,7 @@
 
 `gen_ai.*` are the names of OpenTelemetry's semantic conventions for generative AI, as they stood in 2026 (status:
 development). In Prometheus dots are underscores, a unit becomes a suffix and a counter ends in `_total`, so
-`tandem.step.duration` is `tandem_step_duration_seconds`.
+`tandem.step.duration` is `tandem_step_duration_seconds`. Unit "1" is of ratios; what is 0 or 1 has none.
 """
 
 from __future__ import annotations
@@ -92,17 +92,17 @@ TENANT_OPEN_REQUESTS = gauge("tandem.tenant.open_requests", "{request}", "Reques
 TENANT_QUOTA_LEFT = gauge(
     "tandem.tenant.quota.left", "1", "Part of a limit that was left when it was last asked.", "tenant", "limit"
 )
-QUOTAS_SHARED = gauge("tandem.quotas.shared", "1", "Whether quotas are kept in Redis, not by each gateway alone.")
+QUOTAS_SHARED = gauge("tandem.quotas.shared", "", "Whether quotas are kept in Redis, not by each gateway alone.")
 
 # ---- the fleet, as a gateway sees it
 
-READY = gauge("tandem.ready", "1", "Whether requests can be served.")
+READY = gauge("tandem.ready", "", "Whether requests can be served.")
 SERVED_MODELS = gauge("tandem.served_models", "{model}", "Models that a live worker serves.")
 LIVE_WORKERS = gauge("tandem.live_workers", "{worker}", "Workers that live.", "pool")
 WORKER_BREAKER = gauge(
-    "tandem.worker.breaker", "1", "1: its last jobs failed and it gets none; 0.5: it is being tried.", "worker"
+    "tandem.worker.breaker", "", "1: its last jobs failed and it gets none; 0.5: it is being tried.", "worker"
 )
-PREFIX_INDEX_REACHABLE = gauge("tandem.prefix.index.reachable", "1", "Whether the prefix index can be read.")
+PREFIX_INDEX_REACHABLE = gauge("tandem.prefix.index.reachable", "", "Whether the prefix index can be read.")
 PREFIX_INDEX_WORKERS = gauge("tandem.prefix.index.workers", "{worker}", "Workers whose blocks are mirrored.")
 PREFIX_INDEX_WORKERS_WANTED = gauge(
     "tandem.prefix.index.workers_wanted", "{worker}", "Workers whose blocks are to be loaded again."
@@ -113,7 +113,7 @@ PREFIX_PREDICTED_TOKENS = counter(
     "tandem.prefix.predicted_tokens", "{token}", "Prompt tokens that the index said a worker had."
 )
 PREFIX_MISSED_TOKENS = counter("tandem.prefix.missed_tokens", "{token}", "Of these, tokens that it did not have.")
-REDIS_UP = gauge("tandem.redis.up", "1", "Whether Redis does what is asked of it.")
+REDIS_UP = gauge("tandem.redis.up", "", "Whether Redis does what is asked of it.")
 REDIS_ERRORS = counter("tandem.redis.errors", "{command}", "Commands that Redis failed at.", "store")
 
 # ---- steps: worker
@@ -181,10 +181,10 @@ JOB_QUEUE_DURATION = histogram(
     "tandem.job.queue.duration", "s", "From a job's acceptance to its first step.", LATENCY, "kind"
 )
 GENERATED_TOKENS = counter("tandem.generated_tokens", "{token}", "Tokens that were drawn here.")
-WORKER_HEALTHY = gauge("tandem.worker.healthy", "1", "Whether the worker is of use.")
-WORKER_DRAINING = gauge("tandem.worker.draining", "1", "Whether it takes no new work.")
+WORKER_HEALTHY = gauge("tandem.worker.healthy", "", "Whether the worker is of use.")
+WORKER_DRAINING = gauge("tandem.worker.draining", "", "Whether it takes no new work.")
 WORKER_GATEWAYS = gauge("tandem.worker.gateways", "{gateway}", "Gateways that watch it, or did a moment ago.")
-WORKER_INFO = gauge("tandem.worker.info", "1", "Always 1; what the worker is.", "worker", "pool", "model", "transport")
+WORKER_INFO = gauge("tandem.worker.info", "", "Always 1; what the worker is.", "worker", "pool", "model", "transport")
 
 # ---- every process
 

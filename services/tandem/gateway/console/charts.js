@@ -13,6 +13,7 @@ export class Chart {
     this.measure = measure;
     this.at = null;
     this.lanes = [];
+    this.hidden = new Set();
     this.legend = el("ul", { class: "legend" });
     this.now = el("p", { class: "faint" });
     this.paper = svg("svg", { tabindex: "0", role: "img", "aria-label": title });
@@ -67,17 +68,31 @@ export class Chart {
     mark(this.paper, "viewBox", `0 0 ${full} ${HEIGHT}`);
     this.step = (full - LEFT - RIGHT) / this.state.num_slices;
     this.empty.hidden = this.lanes.length > 0;
-    const highest = Math.max(0, ...this.lanes.flatMap(({ points }) => points.filter(Boolean).map(([, p99]) => p99)));
+    const shown = this.lanes.filter(({ lane }) => !this.hidden.has(lane));
+    const highest = Math.max(0, ...shown.flatMap(({ points }) => points.filter(Boolean).map(([, p99]) => p99)));
     this.top = nice(highest || 1);
     this.axes(full);
-    sync(this.lines, this.lanes, ({ lane }) => lane, makeLane, (parts, lane) => this.drawLane(parts, lane));
-    sync(this.legend, this.lanes, ({ lane }) => lane, makeSign, ({ value }, { points }) => {
+    sync(this.lines, shown, ({ lane }) => lane, makeLane, (parts, lane) => this.drawLane(parts, lane));
+    sync(this.legend, this.lanes, ({ lane }) => lane, (row) => this.sign(row), ({ button, value }, { lane, points }) => {
+      mark(button, "aria-pressed", String(!this.hidden.has(lane)));
       const last = points.findLast(Boolean);
       say(value, `${ms(last[0])} / ${ms(last[1])}`);
     });
     const recent = this.state.recent[this.measure];
     say(this.now, recent ? `last minute: p50 ${ms(recent[0])}, p99 ${ms(recent[1])}` : "nothing in the last minute");
     mark(this.paper, "aria-label", `${this.title}, ${this.now.textContent}. Arrow keys read single points.`);
+  }
+
+  /* A lane's name in the legend, which hides it and brings it back. */
+  sign({ lane }) {
+    const value = el("b");
+    const turn = () => {
+      if (!this.hidden.delete(lane)) this.hidden.add(lane);
+      this.draw();
+    };
+    const button = el("button", { type: "button", class: "lane-name", title: `Show or hide ${lane}`, onclick: turn },
+      el("i", { class: `lane-sign ${lane}` }), `${lane} `, value);
+    return { node: el("li", {}, button), button, value };
   }
 
   axes(full) {
@@ -168,11 +183,6 @@ function makeLane({ lane }) {
     end: svg("path", { class: "end", d: { interactive: "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0", standard: "M-4 3.5L0 -4L4 3.5Z", batch: "M-3.5 -3.5h7v7h-7Z" }[lane] }),
   };
   return { node: svg("g", { class: `lane ${lane}` }, ...Object.values(parts)), ...parts };
-}
-
-function makeSign({ lane }) {
-  const value = el("b");
-  return { node: el("li", {}, el("i", { class: `lane-sign ${lane}` }), `${lane} `, value), value };
 }
 
 /* The least of 1, 2, 4 or 8 times a power of ten that `value` fits under: its quarters are short to write. */

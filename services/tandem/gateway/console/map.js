@@ -65,7 +65,8 @@ export class WorkerMap {
     for (const card of this.pools.querySelectorAll(".worker")) boxes.set(card.dataset.id, place(card, frame));
     const seen = this.flows.filter(({ source, target }) => boxes.has(source) && boxes.has(target)).slice(0, MAX_WIRES);
     const most = Math.max(1, ...seen.map(({ speed }) => speed));
-    const wires = seen.map((flow, index) => ({ ...flow, index, most, ...route(boxes, flow, frame) }));
+    const wires = seen.map((flow) => ({ ...flow, most, ...route(boxes, flow, frame) }));
+    label(wires);
     sync(this.wires, wires, ({ key }) => key, makeWire, showWire);
   }
 }
@@ -135,7 +136,7 @@ function showSteps(parts, worker, feed) {
   const all = (prefill ?? 0) + (decode ?? 0);
   width(parts.prefill, all ? prefill / all : 0);
   width(parts.decode, all ? decode / all : 0);
-  say(parts.mix, all ? `${rate(prefill)} + ${rate(decode)}/s` : "idle");
+  say(parts.mix, all ? `${[prefill, decode].filter(Boolean).map(rate).join(" + ")} tok/s` : "idle");
   parts.mix.title = `${rate(prefill)} prompt tokens and ${rate(decode)} output tokens each second`;
 }
 
@@ -163,7 +164,7 @@ function route(boxes, { source, target, kind }, frame) {
     const [x1, x2] = isRight ? [from.right, to.left] : [from.left, to.right];
     const [y1, y2] = [from.middle + shift, to.middle + shift];
     const bend = (x2 - x1) / 2;
-    return { line: `M${x1} ${y1}C${x1 + bend} ${y1} ${x2 - bend} ${y2} ${x2} ${y2}`, x: (x1 + x2) / 2, y: (y1 + y2) / 2, isWide: Math.abs(bend) > 45 };
+    return { line: `M${x1} ${y1}C${x1 + bend} ${y1} ${x2 - bend} ${y2} ${x2} ${y2}`, ...spot(x1, x2, y1, y2), isWide: Math.abs(bend) > 45 };
   }
   const isLeft = from.left >= 18;
   const x = isLeft ? from.left : from.right;
@@ -173,12 +174,30 @@ function route(boxes, { source, target, kind }, frame) {
   return { line: `M${x} ${y1}C${x + bow} ${y1} ${x + bow} ${y2} ${x} ${y2}`, x, y: (y1 + y2) / 2, isWide: false };
 }
 
+/* Near its source, where wires of several sources have not met yet: at 28 % of the curve. */
+function spot(x1, x2, y1, y2) {
+  const [t, u] = [0.28, 0.72];
+  const whole = (first, last, bent) => u ** 3 * first + 3 * u * u * t * bent[0] + 3 * u * t * t * bent[1] + t ** 3 * last;
+  const middle = (x1 + x2) / 2;
+  return { x: whole(x1, x2, [middle, middle]), y: whole(y1, y2, [y1, y2]) };
+}
+
+/* The fastest have words, as many as do not lie on each other. */
+function label(wires) {
+  const taken = [];
+  for (const wire of wires) {
+    const isFree = taken.every(({ x, y }) => Math.abs(x - wire.x) > 70 || Math.abs(y - wire.y) > 15);
+    wire.text = wire.moves && wire.isWide && isFree && taken.length < LABELLED ? `${bytes(wire.speed)}/s` : "";
+    if (wire.text) taken.push(wire);
+  }
+}
+
 function makeWire({ kind }) {
   const parts = { base: svg("path", { class: "base" }), drops: svg("path", { class: "drops" }), text: svg("text", { "text-anchor": "middle" }) };
   return { node: svg("g", { class: `wire ${kind}` }, ...Object.values(parts)), ...parts };
 }
 
-function showWire({ node, base, drops, text }, { line, x, y, speed, most, moves, index, isWide }) {
+function showWire({ node, base, drops, text }, { line, x, y, speed, most, moves, text: told }) {
   mark(node, "data-idle", !moves);
   mark(base, "d", line);
   mark(drops, "d", line);
@@ -186,6 +205,6 @@ function showWire({ node, base, drops, text }, { line, x, y, speed, most, moves,
   // Drops pass faster where more moves; a second for each at the slowest.
   drops.style.animationDuration = `${(1.6 / (1 + Math.min(3, Math.sqrt(moves) / 2))).toFixed(1)}s`;
   mark(text, "x", x);
-  mark(text, "y", y - 8);
-  say(text, moves && isWide && index < LABELLED ? `${bytes(speed)}/s` : "");
+  mark(text, "y", y + 4);
+  say(text, told);
 }

@@ -53,7 +53,7 @@ export class Requests {
     const { kind, facts } = path(row.path);
     const outcome = signOf(row.outcome);
     const button = el("button", { type: "button", class: "row", tabindex: "-1", "data-number": row.number, onclick: () => showDetail(row, this.feed.state.stages) },
-      el("span", { class: "at" }, clock(row.at)),
+      el("span", { class: "at" }, clock(row.at + row.total / 1000)),
       el("span", { class: `outcome ${outcome === "✕" ? "bad" : "faint"}`, title: row.outcome }, outcome, el("span", { class: "hidden" }, ` ${row.outcome}`)),
       el("span", { class: "who" }, el("span", { class: "mono" }, row.model), row.tenant ? el("span", { class: "faint" }, ` ${row.tenant}`) : null),
       el("span", { class: "path" }, row.path ? el("span", { class: "chip", "data-kind": kind, title: facts }, kind) : el("span", { class: "chip", "data-kind": "none" }, row.reason || row.outcome)),
@@ -84,7 +84,7 @@ export class Requests {
 }
 
 function heads() {
-  const names = [["Time", ""], ["", ""], ["Model", ""], ["Path", ""], ["Tokens", "number"], ["TTFT", "number"], ["Total", "number"], ["Stages", ""]];
+  const names = [["Ended", ""], ["", ""], ["Model", ""], ["Path", ""], ["Tokens", "number"], ["TTFT", "number"], ["Total", "number"], ["Stages", ""]];
   return el("div", { class: "heads faint", "aria-hidden": "true" }, ...names.map(([name, kind]) => el("span", { class: kind }, name)));
 }
 

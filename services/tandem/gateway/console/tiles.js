@@ -22,9 +22,9 @@ function tiles(feed) {
     { name: "Requests", value: `${rate(recent.num_answers / MINUTE_S)}/s`, note: failures(recent), past: past(feed, "num_answers") },
     { name: "Output", value: `${rate(recent.num_output / MINUTE_S)} tok/s`, note: `${count(recent.num_prompt)} prompt tokens`, past: past(feed, "num_output") },
     { name: "TTFT", value: ms(ttft[0]), note: `p99 ${ms(ttft[1])}`, past: latency(feed, "ttft") },
-    { name: "ITL", value: ms(itl[0]), note: `p99 ${ms(itl[1])}, longest gap ${recent.itl ? ms(recent.gap) : NONE}`, past: latency(feed, "itl") },
+    { name: "ITL", value: ms(itl[0]), note: `p99 ${ms(itl[1])}`, past: latency(feed, "itl") },
     { name: "In flight", value: count(gateway.num_running), note: `${count(gateway.num_waiting)} in line` },
-    { name: "KV held", value: blocks ? percent(held / blocks) : NONE, note: `${count(held)} of ${count(blocks)} blocks` },
+    { name: "KV held", value: blocks ? percent(held / blocks) : NONE, note: `of ${count(blocks)} blocks` },
     { name: "Cached", value: recent.num_prompt ? percent(recent.num_cached / recent.num_prompt) : NONE, note: "of prompt tokens" },
   ];
 }

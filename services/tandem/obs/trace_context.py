@@ -1,0 +1,57 @@
+"""Reads and writes the headers of the W3C Trace Context, level 1 and 2; never repairs or logs one.
+
+The standard: (https://www.w3.org/TR/trace-context-2/).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+MAX_TRACESTATE = 512
+"""Characters; what is longer counts as none, so that no client's header is carried far."""
+
+_TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.DOTALL)
+_KEY = r"(?:[a-z][a-z0-9_\-*/]{0,255}|[a-z0-9][a-z0-9_\-*/]{0,240}@[a-z][a-z0-9_\-*/]{0,13})"
+_VALUE = r"[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
+_MEMBER = re.compile(f"({_KEY})=({_VALUE})")
+_MAX_MEMBERS = 32
+_SAMPLED = 1
+
+
+class TraceParent(NamedTuple):
+    """Who caused us. `trace` and `span` are never 0; `flags` is a byte."""
+
+    trace: int
+    span: int
+    flags: int
+
+    @property
+    def is_sampled(self) -> bool:
+        return bool(self.flags & _SAMPLED)
+
+
+def parse_traceparent(text: str) -> TraceParent | None:
+    """None where the standard says that there is none. Of later versions it reads what the first one has."""
+    found = _TRACEPARENT.fullmatch(text)
+    if found is None:
+        return None
+    version, trace, span, flags, more = found.groups()
+    if version == "ff" or (version == "00" and more is not None):
+        return None
+    parent = TraceParent(int(trace, 16), int(span, 16), int(flags, 16))
+    return parent if parent.trace and parent.span else None
+
+
+def format_traceparent(parent: TraceParent) -> str:
+    return f"00-{parent.trace:032x}-{parent.span:016x}-{parent.flags:02x}"
+
+
+def parse_tracestate(text: str) -> list[tuple[str, str]]:
+    """What each vendor noted, in its order; nothing where any of it is not as the standard says."""
+    if len(text) > MAX_TRACESTATE:
+        return []
+    found = [_MEMBER.fullmatch(member.strip(" \t")) for member in text.split(",") if member.strip(" \t")]
+    pairs = [(match[1], match[2]) for match in found if match is not None]
+    is_valid = len(pairs) == len(found) == len({key for key, _ in pairs}) and len(pairs) <= _MAX_MEMBERS
+    return pairs if is_valid else []

@@ -1,0 +1,189 @@
+"""Spans: one tree of a request's, whoever made its parts, and nothing where nobody wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, DEFAULT_ON, Sampler, TraceIdRatioBased
+from opentelemetry.trace import SpanKind, StatusCode
+
+from tandem.obs.trace_context import parse_traceparent, parse_tracestate
+from tandem.obs.tracing import OFF, SpanEvent, SpanRecord, Tracing
+
+CLIENT = f"00-{'ab' * 16}-{'cd' * 8}-01"
+UNSAMPLED = f"00-{'ab' * 16}-{'cd' * 8}-00"
+
+
+class Traced:
+    """A process that traces, and the spans that it made."""
+
+    def __init__(self, sampler: Sampler = DEFAULT_ON) -> None:
+        self.exporter = InMemorySpanExporter()
+        provider = TracerProvider(sampler=sampler, shutdown_on_exit=False)
+        provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.tracing = Tracing(provider.get_tracer("test"))
+
+    @property
+    def spans(self) -> dict[str, ReadableSpan]:
+        return {span.name: span for span in self.exporter.get_finished_spans()}
+
+
+def span_id(span: ReadableSpan) -> int:
+    assert span.context is not None
+    return span.context.span_id
+
+
+def parent_id(span: ReadableSpan) -> int:
+    assert span.parent is not None
+    return span.parent.span_id
+
+
+def a_span(name: str, start: float, end: float, *children: SpanRecord) -> SpanRecord:
+    return SpanRecord(name=name, start=start, end=end, attributes={}, children=children)
+
+
+def test_a_request_is_one_tree_across_processes() -> None:
+    gateway, worker = Traced(), Traced()
+    trace = gateway.tracing.begin(CLIENT, "vendor=1", 100.0)
+    assert worker.tracing.is_wanted(trace.traceparent)
+    worker.tracing.record(trace.traceparent, a_span("decode", 102.0, 103.0, a_span("transfer", 102.0, 102.5)))
+    trace.end(a_span("chat", 100.0, 104.0, a_span("queue", 100.5, 101.0)))
+    chat, queue = gateway.spans["chat"], gateway.spans["queue"]
+    decode, transfer = worker.spans["decode"], worker.spans["transfer"]
+    assert parent_id(chat) == int("cd" * 8, 16)
+    assert parent_id(queue) == parent_id(decode) == span_id(chat)
+    assert parent_id(transfer) == span_id(decode)
+    every = [*gateway.spans.values(), *worker.spans.values()]
+    assert len(every) == 4 and len({span_id(span) for span in every}) == 4
+    assert {span.context.trace_id for span in every if span.context} == {int("ab" * 16, 16)} == {int(trace.id, 16)}
+    assert chat.context and chat.context.trace_state.to_header() == "vendor=1"
+    assert chat.kind is SpanKind.SERVER and queue.kind is SpanKind.INTERNAL
+    assert (chat.start_time, chat.end_time) == (100 * 10**9, 104 * 10**9)
+    assert (transfer.start_time, transfer.end_time) == (102 * 10**9, 102_500 * 10**6)
+
+
+def test_a_span_has_all_that_it_was_told() -> None:
+    traced = Traced()
+    chunk = SpanEvent("chunk", 1.5, {"tokens": 64, "seconds": 0.25})
+    told = SpanRecord(
+        name="prefill",
+        start=1.0,
+        end=2.0,
+        attributes={"tandem.worker": "p-1", "tandem.cached_tokens": 3, "share": 0.5, "is_last": True},
+        events=(chunk,),
+        error="the worker was lost",
+        kind="server",
+    )
+    traced.tracing.record(CLIENT, told)
+    span = traced.spans["prefill"]
+    assert dict(span.attributes or {}) == told.attributes
+    assert [(event.name, event.timestamp, dict(event.attributes or {})) for event in span.events] == [
+        ("chunk", 1_500_000_000, chunk.attributes)
+    ]
+    assert span.status.status_code is StatusCode.ERROR and span.status.description == "the worker was lost"
+    assert span.kind is SpanKind.SERVER
+
+
+def test_without_a_parent_a_request_is_a_trace_of_its_own() -> None:
+    traced = Traced()
+    first, second = traced.tracing.begin("", "", 1.0), traced.tracing.begin("", "", 1.0)
+    assert first.is_sampled and len(first.id) == 32 and first.id != second.id
+    told = parse_traceparent(first.traceparent)
+    assert told is not None and told.is_sampled and f"{told.trace:032x}" == first.id
+    first.end(a_span("chat", 1.0, 2.0))
+    assert traced.spans["chat"].parent is None
+
+
+@pytest.mark.parametrize(
+    ("tracing", "came"),
+    [
+        (lambda: OFF, CLIENT),
+        (lambda: Traced(ALWAYS_OFF).tracing, CLIENT),
+        (lambda: Traced(TraceIdRatioBased(0.0)).tracing, CLIENT),
+        (lambda: Traced().tracing, UNSAMPLED),
+    ],
+    ids=["off", "always-off", "none-of-them", "the-client-does-not"],
+)
+def test_what_is_not_sampled_passes_on_what_came(tracing: Callable[[], Tracing], came: str) -> None:
+    trace = tracing().begin(came, "", 1.0)
+    assert (trace.traceparent, trace.id, trace.is_sampled) == (came, "", False)
+    trace.end(a_span("chat", 1.0, 2.0))
+
+
+def test_no_span_is_made_where_it_is_not_wanted() -> None:
+    traced = Traced(ALWAYS_OFF)
+    traced.tracing.begin("", "", 1.0).end(a_span("chat", 1.0, 2.0))
+    assert traced.spans == {}
+    sampling = Traced()
+    for parent in ("", "garbage", UNSAMPLED):
+        assert not sampling.tracing.is_wanted(parent)
+        sampling.tracing.record(parent, a_span("decode", 1.0, 2.0))
+    assert sampling.spans == {}
+    assert not OFF.is_wanted(CLIENT)
+    OFF.record(CLIENT, a_span("decode", 1.0, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("text", "is_read"),
+    [
+        (CLIENT, True),
+        (CLIENT.replace("-01", "-ff"), True),
+        (CLIENT.replace("00-", "01-") + "-more", True),
+        (CLIENT.replace("00-", "cc-"), True),
+        (CLIENT.replace("00-", "ff-"), False),
+        (CLIENT + "-more", False),
+        (CLIENT.replace("00-", "01-") + "more", False),
+        (CLIENT.upper(), False),
+        (CLIENT + "\n", False),
+        (" " + CLIENT, False),
+        (f"00-{'0' * 32}-{'cd' * 8}-01", False),
+        (f"00-{'ab' * 16}-{'0' * 16}-01", False),
+        (f"00-{'٣' * 32}-{'cd' * 8}-01", False),
+        ("", False),
+    ],
+)
+def test_a_traceparent_is_read_as_the_standard_says(text: str, is_read: bool) -> None:
+    assert (parse_traceparent(text) is not None) == is_read
+    assert Traced().tracing.is_wanted(text) == is_read
+
+
+@given(st.text() | st.from_regex(r"[0-9a-f]{2}-[0-9a-f]{31,33}-[0-9a-f]{15,17}-[0-9a-f]{2}.?"), st.text())
+def test_no_header_is_too_strange(traceparent: str, tracestate: str) -> None:
+    for tracing in (OFF, Traced(ALWAYS_OFF).tracing, TRACED.tracing):
+        trace = tracing.begin(traceparent, tracestate, 1.0)
+        assert trace.is_sampled or trace.traceparent in (traceparent, "")
+        trace.end(a_span("chat", 1.0, 2.0))
+        tracing.record(traceparent, a_span("decode", 1.0, 2.0))
+    TRACED.exporter.clear()
+
+
+TRACED = Traced()
+
+
+@pytest.mark.parametrize(
+    ("text", "pairs"),
+    [
+        ("a=1,b@c=2 , ,x/y=z", [("a", "1"), ("b@c", "2"), ("x/y", "z")]),
+        ("a=1,a=2", []),
+        ("a=1,B=2", []),
+        ("a", []),
+        (",".join(f"k{i}=v" for i in range(33)), []),
+        ("a=" + "v" * 520, []),
+        ("", []),
+    ],
+)
+def test_a_tracestate_is_read_whole_or_not_at_all(text: str, pairs: list[tuple[str, str]]) -> None:
+    assert parse_tracestate(text) == pairs
+
+
+def test_what_clients_send_is_never_logged(caplog: pytest.LogCaptureFixture) -> None:
+    for traceparent in (CLIENT, "x" * 600):
+        for tracestate in ("a", "a=1,a=2", "x" * 600, ",".join(f"k{i}=v" for i in range(33)), "a=\x00"):
+            TRACED.tracing.begin(traceparent, tracestate, 1.0)
+    assert caplog.records == []
