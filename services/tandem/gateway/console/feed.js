@@ -3,7 +3,7 @@ import { headers, key } from "./key.js";
 
 const PERIOD_MS = 1000;
 const SLOWEST_MS = 8000;
-const TIMEOUT_MS = 6000;
+const TIMEOUT_MS = 4000;
 const NUM_ANSWERS = 200;
 const RATE_MS = 5000;
 
