@@ -1,6 +1,6 @@
 # Every target sets itself up: Python 3.11 or later, a C++ compiler and make are all it needs.
 
-.PHONY: help setup system serve test check golden soak proto bench
+.PHONY: help setup system serve test check golden soak proto boards bench
 .DEFAULT_GOAL := help
 
 # Tests start many processes, each of which would compile all that it imports anew.
@@ -45,6 +45,7 @@ check: setup ## what should be green before every commit, in two minutes
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python .ci/generate_proto.py --check
+	$(BIN)/python .ci/generate_dashboards.py --check
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
 	TANDEM_QUICK=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile $(SLOW_ROOMS:%=--ignore=tests/%) \
@@ -58,6 +59,9 @@ soak: setup ## tests that run for long to find what is rare: machines of states,
 
 proto: setup ## generate services/tandem/wire/gen from proto/
 	$(BIN)/python .ci/generate_proto.py
+
+boards: setup ## generate deploy/grafana/dashboards from deploy/grafana/boards
+	$(BIN)/python .ci/generate_dashboards.py
 
 bench: setup ## what the door and the prefix index cost; then compare workloads with the bare engine and installed peers
 	@$(BIN)/python -m loadtest door --quick

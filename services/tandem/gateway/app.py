@@ -34,6 +34,7 @@ from tandem.gateway.ports import Dispatch, Doorkeeper, Gauges
 from tandem.gateway.record import AnswerObserver
 from tandem.gateway.routes import OF_BODIES, OF_COMPLETIONS, OF_EVERY_REQUEST, Handler, Route
 from tandem.gateway.unserved import unserved
+from tandem.obs.log_context import InRequest
 from tandem.sched.targets import NO_TARGETS, LatencyTargets
 
 _NUM_ENCODERS = 2
@@ -63,7 +64,9 @@ class GatewayApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["type"]
         if kind == "http":
-            await self._exchange(Exchange(scope, receive, send))
+            exchange = Exchange(scope, receive, send)
+            with InRequest(exchange.request_id):
+                await self._exchange(exchange)
         elif kind == "lifespan":
             await self._lifespan(receive, send)
         else:

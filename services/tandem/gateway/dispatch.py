@@ -12,6 +12,7 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextvars import Context
 from functools import partial
 
 from tandem.admission.line import Line
@@ -48,6 +49,7 @@ from tandem.gateway.hindsight import Hindsight
 from tandem.gateway.intake import Intake
 from tandem.gateway.ports import NO_PREFIXES, KnownPrefixes, Quotas, ServedModel
 from tandem.gateway.probe import has_moved, probe_request
+from tandem.obs.log_format import OF_ANOTHER
 from tandem.routing.breaker import BreakerState
 from tandem.routing.placement import Placement
 from tandem.routing.view import Pool, WorkerView
@@ -230,7 +232,7 @@ class Dispatcher:
             self._break_off(active, failure)
 
     def _break_off(self, active: ActiveRequest, failure: Exception) -> None:
-        log.error("request %s is broken off", active.life.request.id, exc_info=failure)
+        log.error("request %s is broken off", active.life.request.id, exc_info=failure, extra=OF_ANOTHER)
         error = TandemError(ErrorKind.INTERNAL, f"the gateway failed at this request: {failure!r}")
         with contextlib.suppress(Exception):
             self._carry_out(active, active.life.failed(error))
@@ -314,7 +316,8 @@ class Dispatcher:
             self.place_queued()
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
+        # Often of another request than the one that runs; it must not be taken for that one's.
+        task = asyncio.create_task(work, context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -15,6 +15,7 @@ from tandem.gateway.grpc_call import Call
 from tandem.gateway.grpc_request import chat_body, completion_body, detokenize_body, tokenize_body
 from tandem.gateway.grpc_response import ChatForm, Form, TextForm
 from tandem.gateway.ports import Doorkeeper
+from tandem.obs.log_context import InRequest
 from tandem.wire.gen import inference_pb2 as pb
 from tandem.wire.gen.inference_pb2_grpc import InferenceServicer
 
@@ -100,15 +101,17 @@ class InferenceService(InferenceServicer):
 
     @asynccontextmanager
     async def _call(self, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Call]:
-        async with Call(context) as call:
-            if self._num_calls >= self._max_calls:
-                message = f"{self._max_calls} calls are open already"
-                raise TandemError(ErrorKind.OVERLOADED, message, retry_after_s=1.0, reason="connections")
-            self._num_calls += 1
-            try:
-                yield call
-            finally:
-                self._num_calls -= 1
+        call = Call(context)
+        with InRequest(call.request_id):
+            async with call:
+                if self._num_calls >= self._max_calls:
+                    message = f"{self._max_calls} calls are open already"
+                    raise TandemError(ErrorKind.OVERLOADED, message, retry_after_s=1.0, reason="connections")
+                self._num_calls += 1
+                try:
+                    yield call
+                finally:
+                    self._num_calls -= 1
 
     async def _chat(self, call: Call, request: pb.ChatRequest, *, stream: bool = False) -> Answer:
         """Who asks comes first, so that a stranger costs nothing."""

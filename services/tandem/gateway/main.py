@@ -15,8 +15,8 @@ from collections.abc import Mapping
 
 import uvloop
 
-from tandem.core.clock import SystemClock
-from tandem.core.config import Config
+from tandem.core.clock import Clock, SystemClock
+from tandem.core.config import Config, GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import GatewayId, WorkerRef
 from tandem.gateway.app import create_app
@@ -28,8 +28,8 @@ from tandem.gateway.grpc_server import GrpcServer
 from tandem.gateway.health import PROBES
 from tandem.gateway.http_guard import HttpLimits
 from tandem.gateway.lookout import Lookout
-from tandem.gateway.ports import Gauges
 from tandem.gateway.prefixes import PrefixIndex
+from tandem.gateway.request_log import RequestLog
 from tandem.gateway.server import HttpServer
 from tandem.gateway.tenancy import Tenancy
 from tandem.gateway.text_models import TextModels
@@ -63,20 +63,19 @@ class Gateway:
         counters = ServiceCounters(redis.url, redis.namespace, name, health=health)
         self._share = FairShare(self._dispatcher.line, counters)
         door = self._tenancy.door
-        lookout = Lookout(name, self._dispatcher, self._fleet, clock)
-        consoles = [Console(lookout.look, door, clock)] if config.gateway.console else []
-        gauges: list[Gauges] = [self._prefixes, health]
+        consoles = self._consoles(name, config.gateway, clock)
         app = create_app(
-            self._dispatcher, door, config.gateway, gauges, observers=consoles, targets=targets, clock=clock
+            self._dispatcher,
+            door,
+            config.gateway,
+            [self._prefixes, health],
+            observers=[RequestLog(config.telemetry.log_requests), *consoles],
+            targets=targets,
+            clock=clock,
         )
         for console in consoles:
             app.serve(console.routes())
-        limits = HttpLimits(
-            request_timeout_s=config.gateway.request_timeout_s,
-            stalled_client_s=config.gateway.stalled_client_s,
-            max_connections=config.gateway.max_connections,
-            probes=PROBES,
-        )
+        limits = _limits(config.gateway)
         self._server = HttpServer(app, config.gateway.host, config.gateway.port, graceful_s=FLUSH_S, limits=limits)
         self._grpc = GrpcServer(
             self._dispatcher,
@@ -87,6 +86,11 @@ class Gateway:
             stalled_client_s=config.gateway.stalled_client_s,
         )
         self._config = config.gateway
+
+    def _consoles(self, name: GatewayId, config: GatewayConfig, clock: Clock) -> list[Console]:
+        """One, unless it is not wanted."""
+        lookout = Lookout(name, self._dispatcher, self._fleet, clock)
+        return [Console(lookout.look, self._tenancy.door, clock)] if config.console else []
 
     @property
     def url(self) -> str:
@@ -130,6 +134,15 @@ class Gateway:
             return {record.worker: record.role for record in await self._registry.list()}
         except RegistryUnavailable as error:
             raise TandemError(ErrorKind.NO_WORKER, f"the registry does not answer: {error}") from error
+
+
+def _limits(config: GatewayConfig) -> HttpLimits:
+    return HttpLimits(
+        request_timeout_s=config.request_timeout_s,
+        stalled_client_s=config.stalled_client_s,
+        max_connections=config.max_connections,
+        probes=PROBES,
+    )
 
 
 async def _run(config: Config) -> None:

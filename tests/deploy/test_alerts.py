@@ -1,0 +1,76 @@
+"""Alerts fire when they should and not beside it, by Prometheus' own tool, and say what to do."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.core.errors import ErrorKind
+from tandem.core.settings import settings
+from tests.deploy.files import PROMETHEUS, ROOT, read_yaml, rules
+from tests.deploy.programs import program
+
+ALERTS = rules("alert")
+TESTS = PROMETHEUS / "alerts_test.yaml"
+EACH = pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
+
+
+def promtool(*arguments: str, at: Path = PROMETHEUS) -> str:
+    command = [program("promtool"), *arguments]
+    result = subprocess.run(command, cwd=at, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def test_prometheus_takes_its_configuration() -> None:
+    assert "2 rule files found" in promtool("check", "config", "prometheus.yml")
+
+
+def test_every_alert_fires_when_it_should_and_only_then() -> None:
+    promtool("test", "rules", TESTS.name)
+
+
+def test_every_alert_is_seen_to_fire_and_not_to() -> None:
+    fired, quiet = set[str](), 0
+    for test in read_yaml(TESTS)["tests"]:
+        for asked in test["promql_expr_test"]:
+            quiet += asked["expr"] == 'ALERTS{alertstate="firing"}' and not asked["exp_samples"]
+            labels = " ".join(sample["labels"] for sample in asked["exp_samples"])
+            fired |= set(re.findall(r'alertname="(\w+)"', labels))
+    assert fired == {alert["alert"] for alert in ALERTS} and len(fired) == len(ALERTS)
+    assert quiet >= len(read_yaml(TESTS)["tests"]) - 1
+
+
+@EACH
+def test_an_alert_says_what_it_means_and_what_to_do(alert: dict[str, Any]) -> None:
+    assert alert["labels"]["severity"] in ("page", "ticket", "info")
+    told = alert["annotations"]
+    assert 20 < len(told["summary"]) < 120 and len(told["runbook"]) > 150
+    assert alert["for"]
+
+
+@EACH
+def test_what_a_runbook_names_exists(alert: dict[str, Any]) -> None:
+    text = alert["annotations"]["runbook"]
+    known = {setting.key for setting in settings()}
+    sections = {setting.section for setting in settings()}
+    assert set(re.findall(rf"(?<!docs/)\b(?:{'|'.join(sections)})\.[a-z_]+\b", text)) <= known
+    assert set(re.findall(r"\bTandem[A-Z]\w+", text)) <= {other["alert"] for other in ALERTS}
+    assert all((ROOT / path).is_file() for path in re.findall(r"docs/\w+\.\w+", text))
+
+
+def test_outcomes_that_alerts_count_are_kinds_of_errors() -> None:
+    (alert,) = (alert for alert in ALERTS if alert["alert"] == "TandemRequestsFail")
+    counted = re.search(r'outcome=~"([^"]+)"', alert["expr"])
+    assert counted and set(counted[1].split("|")) <= {kind.value for kind in ErrorKind}
+
+
+def test_reasons_that_alerts_count_are_documented() -> None:
+    documented = (ROOT / "docs/http.md").read_text()
+    for alert in ALERTS:
+        for reasons in re.findall(r'reason=~"([^"]+)"', alert["expr"]):
+            assert all(f"`{reason}`" in documented for reason in reasons.split("|")), alert["alert"]
