@@ -14,6 +14,7 @@ from tandem.core.errors import TandemError
 from tandem.core.events import Finished, FinishReason, PromptScored, SampledToken, Token
 from tandem.core.ids import JobKey, WorkerId
 from tandem.core.request import Request
+from tandem.flow.ledger import PhaseLedger
 from tandem.gateway.caller import Caller
 from tandem.gateway.event_queue import EventQueue
 from tandem.gateway.ports import ServedModel
@@ -53,6 +54,7 @@ class InstantStream:
     path = "local"
     standing = Standing()
     reasons: ClassVar[Mapping[str, object]] = {}
+    workers: Sequence[str] = ("door",)
 
     def __init__(self, request: Request, ids: Sequence[int], backend: InstantDispatch) -> None:
         self._request, self._ids, self._backend = request, ids, backend
@@ -116,7 +118,7 @@ class InstantDispatch:
     def num_live(self) -> dict[Pool, int]:
         return {}
 
-    async def open(self, request: Request, caller: Caller) -> InstantStream:
+    async def open(self, request: Request, caller: Caller, ledger: PhaseLedger) -> InstantStream:
         stream = InstantStream(request, self._ids, self)
         if request.model == AT_ONCE:
             while stream.push():

@@ -14,7 +14,6 @@ from tandem.cli.door import require_door
 from tandem.cli.free_port import require_free_port
 from tandem.cli.gateway_child import GatewayChild
 from tandem.cli.gpus import gpu_share
-from tandem.cli.logs import set_up_logging
 from tandem.cli.own_session import enter_own_session
 from tandem.cli.progress import Progress
 from tandem.cli.run_secret import run_secret
@@ -24,6 +23,7 @@ from tandem.core.clock import SystemClock
 from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import Resolved
+from tandem.obs.logs import set_up_logging
 from tandem.stores.embedded import EmbeddedServer, EmbeddedServerError
 
 READY_TIMEOUT_S = 180.0
@@ -36,7 +36,7 @@ def run(resolved: Resolved, _args: argparse.Namespace) -> int:
     code = enter_own_session()
     if code is not None:
         return code
-    set_up_logging()
+    set_up_logging(resolved.config.telemetry, "tandem-serve")
     signals = StopSignals()
     progress = Progress(SystemClock())
     try:

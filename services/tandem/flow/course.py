@@ -14,6 +14,7 @@ from tandem.core.ids import HandoffId, HandoffKey, JobKey, WorkerRef
 from tandem.core.request import Generate, Job, Prefill, RemotePrefix, Request, Resume
 from tandem.flow.choice import Choice
 from tandem.flow.commands import CancelJob, Command, Place, ReleaseLease, Seek, Submit
+from tandem.flow.ledger import LedgerPhase
 from tandem.flow.retry import FULL
 from tandem.flow.strand import Phase, Source, Step, Strand, Work
 from tandem.routing.placement import Placement
@@ -39,6 +40,14 @@ class Course:
         if len(self.strands) == 1:
             return self.strands[0].phase
         return min((strand.phase for strand in self.strands), key=lambda phase: phase.value)
+
+    @property
+    def ledger_phase(self) -> LedgerPhase:
+        """Where its time goes: the request decodes for as long as one of its choices does."""
+        if len(self.strands) == 1:
+            return self.strands[0].ledger_phase
+        phases = (strand.ledger_phase for strand in self.strands)
+        return max(phases, key=lambda phase: phase.value, default=LedgerPhase.DELIVER)
 
     @property
     def key(self) -> JobKey:
@@ -76,6 +85,7 @@ class Course:
     def begin(self, strand: Strand, placement: Placement) -> list[Command]:
         """From the tokens that the client has."""
         strand.move(Step.PLACED)
+        strand.drawn = LedgerPhase.FIRST
         first = min(strand.choices)
         job = Generate(
             request=self._request,

@@ -51,33 +51,30 @@ class StageSeconds(NamedTuple):
 
 
 class PhaseLedger:
-    """Times are seconds of the gateway's clock; `began_at`: when the request arrived."""
+    """Times are seconds of the gateway's clock; `began_at`: when the request arrived. `phase` is to be read only: a
+    property would cost too much where it is looked at for every token."""
 
-    __slots__ = ("_lost", "_phase", "_seconds", "_since", "_told", "began_at")
+    __slots__ = ("_lost", "_seconds", "_since", "_told", "began_at", "phase")
 
     def __init__(self, began_at: float) -> None:
         self.began_at = began_at
         self._since = began_at
-        self._phase = LedgerPhase.RECEIVE
+        self.phase = LedgerPhase.RECEIVE
         self._seconds = dict.fromkeys(LedgerPhase, 0.0)
         self._told: dict[int, JobStages] = {}
         self._lost: dict[LedgerPhase, float] = {}
 
-    @property
-    def phase(self) -> LedgerPhase:
-        return self._phase
-
     def move(self, phase: LedgerPhase, now: float) -> None:
         """The time since the last move was spent in the phase that ends. What an attempt had begun when the request
         goes back to the line is lost: no worker will tell of it."""
-        if self._phase is LedgerPhase.OVER:
+        if self.phase is LedgerPhase.OVER:
             return
         spent = max(0.0, now - self._since)
-        if phase is LedgerPhase.QUEUE and self._phase in (LedgerPhase.FIRST, LedgerPhase.HANDOVER):
-            self._lost[self._phase] = self._lost.get(self._phase, 0.0) + spent
+        if phase is LedgerPhase.QUEUE and self.phase in (LedgerPhase.FIRST, LedgerPhase.HANDOVER):
+            self._lost[self.phase] = self._lost.get(self.phase, 0.0) + spent
         else:
-            self._seconds[self._phase] += spent
-        self._phase, self._since = phase, max(now, self._since)
+            self._seconds[self.phase] += spent
+        self.phase, self._since = phase, max(now, self._since)
 
     def told(self, attempt: int, stages: JobStages) -> None:
         """What a job of an attempt tells with the first token that it draws. Its choices wait side by side, and of two
@@ -88,8 +85,8 @@ class PhaseLedger:
     def seconds(self, now: float) -> StageSeconds:
         """Up to now; they add up to the time since `began_at`, or to what that was when it was over."""
         spent = self._seconds.copy()
-        if self._phase is not LedgerPhase.OVER:
-            spent[self._phase] += max(0.0, now - self._since)
+        if self.phase is not LedgerPhase.OVER:
+            spent[self.phase] += max(0.0, now - self._since)
         told = JobStages(*map(sum, zip(*self._told.values(), strict=True))) if self._told else None
         first, handover = spent[LedgerPhase.FIRST], spent[LedgerPhase.HANDOVER]
         parts = [0.0, first] if told is None else _clipped(first, told.prefill_queue_s, told.prefill_s)
@@ -112,7 +109,7 @@ class PhaseLedger:
         )
 
     def __repr__(self) -> str:
-        return f"<ledger in {self._phase.name}>"
+        return f"<ledger in {self.phase.name}>"
 
 
 def _clipped(room: float, *parts: float) -> list[float]:

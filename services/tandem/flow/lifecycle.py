@@ -23,7 +23,8 @@ from tandem.routing.placement import Placement
 
 class RequestLife:
     """Every method returns what is to be done, in order; after the end, nothing. As many attempts as `max_retries` may
-    fail in a row without a new token or score for the client; of one that is split, more than its prefill's token."""
+    fail in a row without a new token or score for the client; of one that is split, more than its prefill's token.
+    `course`, who works on it, is to be read only."""
 
     def __init__(self, request: Request, handoff: HandoffId, max_retries: int = 4) -> None:
         self.request = request
@@ -33,22 +34,22 @@ class RequestLife:
         self._has_ended = False
         self._receipt = Receipt(request)
         self._choices = self._receipt.choices
-        self._course = Course(request, handoff, self._choices)
+        self.course = Course(request, handoff, self._choices)
 
     @property
     def phase(self) -> Phase:
         """The earliest of its strands'."""
-        return Phase.ENDED if self._has_ended else self._course.phase
+        return Phase.ENDED if self._has_ended else self.course.phase
 
     @property
     def key(self) -> JobKey:
         """Of the first job that is open, for people."""
-        return self._course.key
+        return self.course.key
 
     @property
     def num_moves(self) -> int:
         """How often it went on elsewhere."""
-        return self._course.num_moves
+        return self.course.num_moves
 
     @property
     def path(self) -> str:
@@ -68,44 +69,44 @@ class RequestLife:
 
     def positions(self, worker: WorkerRef) -> list[tuple[JobKey, int]]:
         """The choices that a worker is to report on, and the index of each one's next token."""
-        return [(key, self._choices[key.choice].next_index) for key in self._course.keys(worker)]
+        return [(key, self._choices[key.choice].next_index) for key in self.course.keys(worker)]
 
     def workers(self) -> tuple[WorkerRef, ...]:
         """Who works on it."""
-        return self._course.workers()
+        return self.course.workers()
 
     def seeks(self) -> list[Seek]:
         """What waits for a worker that takes over."""
-        return self._course.seeks()
+        return self.course.seeks()
 
     # ---- placing
 
     def placed(self, placement: Placement) -> list[Command]:
         """Its turn in the line has come: all that waits goes to the same workers."""
-        queued = [strand for strand in self._course.strands if strand.phase is Phase.QUEUED]
+        queued = [strand for strand in self.course.strands if strand.phase is Phase.QUEUED]
         if not queued:
             raise RuntimeError(f"{self!r} cannot take PLACED")
         self.placement = placement
-        return [command for strand in queued for command in self._course.begin(strand, placement)]
+        return [command for strand in queued for command in self.course.begin(strand, placement)]
 
     def sought(self, choice: int, worker: WorkerRef | None) -> list[Command]:
         """The answer to a Seek; None: nobody can take over now. What drains goes on meanwhile, and is sought for
         again; what was only prefilled is computed anew."""
-        strand = self._course.of(choice)
+        strand = self.course.of(choice)
         if strand is None or strand.phase is not Phase.SEEKING or strand.source is None:
             return []
         if worker is not None:
-            return self._course.take_over(strand, strand.source, worker)
+            return self.course.take_over(strand, strand.source, worker)
         return [] if strand.source.prefill is None else self._requeue(strand, Place(frozenset()))
 
     def accepted(self, worker: WorkerRef, key: JobKey) -> list[Command]:
         """A worker took the job that `key` names."""
-        return self._course.accepted(strand) if (strand := self._course.asking(worker, key)) is not None else []
+        return self.course.accepted(strand) if (strand := self.course.asking(worker, key)) is not None else []
 
     def refused(self, worker: WorkerRef, key: JobKey, error: TandemError) -> list[Command]:
         """A worker did not take it, or cannot be reached: back to the queue. What waiting does not cure ends the
         request, but one that drains only asks another."""
-        strand = self._course.asking(worker, key)
+        strand = self.course.asking(worker, key)
         if strand is None or strand.asked is None:
             return []
         work, out = strand.asked, list[Command]()
@@ -119,7 +120,7 @@ class RequestLife:
             if strand.asked is work:
                 strand.drop(work)
                 out.append(CancelJob(worker, work.keys))
-            return [*out, *self._course.seek_another(strand, worker, error.kind)]
+            return [*out, *self.course.seek_another(strand, worker, error.kind)]
         return [*out, *self._go_on(strand, worker, error, is_attempt=error.kind not in FULL)]
 
     # ---- what workers report
@@ -128,21 +129,22 @@ class RequestLife:
         """A worker's word on a choice of this request. One that has no open job of it here has nothing to say; the
         prompt, and its KV, is that of the other choices too."""
         if isinstance(event, PromptScored):
-            return self._take_scores(event) if self._course.is_open(worker, event.key.attempt) else []
+            return self._take_scores(event) if self.course.is_open(worker, event.key.attempt) else []
         if isinstance(event, Pulled):
-            self.pulled = event if self._course.pulled(worker, event.key.attempt) else self.pulled
+            self.pulled = event if self.course.pulled(worker, event.key.attempt) else self.pulled
             return []
         choice = event.key.choice
-        strand = self._course.of(choice)
+        strand = self.course.of(choice)
         work = None if strand is None else strand.find(worker, event.key.attempt)
         if strand is None or work is None or choice not in work.choices:
             return []
         match event:
             case Token():
+                strand.drew(work, event.index)
                 self._choices[choice].take(event)
                 return self._deliver(choice)
             case Moving():
-                return self._course.offered(strand, choice, work, event.offer)
+                return self.course.offered(strand, choice, work, event.offer)
             case Finished():
                 return self._take_finish(strand, work, event)
             case Failed():
@@ -153,25 +155,24 @@ class RequestLife:
     def streamed(self, worker: WorkerRef, key: JobKey, first_index: int, ids: Sequence[int]) -> bool:
         """Tokens with neighbouring indices, as `reported` takes one. True: the client gets them all at once, as it
         nearly always does. Otherwise nothing has changed, and they are to be reported one by one."""
-        strand = self._course.of(key.choice)
+        strand = self.course.of(key.choice)
         work = None if strand is None or not self._receipt.is_scored else strand.find(worker, key.attempt)
         if strand is None or work is None or key.choice not in work.choices:
             return False
-        if not self._choices[key.choice].skip(first_index, ids):
-            return False
-        strand.note_token(first_index + len(ids) - 1)
-        return True
+        if has_them := self._choices[key.choice].skip(first_index, ids):
+            strand.streamed(work, first_index + len(ids) - 1)
+        return has_them
 
     def worker_lost(self, worker: WorkerRef, reason: str) -> list[Command]:
         """A worker is gone. One that has handed everything over is not missed; before all workers have taken their
         jobs, nothing is lost but the place."""
         error = TandemError(ErrorKind.WORKER_LOST, f"worker {worker.id} was lost: {reason}")
-        return [command for strand in list(self._course.strands) for command in self._lose(strand, worker, error)]
+        return [command for strand in list(self.course.strands) for command in self._lose(strand, worker, error)]
 
     def stalled(self, reason: str) -> list[Command]:
         """Its workers live and nothing comes of it: whoever works on it is taken for lost."""
         out: list[Command] = []
-        for strand in list(self._course.strands):
+        for strand in list(self.course.strands):
             workers = frozenset(work.worker for work in strand.works)
             if workers and not self._has_ended:
                 out += [Blame(workers), *self._fail(strand, workers, TandemError(ErrorKind.DEADLINE, reason))]
@@ -194,7 +195,7 @@ class RequestLife:
         return self._end(error)
 
     def __repr__(self) -> str:
-        return f"<life {self.key} {self.phase.name} {self.num_delivered} tokens, {self._course.strands}>"
+        return f"<life {self.key} {self.phase.name} {self.num_delivered} tokens, {self.course.strands}>"
 
     # ---- inside: what workers say
 
@@ -205,12 +206,12 @@ class RequestLife:
             return self._end(error)
         if scores is None:
             return []
-        self._course.note_scores()
+        self.course.note_scores()
         return [Score(scores), *(command for index in list(self._choices) for command in self._deliver(index))]
 
     def _take_finish(self, strand: Strand, work: Work, event: Finished) -> list[Command]:
         index = event.key.choice
-        out = self._course.done(strand, work, index)
+        out = self.course.done(strand, work, index)
         if event.reason is None:
             return [*out, *self._if_forgotten(strand, index)]
         self._choices[index].finish(event)
@@ -226,7 +227,7 @@ class RequestLife:
 
     def _take_cancel(self, strand: Strand, work: Work, index: int) -> list[Command]:
         """Nobody on this side asked for it. Who gives may have been released by who takes, whose word is to come."""
-        out = self._course.done(strand, work, index)
+        out = self.course.done(strand, work, index)
         if not self._is_missed(work):
             return out
         if strand.source is not None and strand.source.worker == work.worker:
@@ -258,7 +259,7 @@ class RequestLife:
         if not is_source and strand.source is not None and strand.phase in (Phase.RUNNING, Phase.BOOKING):
             # Of a move the source goes on, so it has cost nothing yet.
             end = [] if strand.source.prefill is None else self._count_failure(strand, error)
-            return end or self._course.seek_another(strand, worker, error.kind)
+            return end or self.course.seek_another(strand, worker, error.kind)
         if strand.phase in (Phase.BOOKING, Phase.STARTING):
             return self._requeue(strand, Place(frozenset({worker})))
         return self._fail(strand, frozenset({worker}), error)
@@ -266,7 +267,7 @@ class RequestLife:
     def _replace_taker(self, strand: Strand, worker: WorkerRef, error: TandemError) -> list[Command]:
         """A worker gave up: of a move only the taker, if its source draws on. One that drains has not failed."""
         if strand.is_source_open:
-            return self._course.seek_another(strand, worker, error.kind)
+            return self.course.seek_another(strand, worker, error.kind)
         return self._go_on(strand, worker, error, is_attempt=error.kind is not ErrorKind.DRAINING)
 
     def _go_on(self, strand: Strand, worker: WorkerRef, error: TandemError, *, is_attempt: bool) -> list[Command]:
@@ -285,7 +286,7 @@ class RequestLife:
         strand.num_fruitless += 1
         if strand.num_fruitless > self._max_retries:
             return self._end(given_up(error, strand.num_fruitless))
-        self._course.count_move(strand)
+        self.course.count_move(strand)
         return []
 
     def _requeue(self, strand: Strand, place: Place) -> list[Command]:
@@ -294,13 +295,13 @@ class RequestLife:
         out = [command for index in ended for command in self._deliver(index)]
         if self._has_ended or not strand.choices:
             return out
-        return [*out, *self._course.requeue(strand, place)]
+        return [*out, *self.course.requeue(strand, place)]
 
     # ---- inside: to the client
 
     def _deliver(self, index: int) -> list[Command]:
         due, end = self._receipt.due(index)
-        if due and (strand := self._course.of(index)) is not None:
+        if due and (strand := self.course.of(index)) is not None:
             strand.note_token(due[-1].index)
         out: list[Command] = [Deliver(token) for token in due]
         if end is None:
@@ -312,10 +313,10 @@ class RequestLife:
     def _close(self, index: int) -> list[Command]:
         """End one choice, wherever it is open, while others go on."""
         self._receipt.close(index)
-        return self._course.close(index)
+        return self.course.close(index)
 
     def _end(self, outcome: Finished | TandemError) -> list[Command]:
         if self._has_ended:
             return []
         self._has_ended = True
-        return [*self._course.end(), End(outcome)]
+        return [*self.course.end(), End(outcome)]

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from tandem.core.ids import HandoffKey, JobKey, WorkerRef
-from tandem.core.request import Job, Prefill, RemotePrefix
+from tandem.core.request import Generate, Job, Prefill, RemotePrefix, Resume
+from tandem.flow.ledger import LedgerPhase
 
 
 class Phase(Enum):
@@ -97,10 +98,12 @@ class Strand:
     """`asked` is the job of which it is not known whether its worker takes it. `num_fruitless`: attempts that failed
     since the last progress, which is a token with the index `progress_at` or a later one; `num_moves`: times that it
     went on elsewhere. `prefix`: what who computes its prompt is to read, as it was placed last. `unfit` workers have
-    failed to take over."""
+    failed to take over. `drawn`: what came of its last placement: FIRST before any token, HANDOVER while only who
+    computes its prompt for another has drawn one, DECODE from then on."""
 
     __slots__ = (
-        "asked", "choices", "num_fruitless", "num_moves", "phase", "prefix", "progress_at", "source", "unfit", "works",
+        "asked", "choices", "drawn", "num_fruitless", "num_moves", "phase", "prefix", "progress_at", "source", "unfit",
+        "works",
     )  # fmt: skip
 
     def __init__(self, choices: Iterable[int], num_fruitless: int = 0, num_moves: int = 0) -> None:
@@ -114,6 +117,19 @@ class Strand:
         self.num_fruitless = num_fruitless
         self.num_moves = num_moves
         self.progress_at = 0
+        self.drawn = LedgerPhase.FIRST
+
+    @property
+    def ledger_phase(self) -> LedgerPhase:
+        """Where its time goes. One that has drawn does so while others are asked to take over."""
+        match self.phase:
+            case Phase.ENDED:
+                return LedgerPhase.DELIVER
+            case Phase.QUEUED:
+                return LedgerPhase.QUEUE
+            case Phase.BOOKING | Phase.STARTING if self.drawn is LedgerPhase.FIRST:
+                return LedgerPhase.ROUTE
+        return self.drawn
 
     def move(self, step: Step) -> None:
         """Raises RuntimeError for what the table does not list, and changes nothing."""
@@ -153,6 +169,21 @@ class Strand:
         if index >= self.progress_at:
             self.num_fruitless = 0
 
+    def streamed(self, work: Work, index: int) -> None:
+        """Both `drew` and `note_token`, for what happens most."""
+        if self.drawn is not LedgerPhase.DECODE:
+            self.drew(work, index)
+        if index >= self.progress_at:
+            self.num_fruitless = 0
+
+    def drew(self, work: Work, index: int) -> None:
+        """A token came of a job. Who takes over repeats the one that was drawn elsewhere."""
+        job = work.job
+        if isinstance(job, Generate) or (isinstance(job, Resume) and index > len(job.output_tokens)):
+            self.drawn = LedgerPhase.DECODE
+        elif self.drawn is LedgerPhase.FIRST:
+            self.drawn = LedgerPhase.HANDOVER
+
     @property
     def is_source_open(self) -> bool:
         """Somebody offers its KV who draws its tokens meanwhile."""
@@ -162,7 +193,7 @@ class Strand:
         """A choice goes its own way: another strand gets its part of every job."""
         part = Strand((choice,), self.num_fruitless, self.num_moves)
         part.phase, part.progress_at = self.phase, self.progress_at
-        part.prefix = self.prefix
+        part.prefix, part.drawn = self.prefix, self.drawn
         self.choices.discard(choice)
         for work in [work for work in self.works if choice in work.choices]:
             part.works.append(Work(work.worker, work.job, {choice}, work.has_given))

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from tandem.admission.estimate import Spent
 from tandem.core.errors import TandemError
 from tandem.core.events import Finished, PromptScored, Token
+from tandem.flow.ledger import PhaseLedger
 from tandem.flow.lifecycle import RequestLife
 from tandem.gateway.event_queue import EventQueue
 from tandem.gateway.ports import QuotaEntry
@@ -16,8 +17,9 @@ from tandem.routing.placement import Placement
 
 
 class ActiveRequest:
-    """A TokenStream over a life. On the dispatch's clock: `came_at`, when it was admitted; `moved_at`, when a worker
-    last said something of it; `told_at`, when its client last had something new, first of all its admission.
+    """A TokenStream over a life, with the `ledger` of its time. On its clock: `came_at`, when it was admitted;
+    `moved_at`, when a worker last said something of it; `told_at`, when its client last had something new, first of all
+    its admission.
 
     `was_begun`: a worker computes it, or has. `deadline` is the client's own, on the same clock; None: it has none.
     `prefill_s`: the least that its prompt takes. `predicted`: what of its prompt is where, until who computes it has
@@ -28,11 +30,13 @@ class ActiveRequest:
     def __init__(
         self,
         life: RequestLife,
+        ledger: PhaseLedger,
         now: float,
         on_close: Callable[[ActiveRequest], None],
         on_finish: Callable[[ActiveRequest, int], None],
     ) -> None:
         self.life = life
+        self.ledger = ledger
         self.came_at = self.moved_at = self.told_at = now
         self.pinned: Placement | None = None
         self.deadline: float | None = None
@@ -54,6 +58,11 @@ class ActiveRequest:
         return 1 + self.life.num_moves
 
     @property
+    def workers(self) -> Sequence[str]:
+        placement = self.life.placement
+        return () if placement is None else tuple(dict.fromkeys((placement.prefill.id, placement.decode.id)))
+
+    @property
     def reasons(self) -> Mapping[str, object]:
         return self.life.placement.reasons if self.life.placement is not None else {}
 
@@ -64,6 +73,12 @@ class ActiveRequest:
     def push(self, event: Token | PromptScored | Finished | TandemError) -> None:
         self.was_begun = self.was_begun or isinstance(event, Token | Finished)
         self._events.push(event)
+
+    def keep_time(self, now: float) -> None:
+        """Its ledger follows its life."""
+        phase = self.life.course.ledger_phase
+        if phase is not self.ledger.phase:
+            self.ledger.move(phase, now)
 
     def take_predicted(self) -> Sequence[Prediction]:
         """`predicted`, once."""

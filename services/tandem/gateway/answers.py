@@ -17,14 +17,15 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import PromptScored
 from tandem.core.request import Request
 from tandem.gateway.caller import Caller
+from tandem.gateway.chronicle import Asked, Chronicle, Chronicles
 from tandem.gateway.completion import Completion, Delta, Ending
-from tandem.gateway.counters import Count, Counters
 from tandem.gateway.detokenize import Detokenizer
 from tandem.gateway.echo import Echo, PromptScores, Scored, echo_deltas
 from tandem.gateway.manner import Manner, Manners, shaped
 from tandem.gateway.merge import merged
 from tandem.gateway.openai_request import (
     Ask,
+    asked_lane,
     chat_ask,
     chat_ending,
     completion_ask,
@@ -58,29 +59,27 @@ class Answer:
     have been admitted. The i-th choice of the p-th prompt is choice p * ask.num_choices + i."""
 
     __slots__ = (
+        "_chronicle",
         "_completions",
-        "_count",
         "_is_curious",
         "_manner",
         "_prompts",
         "_tally",
         "ask",
-        "id",
         "jobs",
         "served",
     )
 
     def __init__(
-        self, identity: str, ask: Ask, served: ServedModel, manner: Manner, prompts: Sequence[Prompt], count: Count
+        self, ask: Ask, served: ServedModel, manner: Manner, prompts: Sequence[Prompt], chronicle: Chronicle
     ) -> None:
-        self.id = identity
         self.ask = ask
         self.served = served
         self.jobs: list[Request] = []
         self._manner = manner
         self._prompts = prompts
         self._completions: list[Completion] = []
-        self._count = count
+        self._chronicle = chronicle
         self._is_curious = False
         self._tally = Tally(ask.num_choices)
 
@@ -91,15 +90,20 @@ class Answer:
             caller = replace(caller, session=self.ask.body.user)
         try:
             for job in jobs:
-                stream = await dispatch.open(job, caller)
+                stream = await dispatch.open(job, caller, self._chronicle.ledger())
                 self.jobs.append(job)
                 self._completions.append(
                     Completion(job, stream, self._detokenizer, show_stop_tokens=self.ask.include_stop)
                 )
+                self._chronicle.ways.append(stream)
                 self._tally.admitted(len(job.prompt_tokens))
         except BaseException as error:
             await self.__aexit__(type(error), error, error.__traceback__)
             raise
+
+    @property
+    def id(self) -> str:
+        return self._chronicle.id
 
     @property
     def model(self) -> str:
@@ -146,7 +150,7 @@ class Answer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._count.ended(error, self._tally.usage(), is_complete=self._tally.num_ended == self.num_choices)
+        self._chronicle.end(error, self._tally.usage(), is_complete=self._tally.num_ended == self.num_choices)
         if len(self._completions) == 1:
             await self._completions[0].close()
         else:
@@ -177,7 +181,8 @@ class Answer:
                         num_echoed = told.num_chars if isinstance(told, Echo) else 0
                         yield told
                 part = _moved(event, choices, num_echoed) if choices or num_echoed else event
-                self._tally.take(part)
+                if self._tally.take(part):
+                    self._chronicle.pace.left(part.choice)
                 yield part
 
     def _of_the_prompt(self, prompt: int, scores: PromptScores) -> Iterator[Scored | Echo]:
@@ -228,13 +233,14 @@ def _moved(part: Delta | Ending, choices: int, num_chars: int) -> Delta | Ending
 class Answers:
     """`encoders` tokenizes long prompts and compiles grammars, so that none of them stops everybody's streams."""
 
-    __slots__ = ("_counters", "_dispatch", "_encoders", "_grammars", "_manners", "_num_encoding")
+    __slots__ = ("_chronicles", "_dispatch", "_encoders", "_grammars", "_manners", "_num_encoding", "now")
 
-    def __init__(self, dispatch: Dispatch, encoders: Executor, counters: Counters, manners: Manners) -> None:
+    def __init__(self, dispatch: Dispatch, encoders: Executor, chronicles: Chronicles, manners: Manners) -> None:
         self._dispatch = dispatch
         self._encoders = encoders
         self._num_encoding = 0  # characters that wait for it or are under way
-        self._counters = counters
+        self._chronicles = chronicles
+        self.now = chronicles.clock.now
         self._manners = manners
         self._grammars = GrammarCheck()
 
@@ -254,16 +260,20 @@ class Answers:
 
     async def chat(self, body: ChatBody, caller: Caller) -> Answer:
         """Admit a chat completion. Raises TandemError when it is refused."""
-        with self._counters.admission("chat") as count:
-            served, ask = self.find(body.model, caller.tenant), chat_ask(body)
+        asked = Asked("chat", asked_lane(body, caller), bool(body.stream))
+        with self._chronicles.admission(new_id("chatcmpl-"), asked, caller) as chronicle:
+            served = self.find(body.model, caller.tenant)
+            chronicle.model, ask = served.name, chat_ask(body)
             manner = self._manners.of_chat(body, served.text)
             prompt = Prompt(await self._encode_chat(served, body, manner))
-            return await self._open(ask, served, manner, [prompt], new_id("chatcmpl-"), caller, count)
+            return await self._open(ask, served, manner, [prompt], caller, chronicle)
 
     async def complete(self, body: CompletionBody, caller: Caller) -> Answer:
         """Admit a plain completion of one or several prompts. Raises TandemError when one of them is refused."""
-        with self._counters.admission("completion") as count:
-            served, ask = self.find(body.model, caller.tenant), completion_ask(body)
+        asked = Asked("completion", asked_lane(body, caller), bool(body.stream))
+        with self._chronicles.admission(new_id("cmpl-"), asked, caller) as chronicle:
+            served = self.find(body.model, caller.tenant)
+            chronicle.model, ask = served.name, completion_ask(body)
             manner = self._manners.of_completion(body, served.text)
             given = given_prompts(body.prompt, served.text.vocab_size, ask.num_choices)
             add_special_tokens = body.add_special_tokens is not False
@@ -275,7 +285,7 @@ class Answers:
                 ]
 
             prompts = await self._encode(encode_all, sum(len(each) for each in given if isinstance(each, str)))
-            return await self._open(ask, served, manner, prompts, new_id("cmpl-"), caller, count)
+            return await self._open(ask, served, manner, prompts, caller, chronicle)
 
     async def tokenize(self, body: TokenizeBody, tenant: Tenant) -> tuple[ServedModel, tuple[int, ...]]:
         """The token ids that a completion of this prompt, or a chat of these messages, would begin with."""
@@ -347,14 +357,14 @@ class Answers:
         served: ServedModel,
         manner: Manner,
         prompts: Sequence[Prompt],
-        identity: str,
         caller: Caller,
-        count: Count,
+        chronicle: Chronicle,
     ) -> Answer:
+        identity = chronicle.id
         names = [identity] if len(prompts) == 1 else [f"{identity}-{index}" for index in range(len(prompts))]
         jobs = [request(ask, served, prompt.ids, name, caller) for prompt, name in zip(prompts, names, strict=True)]
         if not manner.is_plain:
             jobs = [await self._shaped(job, manner) for job in jobs]
-        answer = Answer(identity, ask, served, manner, prompts, count)
+        answer = Answer(ask, served, manner, prompts, chronicle)
         await answer.admit(self._dispatch, jobs, caller)
         return answer

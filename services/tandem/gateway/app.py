@@ -7,10 +7,12 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 
+from tandem.core.clock import Clock, SystemClock
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.answers import Answers
 from tandem.gateway.asgi import ClientGone, Exchange, Receive, Scope, Send
+from tandem.gateway.chronicle import Chronicles
 from tandem.gateway.counters import Counters
 from tandem.gateway.health import METRICS_TYPE, Health
 from tandem.gateway.manner import Manners
@@ -29,8 +31,11 @@ from tandem.gateway.openai_reply import (
 from tandem.gateway.openai_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from tandem.gateway.openapi import Reference
 from tandem.gateway.ports import Dispatch, Doorkeeper, Gauges
+from tandem.gateway.record import AnswerObserver
 from tandem.gateway.routes import OF_BODIES, OF_COMPLETIONS, OF_EVERY_REQUEST, Handler, Route
 from tandem.gateway.unserved import unserved
+from tandem.obs.log_context import InRequest
+from tandem.sched.targets import NO_TARGETS, LatencyTargets
 
 _NUM_ENCODERS = 2
 _log = logging.getLogger(__name__)
@@ -55,7 +60,9 @@ class GatewayApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["type"]
         if kind == "http":
-            await self._exchange(Exchange(scope, receive, send))
+            exchange = Exchange(scope, receive, send)
+            with InRequest(exchange.request_id):
+                await self._exchange(exchange)
         elif kind == "lifespan":
             await self._lifespan(receive, send)
         else:
@@ -123,16 +130,25 @@ class GatewayApp:
 
 
 def create_app(
-    dispatch: Dispatch, doorkeeper: Doorkeeper, config: GatewayConfig, gauges: Sequence[Gauges] = ()
+    dispatch: Dispatch,
+    doorkeeper: Doorkeeper,
+    config: GatewayConfig,
+    gauges: Sequence[Gauges] = (),
+    *,
+    observers: Sequence[AnswerObserver] = (),
+    targets: LatencyTargets = NO_TARGETS,
+    clock: Clock | None = None,
 ) -> GatewayApp:
-    """The gateway's HTTP front over `dispatch`; `gauges` of other parts go to `/metrics`."""
+    """The gateway's HTTP front over `dispatch`; `gauges` of other parts go to `/metrics`. `observers` are told of every
+    answer that has ended. `clock` is that of `dispatch`, the machine's if it is left out."""
     encoders = ThreadPoolExecutor(_NUM_ENCODERS, thread_name_prefix="tokenize")
     counters = Counters()
     manners = Manners(config.tool_parser, config.reasoning_parser)
-    answers = Answers(dispatch, encoders, counters, manners)
+    chronicles = Chronicles(clock or SystemClock(), [counters, *observers], targets)
+    answers = Answers(dispatch, encoders, chronicles, manners)
     openai = OpenAIRoutes(answers, doorkeeper, config.max_body, config.heartbeat_s)
     reference = Reference()
-    health = Health(dispatch, doorkeeper, counters, gauges)
+    health = Health(dispatch, doorkeeper, counters, chronicles, gauges)
     routes = [*_answer_routes(openai), *_lookup_routes(openai), *_operator_routes(health), *reference.routes()]
     reference.write(routes)
     return GatewayApp(routes, answers, encoders, counters)

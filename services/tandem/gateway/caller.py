@@ -25,9 +25,11 @@ _SANE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 class Caller:
     """`request_id` is a label that clients choose and repeat. `lane`: None where the client asked for none.
     `timeout_s`: what the client's own deadline leaves; None where it has none. `session`: requests of one key and
-    session go to the same workers where that costs nothing. `is_curious`: the answer tells why it went where."""
+    session go to the same workers where that costs nothing. `is_curious`: the answer tells why it went where.
+    `came_at`: when the exchange or the call began, on the gateway's clock."""
 
     request_id: str
+    came_at: float
     tenant: Tenant = OPEN
     lane: Lane | None = None
     timeout_s: float | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple
@@ -87,6 +87,10 @@ class Completion:
     @property
     def num_attempts(self) -> int:
         return self._stream.num_attempts
+
+    @property
+    def workers(self) -> Sequence[str]:
+        return self._stream.workers
 
     @property
     def reasons(self) -> Mapping[str, object]:

@@ -11,13 +11,14 @@ import contextlib
 import logging
 import secrets
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextvars import Context
 from functools import partial
 
 from tandem.admission.line import Line
 from tandem.core.clock import Clock
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Finished, JobEvent, Pulled, Token
+from tandem.core.events import Finished, JobEvent, Token
 from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Job, Request
 from tandem.flow.commands import (
@@ -33,6 +34,7 @@ from tandem.flow.commands import (
     Seek,
     Submit,
 )
+from tandem.flow.ledger import LedgerPhase, PhaseLedger
 from tandem.flow.lifecycle import RequestLife
 from tandem.flow.strand import Phase
 from tandem.flow.waiting import Waiting
@@ -41,9 +43,11 @@ from tandem.gateway.background import surviving
 from tandem.gateway.caller import Caller
 from tandem.gateway.deadlines import overdue
 from tandem.gateway.fleet import Fleet
+from tandem.gateway.hindsight import Hindsight
 from tandem.gateway.intake import Intake
 from tandem.gateway.ports import NO_PREFIXES, KnownPrefixes, Quotas, ServedModel
 from tandem.gateway.probe import has_moved, probe_request
+from tandem.obs.log_format import OF_ANOTHER
 from tandem.routing.breaker import BreakerState
 from tandem.routing.placement import Placement
 from tandem.routing.view import Pool, WorkerView
@@ -74,6 +78,7 @@ class Dispatcher:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.Task[None] | None = None
         self._intake = Intake(self._waiting, config, quotas, prefixes, self._begin, self._fail)
+        self._hindsight = Hindsight(fleet, self._waiting, prefixes)
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -119,9 +124,9 @@ class Dispatcher:
     def num_live(self) -> Mapping[Pool, int]:
         return self._fleet.num_live()
 
-    async def open(self, request: Request, caller: Caller) -> ActiveRequest:
+    async def open(self, request: Request, caller: Caller, ledger: PhaseLedger) -> ActiveRequest:
         """Admit a request; it waits in line when no worker has room."""
-        active = await self._intake.admit(request, caller)
+        active = await self._intake.admit(request, caller, ledger)
         self.place_queued()
         return active
 
@@ -134,20 +139,16 @@ class Dispatcher:
             if active is None:
                 continue
             active.moved_at = now
-            if type(event) is Token and event.num_cached_tokens is not None:
-                self._compare(active, event.num_cached_tokens, now)
-            if type(event) is Pulled:
-                self._measured(active, worker, event)
+            if type(event) is not Token:
+                self._hindsight.heard(active, worker, event)
             # A job's first token says more than what was drawn.
-            if (
-                type(event) is Token
-                and event.num_cached_tokens is None
-                and active.life.streamed(worker, event.key, event.index, (event.token.id,))
-            ):
+            elif event.num_cached_tokens is not None or event.stages is not None:
+                self._hindsight.first_drawn(active, worker, event, now)
+            elif active.life.streamed(worker, event.key, event.index, (event.token.id,)):
                 self._deliver(active, event)
+                if active.ledger.phase is not LedgerPhase.DECODE:
+                    active.keep_time(now)
                 continue
-            if type(event) is Finished:
-                self._waiting.breaker.worked(worker)
             self._obey(active, partial(active.life.reported, worker, event))
 
     def lost(self, worker: WorkerRef, reason: str) -> None:
@@ -161,7 +162,7 @@ class Dispatcher:
 
     async def probe(self, placement: Placement, model: str) -> bool:
         """Send one tiny request through a pair of workers; True when its KV block has moved."""
-        active = self._begin(probe_request(model), max_retries=0)
+        active = self._begin(probe_request(model), PhaseLedger(self._clock.now()), max_retries=0)
         active.pinned = placement
         self._carry_out(active, active.life.placed(placement))
         return await has_moved(active)
@@ -181,10 +182,11 @@ class Dispatcher:
 
     # ---- inside
 
-    def _begin(self, request: Request, max_retries: int) -> ActiveRequest:
-        life = RequestLife(request, HandoffId(secrets.token_hex(12)), max_retries)
+    def _begin(self, request: Request, ledger: PhaseLedger, max_retries: int) -> ActiveRequest:
+        life, now = RequestLife(request, HandoffId(secrets.token_hex(12)), max_retries), self._clock.now()
         self._idle.clear()
-        active = self._active[request.id] = ActiveRequest(life, self._clock.now(), self._closed, self._closed)
+        active = self._active[request.id] = ActiveRequest(life, ledger, now, self._closed, self._closed)
+        active.keep_time(now)
         return active
 
     def _fail(self, request: RequestId, error: TandemError) -> bool:
@@ -214,11 +216,12 @@ class Dispatcher:
                 self._do(active, command)
             except Exception as error:
                 failure = error
+        active.keep_time(self._clock.now())
         if failure is not None:
             self._break_off(active, failure)
 
     def _break_off(self, active: ActiveRequest, failure: Exception) -> None:
-        log.error("request %s is broken off", active.life.request.id, exc_info=failure)
+        log.error("request %s is broken off", active.life.request.id, exc_info=failure, extra=OF_ANOTHER)
         error = TandemError(ErrorKind.INTERNAL, f"the gateway failed at this request: {failure!r}")
         with contextlib.suppress(Exception):
             self._carry_out(active, active.life.failed(error))
@@ -253,20 +256,6 @@ class Dispatcher:
         active.told_at = active.moved_at
         self._waiting.line.drew(active.life.request.id, 1)
         active.push(token)
-
-    def _compare(self, active: ActiveRequest, num_cached: int, now: float) -> None:
-        """What was predicted of its prompt with what was found."""
-        placement = active.life.placement
-        for predicted in active.take_predicted():
-            self._prefixes.reported(predicted, num_cached)
-            if placement is not None and placement.prefix is not None and placement.prefix.worker == predicted.worker:
-                self._waiting.lent((predicted.worker, placement.prefill), num_cached > predicted.num_before, now)
-
-    def _measured(self, active: ActiveRequest, worker: WorkerRef, event: Pulled) -> None:
-        """Of what came to another worker than was chosen, nobody remembers from where."""
-        placement = active.life.placement
-        if placement is not None and placement.decode == worker:
-            self._fleet.measured(placement, event)
 
     def _send_back(self, active: ActiveRequest, place: Place) -> None:
         """To its place in the line, or to the next tick where it has none."""
@@ -316,7 +305,8 @@ class Dispatcher:
             self.place_queued()
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
+        # Often of another request than the one that runs; it must not be taken for that one's.
+        task = asyncio.create_task(work, context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

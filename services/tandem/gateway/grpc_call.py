@@ -54,10 +54,11 @@ class Call:
             _log.error("request %s failed", self.request_id, exc_info=error)
             await self._abort(TandemError(ErrorKind.INTERNAL, f"internal error (request {self.request_id})"))
 
-    def caller(self, doorkeeper: Doorkeeper) -> Caller:
+    def caller(self, doorkeeper: Doorkeeper, came_at: float) -> Caller:
         """Raises UNAUTHENTICATED, or INVALID_REQUEST for what its metadata may not hold."""
         return Caller(
             request_id=self.request_id,
+            came_at=came_at,
             tenant=doorkeeper.identify(shown_key(self._text("authorization"), self._text("x-api-key"))),
             lane=lane_of(self._text(LANE_HEADER)),
             timeout_s=self._context.time_remaining(),

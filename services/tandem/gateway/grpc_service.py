@@ -15,6 +15,7 @@ from tandem.gateway.grpc_call import Call
 from tandem.gateway.grpc_request import chat_body, completion_body, detokenize_body, tokenize_body
 from tandem.gateway.grpc_response import ChatForm, Form, TextForm
 from tandem.gateway.ports import Doorkeeper
+from tandem.obs.log_context import InRequest
 from tandem.wire.gen import inference_pb2 as pb
 from tandem.wire.gen.inference_pb2_grpc import InferenceServicer
 
@@ -68,7 +69,7 @@ class InferenceService(InferenceServicer):
         context: grpc.aio.ServicerContext[pb.ListModelsRequest, pb.ListModelsReply],
     ) -> pb.ListModelsReply:
         async with self._call(context) as call:
-            caller = call.caller(self._doorkeeper)
+            caller = call.caller(self._doorkeeper, self._answers.now())
             reply = pb.ListModelsReply()
             for model in self._answers.models(caller.tenant):
                 for name in model.names:
@@ -80,7 +81,7 @@ class InferenceService(InferenceServicer):
         self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext[pb.TokenizeRequest, pb.TokenizeReply]
     ) -> pb.TokenizeReply:
         async with self._call(context) as call:
-            caller = call.caller(self._doorkeeper)
+            caller = call.caller(self._doorkeeper, self._answers.now())
             body = tokenize_body(request)
             served, ids = await self._answers.tokenize(body, caller.tenant)
             reply = pb.TokenizeReply(count=len(ids), max_model_len=served.max_model_len, tokens=ids)
@@ -94,29 +95,31 @@ class InferenceService(InferenceServicer):
         context: grpc.aio.ServicerContext[pb.DetokenizeRequest, pb.DetokenizeReply],
     ) -> pb.DetokenizeReply:
         async with self._call(context) as call:
-            caller = call.caller(self._doorkeeper)
+            caller = call.caller(self._doorkeeper, self._answers.now())
             text = await self._answers.detokenize(detokenize_body(request), caller.tenant)
             return pb.DetokenizeReply(prompt=text)
 
     @asynccontextmanager
     async def _call(self, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Call]:
-        async with Call(context) as call:
-            if self._num_calls >= self._max_calls:
-                message = f"{self._max_calls} calls are open already"
-                raise TandemError(ErrorKind.OVERLOADED, message, retry_after_s=1.0, reason="connections")
-            self._num_calls += 1
-            try:
-                yield call
-            finally:
-                self._num_calls -= 1
+        call = Call(context)
+        with InRequest(call.request_id):
+            async with call:
+                if self._num_calls >= self._max_calls:
+                    message = f"{self._max_calls} calls are open already"
+                    raise TandemError(ErrorKind.OVERLOADED, message, retry_after_s=1.0, reason="connections")
+                self._num_calls += 1
+                try:
+                    yield call
+                finally:
+                    self._num_calls -= 1
 
     async def _chat(self, call: Call, request: pb.ChatRequest, *, stream: bool = False) -> Answer:
         """Who asks comes first, so that a stranger costs nothing."""
-        caller = call.caller(self._doorkeeper)
+        caller = call.caller(self._doorkeeper, self._answers.now())
         return await self._answers.chat(chat_body(request, stream=stream), caller)
 
     async def _complete(self, call: Call, request: pb.CompleteRequest, *, stream: bool = False) -> Answer:
-        caller = call.caller(self._doorkeeper)
+        caller = call.caller(self._doorkeeper, self._answers.now())
         return await self._answers.complete(completion_body(request, stream=stream), caller)
 
 

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET
 
 from tandem.gateway.asgi import Exchange
+from tandem.gateway.chronicle import Chronicles
 from tandem.gateway.counters import Counters
 from tandem.gateway.openai_reply import HealthReply
 from tandem.gateway.ports import Dispatch, Doorkeeper, Gauges
@@ -20,15 +21,21 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 class Health:
     """`/health` and `/live` are for whoever restarts the process, `/ready` for whoever sends it traffic."""
 
-    __slots__ = ("_counters", "_dispatch", "_doorkeeper", "_others")
+    __slots__ = ("_chronicles", "_counters", "_dispatch", "_doorkeeper", "_others")
 
     def __init__(
-        self, dispatch: Dispatch, doorkeeper: Doorkeeper, counters: Counters, others: Sequence[Gauges] = ()
+        self,
+        dispatch: Dispatch,
+        doorkeeper: Doorkeeper,
+        counters: Counters,
+        chronicles: Chronicles,
+        others: Sequence[Gauges] = (),
     ) -> None:
         self._others = tuple(others)
         self._dispatch = dispatch
         self._doorkeeper = doorkeeper
         self._counters = counters
+        self._chronicles = chronicles
 
     async def health(self, exchange: Exchange) -> None:
         await exchange.send_json(200, msgspec.json.encode(HealthReply("ok")))
@@ -47,6 +54,7 @@ class Health:
 
     async def metrics(self, exchange: Exchange) -> None:
         gauges: dict[str, float] = {
+            "tandem_open_requests": self._chronicles.num_open,
             "tandem_queued_requests": self._dispatch.num_queued(),
             "tandem_served_models": len(self._dispatch.models()),
             "tandem_ready": self._dispatch.ready() is None,

@@ -10,6 +10,7 @@ from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import BlockHash, RequestId
 from tandem.core.request import Request
+from tandem.flow.ledger import PhaseLedger
 from tandem.flow.waiting import Waiting
 from tandem.gateway.active import ActiveRequest
 from tandem.gateway.caller import Caller
@@ -26,7 +27,7 @@ class Intake:
         config: GatewayConfig,
         quotas: Quotas,
         prefixes: KnownPrefixes,
-        begin: Callable[[Request, int], ActiveRequest],
+        begin: Callable[[Request, PhaseLedger, int], ActiveRequest],
         fail: Callable[[RequestId, TandemError], bool],
     ) -> None:
         self.is_closed = False
@@ -37,7 +38,7 @@ class Intake:
         self._begin = begin
         self._fail = fail
 
-    async def admit(self, request: Request, caller: Caller) -> ActiveRequest:
+    async def admit(self, request: Request, caller: Caller, ledger: PhaseLedger) -> ActiveRequest:
         """Raises TandemError, and then nothing is left of the request."""
         request = on_terms(request, caller.tenant)
         self._refuse_when_closed()
@@ -46,7 +47,7 @@ class Intake:
         try:
             hashes = await self._prefixes.name(request)
             self._refuse_when_closed()  # it may be by now
-            active = self._enter(request, caller, hashes)
+            active = self._enter(request, caller, hashes, ledger)
         except BaseException:
             quota.close()
             raise
@@ -58,7 +59,9 @@ class Intake:
         if self.is_closed:
             raise TandemError(ErrorKind.DRAINING, "this gateway is shutting down", retry_after_s=1.0)
 
-    def _enter(self, request: Request, caller: Caller, hashes: Sequence[BlockHash]) -> ActiveRequest:
+    def _enter(
+        self, request: Request, caller: Caller, hashes: Sequence[BlockHash], ledger: PhaseLedger
+    ) -> ActiveRequest:
         """A place in the line. Raises TandemError when there is none, or when it would come too late."""
         tenant = caller.tenant
         admitted = self._waiting.admit(
@@ -67,7 +70,7 @@ class Intake:
         )  # fmt: skip
         if admitted.leaves is not None and admitted.error is not None:
             self._make_room(admitted.leaves, admitted.error)
-        active = self._begin(request, self._config.max_retries)
+        active = self._begin(request, ledger, self._config.max_retries)
         active.prefill_s = admitted.prefill_s
         if caller.timeout_s is not None:
             active.deadline = active.came_at + caller.timeout_s

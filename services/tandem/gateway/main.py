@@ -27,6 +27,7 @@ from tandem.gateway.grpc_server import GrpcServer
 from tandem.gateway.health import PROBES
 from tandem.gateway.http_guard import HttpLimits
 from tandem.gateway.prefixes import PrefixIndex
+from tandem.gateway.request_log import RequestLog
 from tandem.gateway.server import HttpServer
 from tandem.gateway.tenancy import Tenancy
 from tandem.gateway.text_models import TextModels
@@ -60,7 +61,15 @@ class Gateway:
         counters = ServiceCounters(redis.url, redis.namespace, name, health=health)
         self._share = FairShare(self._dispatcher.line, counters)
         door = self._tenancy.door
-        app = create_app(self._dispatcher, door, config.gateway, [self._prefixes, health])
+        app = create_app(
+            self._dispatcher,
+            door,
+            config.gateway,
+            [self._prefixes, health],
+            observers=[RequestLog(config.telemetry.log_requests)],
+            targets=targets,
+            clock=clock,
+        )
         limits = HttpLimits(
             request_timeout_s=config.gateway.request_timeout_s,
             stalled_client_s=config.gateway.stalled_client_s,

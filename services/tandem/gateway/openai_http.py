@@ -86,10 +86,12 @@ class OpenAIRoutes:
 
     def _caller(self, exchange: Exchange) -> Caller:
         """Who asks; before its body is read, so that a stranger costs nothing."""
+        came_at = self._answers.now()
         key = shown_key(_text(exchange, "authorization"), _text(exchange, "x-api-key"))
         tenant = self._doorkeeper.identify(key)
         return Caller(
             request_id=exchange.request_id,
+            came_at=came_at,
             tenant=tenant,
             lane=lane_of(_text(exchange, LANE_HEADER)),
             timeout_s=timeout_of(_text(exchange, TIMEOUT_HEADER)),

@@ -188,7 +188,7 @@ def request(ask: Ask, served: ServedModel, prompt: tuple[int, ...], identity: st
         prompt_tokens=prompt,
         sampling=_sampling(ask, served, _output_room(ask, served, len(prompt))),
         tenant=caller.tenant.id,
-        lane=_lane(body, caller),
+        lane=asked_lane(body, caller),
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
         num_choices=ask.num_choices,
@@ -196,7 +196,7 @@ def request(ask: Ask, served: ServedModel, prompt: tuple[int, ...], identity: st
     )
 
 
-def _lane(body: SharedBody, caller: Caller) -> Lane:
+def asked_lane(body: SharedBody, caller: Caller) -> Lane:
     """The caller's own word goes before the body's, and neither above what the tenant may have."""
     asked = _TIERS.get(body.service_tier or "") if caller.lane is None else caller.lane
     return caller.tenant.lane if asked is None else max(asked, caller.tenant.lane)

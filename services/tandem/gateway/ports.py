@@ -11,6 +11,7 @@ from tandem.admission.tenant import OPEN, Tenant
 from tandem.core.events import Finished, PromptScored, Token
 from tandem.core.ids import BlockHash, WorkerId, WorkerRef
 from tandem.core.request import Request
+from tandem.flow.ledger import PhaseLedger
 from tandem.flow.waiting import Prefixes
 from tandem.gateway.caller import Caller
 from tandem.gateway.standing import Standing
@@ -52,6 +53,11 @@ class TokenStream(Protocol):
     @property
     def num_attempts(self) -> int:
         """One more than its moves."""
+        ...
+
+    @property
+    def workers(self) -> Sequence[str]:
+        """Ids of those that it was placed at last, the one that computes its prompt first."""
         ...
 
     @property
@@ -97,8 +103,9 @@ class Dispatch(Protocol):
         """Workers that live, as this gateway sees them."""
         ...
 
-    async def open(self, request: Request, caller: Caller) -> TokenStream:
-        """Admit a request. Raises TandemError when it is refused; then nothing of it is left anywhere."""
+    async def open(self, request: Request, caller: Caller, ledger: PhaseLedger) -> TokenStream:
+        """Admit a request, whose `ledger` goes with it until it ends. Raises TandemError when it is refused; then
+        nothing of it is left anywhere."""
         ...
 
 

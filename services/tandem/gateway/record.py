@@ -8,6 +8,8 @@ from typing import Protocol
 from tandem.flow.ledger import StageSeconds
 from tandem.gateway.usage import Usage
 
+FINISHED, CANCELLED, INTERNAL = "finished", "cancelled", "internal"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRecord:
@@ -16,8 +18,12 @@ class AnswerRecord:
     why it took its `path`; empty where there is none. `workers`: ids of those that it was placed at last, the one that
     computed its prompt first; one where that did all, none where it found no place.
 
+    `model`: the name of what is served; empty where there is no such. `path`: "remote", "local" or "fallback"; empty
+    where it found no place.
+
     `came_at`: seconds since the epoch. `first_token_s`: from its arrival to when its first token left; None: it had
-    none. `token_s`: mean time of its tokens after the first; None: it had none. `longest_gap_s`: between two tokens.
+    none. `token_s`: mean time between two tokens of a choice; None: there were none. Gaps are those times; late ones
+    are longer than its lane's target.
     `stages` add up to `total_s`; of several prompts they are those of the one that ended last.
     `trace`: its trace's id in hexadecimal; empty: it has none that is sampled.
     """
@@ -42,6 +48,8 @@ class AnswerRecord:
     first_token_s: float | None
     token_s: float | None
     longest_gap_s: float
+    num_gaps: int
+    num_late_gaps: int
     stages: StageSeconds
 
 

@@ -33,16 +33,19 @@ class Tally:
     def admitted(self, num_prompt_tokens: int) -> None:
         self._num_prompt += num_prompt_tokens
 
-    def take(self, part: Delta | Ending) -> None:
-        """An Ending knows exactly what its deltas only add up to: text that was held back is no token."""
+    def take(self, part: Delta | Ending) -> bool:
+        """Whether it is a token; text that was held back is none. An Ending knows exactly what its deltas only add up
+        to."""
         if isinstance(part, Delta):
-            if part.token is not None:
-                self._output[part.choice] += 1
-        else:
-            self.num_ended += 1
-            self._output[part.choice] = part.num_output_tokens
-            if part.num_cached_tokens is not None:
-                self._cached[part.choice // self._num_choices] = part.num_cached_tokens
+            if part.token is None:
+                return False
+            self._output[part.choice] += 1
+            return True
+        self.num_ended += 1
+        self._output[part.choice] = part.num_output_tokens
+        if part.num_cached_tokens is not None:
+            self._cached[part.choice // self._num_choices] = part.num_cached_tokens
+        return False
 
     def usage(self) -> Usage:
         cached = sum(self._cached.values()) if self._cached else None

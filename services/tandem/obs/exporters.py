@@ -1,22 +1,55 @@
 """Makes OpenTelemetry's standard exporters as its variables ask for; never exports by itself.
 
-They take a fifth of a second to import, so each is imported where it is made.
+They take a fifth of a second to import, so each is imported where it is made. They read `os.environ` by themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
 from typing import TYPE_CHECKING
 
-from tandem.obs.otel_environment import check_otlp, protocol
+from tandem.obs.otel_environment import OtelSettings, Protocol
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics.export import MetricExporter
     from opentelemetry.sdk.trace.export import SpanExporter
 
+MAX_BATCH = 2000
+"""Series in one message: with twenty buckets each they stay below the 4 MiB that a gRPC server takes."""
+_QUIET_S = 60.0
+LOUD = (
+    "opentelemetry.exporter.otlp.proto.grpc.exporter",
+    "opentelemetry.exporter.otlp.proto.http.metric_exporter",
+    "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+    "opentelemetry.sdk._shared_internal",
+)
+"""They log whatever fails, a few lines for each message, and where a receiver is down every message does."""
 
-def span_exporters(names: Sequence[str], environ: Mapping[str, str]) -> list[SpanExporter]:
-    """Of "otlp" and "console". They read `os.environ` themselves."""
-    return [_otlp_spans(environ) if name == "otlp" else _console_spans() for name in names]
+
+class Sparingly(logging.Filter):
+    """Of the lines of one place and thread, which sends one signal, one a minute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told_at: dict[tuple[str, str, str], float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        place = record.name, str(record.msg), str(record.threadName)
+        if record.created - self._told_at.get(place, -_QUIET_S) < _QUIET_S:
+            return False
+        self._told_at[place] = record.created
+        return True
+
+
+_sparingly = Sparingly()
+
+
+def span_exporters(settings: OtelSettings) -> list[SpanExporter]:
+    return [_otlp_spans(settings.traces_protocol) if name == "otlp" else _console_spans() for name in settings.traces]
+
+
+def metric_exporters(settings: OtelSettings) -> list[MetricExporter]:
+    return [_otlp_metrics(settings) if name == "otlp" else _console_metrics() for name in settings.metrics]
 
 
 def _console_spans() -> SpanExporter:
@@ -25,12 +58,35 @@ def _console_spans() -> SpanExporter:
     return ConsoleSpanExporter()
 
 
-def _otlp_spans(environ: Mapping[str, str]) -> SpanExporter:
-    check_otlp("traces", environ)
-    if protocol("traces", environ) == "grpc":
+def _console_metrics() -> MetricExporter:
+    from opentelemetry.sdk.metrics.export import ConsoleMetricExporter
+
+    return ConsoleMetricExporter()
+
+
+def _otlp_spans(protocol: Protocol) -> SpanExporter:
+    _log_sparingly()
+    if protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcSpanExporter
 
         return GrpcSpanExporter()
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpSpanExporter
 
     return HttpSpanExporter()
+
+
+def _otlp_metrics(settings: OtelSettings) -> MetricExporter:
+    _log_sparingly()
+    timeout_s = settings.metrics_timeout_s
+    if settings.metrics_protocol == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as GrpcMetricExporter
+
+        return GrpcMetricExporter(timeout=timeout_s, max_export_batch_size=MAX_BATCH)
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as HttpMetricExporter
+
+    return HttpMetricExporter(timeout=timeout_s, max_export_batch_size=MAX_BATCH)
+
+
+def _log_sparingly() -> None:
+    for name in LOUD:
+        logging.getLogger(name).addFilter(_sparingly)

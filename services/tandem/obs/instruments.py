@@ -59,7 +59,12 @@ TOKEN_USAGE = histogram(
     "gen_ai.client.token.usage", "{token}", "Tokens of a request.", TOKENS, *_GEN_AI, "gen_ai.token.type"
 )
 INTER_TOKEN_LATENCY = histogram(
-    "tandem.inter_token_latency", "s", "Between two tokens of a choice, as they left the gateway.", GAP, "lane"
+    "tandem.inter_token_latency",
+    "s",
+    "Between two tokens of a choice, as they left the gateway.",
+    GAP,
+    "lane",
+    "gen_ai.request.model",
 )
 
 # ---- requests: gateway
@@ -74,7 +79,13 @@ CACHED_PROMPT_TOKENS = counter(
 )
 OUTPUT_TOKENS = counter("tandem.output_tokens", "{token}", "Tokens given to clients.", "path", "tenant")
 STAGE_DURATION = histogram(
-    "tandem.request.stage.duration", "s", "What of a request's time went to a stage of it.", LATENCY, "stage", "lane"
+    "tandem.request.stage.duration",
+    "s",
+    "What of a request's time went to a stage of it.",
+    LATENCY,
+    "stage",
+    "lane",
+    "gen_ai.request.model",
 )
 ADMISSIONS = counter(
     "tandem.admissions", "{request}", "Requests admitted or refused, and why.", "decision", "reason", "lane", "tenant"

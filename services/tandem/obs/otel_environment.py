@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 from tandem.core.errors import ErrorKind, TandemError
 
 Signal = Literal["traces", "metrics"]
+Exporter = Literal["otlp", "console"]
 Protocol = Literal["grpc", "http/protobuf"]
 
 _EXPORTERS: dict[Signal, tuple[str, ...]] = {
@@ -27,8 +29,44 @@ _RATIO_SAMPLERS = ("traceidratio", "parentbased_traceidratio")
 _SAMPLERS = ("always_on", "always_off", "parentbased_always_on", "parentbased_always_off", *_RATIO_SAMPLERS)
 
 
-def exporters(signal: Signal, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Which of "otlp" and "console" a signal goes to; none unless a variable says so, and an endpoint will do."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtelSettings:
+    """What Tandem itself acts on. A signal goes to no exporter unless a variable says so, and an endpoint does.
+    `metrics_timeout_s`: how long one message of metrics may take."""
+
+    traces: tuple[Exporter, ...]
+    metrics: tuple[Exporter, ...]
+    traces_protocol: Protocol
+    metrics_protocol: Protocol
+    metrics_interval_s: float
+    metrics_timeout_s: float
+
+
+def read_otel(environ: Mapping[str, str]) -> OtelSettings:
+    """TandemError(INVALID_REQUEST) names a variable whose value means nothing."""
+    traces, metrics = _exporters("traces", environ), _exporters("metrics", environ)
+    if traces or metrics:
+        _check_pairs("OTEL_RESOURCE_ATTRIBUTES", environ)
+    if traces:
+        _check_spans(environ)
+    if "otlp" in traces:
+        _check_otlp("traces", environ)
+    if "otlp" in metrics:
+        _check_otlp("metrics", environ)
+    # Exporters know this one only, and in Python, other than in the standard, it is in seconds.
+    own_timeouts_s = [_number(name, environ, 0) for name in _otlp("TIMEOUT", "metrics") if environ.get(name)]
+    timeout_s = _milliseconds("OTEL_METRIC_EXPORT_TIMEOUT", 30_000, environ) / 1000
+    return OtelSettings(
+        traces=traces,
+        metrics=metrics,
+        traces_protocol=_protocol("traces", environ),
+        metrics_protocol=_protocol("metrics", environ),
+        metrics_interval_s=_milliseconds("OTEL_METRIC_EXPORT_INTERVAL", 60_000, environ) / 1000,
+        metrics_timeout_s=min(timeout_s, *(own_timeouts_s or [10.0])[:1]),
+    )
+
+
+def _exporters(signal: Signal, environ: Mapping[str, str]) -> tuple[Exporter, ...]:
     if _is_true("OTEL_SDK_DISABLED", environ):
         return ()
     variable = f"OTEL_{signal.upper()}_EXPORTER"
@@ -37,12 +75,12 @@ def exporters(signal: Signal, environ: Mapping[str, str]) -> tuple[str, ...]:
         if name not in _EXPORTERS[signal]:
             raise _meaningless(variable, f"{name!r} is none of {', '.join(_EXPORTERS[signal])}")
     if not asked and any(environ.get(name) for name in _otlp("ENDPOINT", signal)):
-        asked = ["otlp"]
-    return tuple(name for name in dict.fromkeys(asked) if name in ("otlp", "console"))
+        return ("otlp",)
+    known: tuple[Exporter, ...] = ("otlp", "console")
+    return tuple(name for name in known if name in asked)
 
 
-def protocol(signal: Signal, environ: Mapping[str, str]) -> Protocol:
-    """OTLP's."""
+def _protocol(signal: Signal, environ: Mapping[str, str]) -> Protocol:
     for variable in _otlp("PROTOCOL", signal):
         match environ.get(variable, "").strip():
             case "":
@@ -56,23 +94,11 @@ def protocol(signal: Signal, environ: Mapping[str, str]) -> Protocol:
     return "http/protobuf"
 
 
-def milliseconds(variable: str, default: float, environ: Mapping[str, str]) -> float:
-    """In seconds."""
-    _check_positive(variable, environ)
-    return float(environ.get(variable) or default) / 1000
-
-
-def check_resource(environ: Mapping[str, str]) -> None:
-    """Raises TandemError(INVALID_REQUEST) naming the variable, as all here do."""
-    _check_pairs("OTEL_RESOURCE_ATTRIBUTES", environ)
-
-
-def check_traces(environ: Mapping[str, str]) -> None:
-    """What is read only where spans are exported."""
+def _check_spans(environ: Mapping[str, str]) -> None:
     sampler = environ.get("OTEL_TRACES_SAMPLER", "")
     if sampler and sampler.lower() not in _SAMPLERS:
         raise _meaningless("OTEL_TRACES_SAMPLER", f"{sampler!r} is none of {', '.join(_SAMPLERS)}")
-    if sampler.lower() in _RATIO_SAMPLERS and not 0 <= _number("OTEL_TRACES_SAMPLER_ARG", environ, 1.0) <= 1:
+    if sampler.lower() in _RATIO_SAMPLERS and not 0 <= _number("OTEL_TRACES_SAMPLER_ARG", environ, 1) <= 1:
         raise _meaningless("OTEL_TRACES_SAMPLER_ARG", "a ratio is from 0 to 1")
     for name in ("SCHEDULE_DELAY", "EXPORT_TIMEOUT", "MAX_QUEUE_SIZE", "MAX_EXPORT_BATCH_SIZE"):
         _check_positive(f"OTEL_BSP_{name}", environ, whole=True)
@@ -81,14 +107,13 @@ def check_traces(environ: Mapping[str, str]) -> None:
         raise _meaningless("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "a batch cannot be larger than the queue")
 
 
-def check_otlp(signal: Signal, environ: Mapping[str, str]) -> None:
-    """What is read only where a signal goes out by OTLP."""
-    how = protocol(signal, environ)
+def _check_otlp(signal: Signal, environ: Mapping[str, str]) -> None:
+    is_grpc = _protocol(signal, environ) == "grpc"
     checks: dict[str, Callable[[str, Mapping[str, str]], None]] = {
-        "ENDPOINT": _check_grpc_endpoint if how == "grpc" else _check_url,
+        "ENDPOINT": _check_grpc_endpoint if is_grpc else _check_url,
         "HEADERS": _check_pairs,
         "TIMEOUT": _check_positive,
-        "COMPRESSION": _check_grpc_compression if how == "grpc" else _check_compression,
+        "COMPRESSION": _check_grpc_compression if is_grpc else _check_compression,
         "INSECURE": _check_boolean,
         "CERTIFICATE": _check_file,
         "CLIENT_KEY": _check_file,
@@ -106,6 +131,11 @@ def check_otlp(signal: Signal, environ: Mapping[str, str]) -> None:
 def _otlp(suffix: str, signal: Signal) -> tuple[str, str]:
     """The signal's own variable goes before the general one."""
     return f"OTEL_EXPORTER_OTLP_{signal.upper()}_{suffix}", f"OTEL_EXPORTER_OTLP_{suffix}"
+
+
+def _milliseconds(variable: str, default: float, environ: Mapping[str, str]) -> float:
+    _check_positive(variable, environ)
+    return _number(variable, environ, default)
 
 
 def _meaningless(variable: str, why: str) -> TandemError:

@@ -5,41 +5,48 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Self
 
-from tandem.obs import otel_environment, prometheus
+from tandem.core.clock import Clock, SystemClock
+from tandem.obs import prometheus
 from tandem.obs.metrics import Metrics
+from tandem.obs.otel_environment import OtelSettings, read_otel
 from tandem.obs.tracing import OFF, Tracing
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
 
+    from tandem.obs.metric_sender import MetricSender
     from tandem.obs.span_sender import SpanSender
 
 
 class Telemetry:
     """Pulled: `exposition`. Pushed, by threads of its own until `close`: what OpenTelemetry's variables ask for."""
 
-    def __init__(self, metrics: Metrics, tracing: Tracing = OFF, spans: SpanSender | None = None) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        spans: SpanSender | None = None,
+        pushed: MetricSender | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         self.metrics = metrics
-        self.tracing = tracing
+        self.tracing = OFF if spans is None else Tracing(spans.tracer)
         self._spans = spans
+        self._pushed = pushed
+        self._clock = clock or SystemClock()
 
     @classmethod
     def start(cls, service: str, instance: str, max_values: int) -> Self:
         """Of the program `service`, told apart from others like it by `instance`; `OTEL_SERVICE_NAME` and
         `OTEL_RESOURCE_ATTRIBUTES` go before both. `max_values`: as `Metrics`' own. TandemError(INVALID_REQUEST) names
         an `OTEL_` variable whose value means nothing."""
-        environ = os.environ
+        _forget_empty_variables()
+        settings = read_otel(os.environ)
         metrics = Metrics(max_values)
-        otel_environment.check_resource(environ)
-        traced = otel_environment.exporters("traces", environ)
-        if not traced:
+        if not settings.traces and not settings.metrics:
             return cls(metrics)
-        otel_environment.check_traces(environ)
-        from tandem.obs.exporters import span_exporters
-        from tandem.obs.span_sender import SpanSender
-
-        spans = SpanSender(_resource(service, instance), span_exporters(traced, environ))
-        return cls(metrics, Tracing(spans.tracer), spans)
+        resource = _resource(service, instance)
+        spans = _span_sender(resource, settings) if settings.traces else None
+        return cls(metrics, spans, _metric_sender(metrics, resource, settings) if settings.metrics else None)
 
     def exposition(self, accept: str) -> tuple[str, bytes]:
         """The content type and the body of `/metrics` for an Accept header."""
@@ -49,9 +56,20 @@ class Telemetry:
         return content_type, prometheus.exposition(families, openmetrics=openmetrics)
 
     def close(self, timeout_s: float) -> None:
-        """Sends what there is, and returns when it has gone or the time is over."""
+        """Sends what there is, and returns when it has gone or the time is over. Blocks."""
+        end = self._clock.now() + timeout_s
+        if self._pushed is not None:
+            self._pushed.stop()
         if self._spans is not None:
             self._spans.close(timeout_s)
+        if self._pushed is not None:
+            self._pushed.join(max(0.0, end - self._clock.now()))
+
+
+def _forget_empty_variables() -> None:
+    """They are as good as unset, says the standard, but not all of the SDK's code knows."""
+    for name in [name for name, value in os.environ.items() if name.startswith("OTEL_") and not value.strip()]:
+        del os.environ[name]
 
 
 def _resource(service: str, instance: str) -> Resource:
@@ -60,3 +78,17 @@ def _resource(service: str, instance: str) -> Resource:
     told = OTELResourceDetector().detect().attributes
     own = {"service.name": service, "service.instance.id": instance}
     return Resource.create({name: value for name, value in own.items() if name not in told})
+
+
+def _span_sender(resource: Resource, settings: OtelSettings) -> SpanSender:
+    from tandem.obs.exporters import span_exporters
+    from tandem.obs.span_sender import SpanSender
+
+    return SpanSender(resource, span_exporters(settings))
+
+
+def _metric_sender(metrics: Metrics, resource: Resource, settings: OtelSettings) -> MetricSender:
+    from tandem.obs.exporters import metric_exporters
+    from tandem.obs.metric_sender import MetricSender
+
+    return MetricSender(metrics, resource, metric_exporters(settings), settings.metrics_interval_s)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextvars import Context
 from typing import Any, NamedTuple
 
 from redis.exceptions import NoScriptError, RedisError
@@ -47,7 +48,8 @@ class ScriptLine:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Call(keys, arguments, answer))
         if self._sender is None:
-            self._sender = asyncio.create_task(self._send())
+            # For all who call, so without the context of the first.
+            self._sender = asyncio.create_task(self._send(), context=Context())
         return answer
 
     async def close(self) -> None:

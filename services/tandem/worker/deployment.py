@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
-from tandem.core.config import Config
+from tandem.core.config import Config, TelemetryConfig
+from tandem.obs.logs import set_up_logging
 from tandem.worker.main import prepare_process, settle_process
 from tandem.worker.rank_actor import launch_actors, slot
 
@@ -32,7 +33,7 @@ class WorkerReplica:
     async def __init__(self, config: Config) -> None:  # type: ignore[misc]
         self._worker: Worker | None = None
         prepare_process()
-        _log_with_serve()
+        _log_with_serve(config.telemetry)
         # Only now: importing the model's libraries reads the environment.
         from tandem.worker.model import load_worker_model
         from tandem.worker.program import start_worker
@@ -54,13 +55,12 @@ class WorkerReplica:
             await self._worker.stop()
 
 
-def _log_with_serve() -> None:
+def _log_with_serve(telemetry: TelemetryConfig) -> None:
     """Into Serve's own file of this replica, whose name says which pool it is of; past the buffer in front of it,
     because the last lines before a crash are the ones that matter."""
     serves = logging.getLogger("ray.serve").handlers
-    ours = logging.getLogger("tandem")
-    ours.handlers = [getattr(handler, "target", None) or handler for handler in serves]
-    ours.propagate = False
+    ours = [getattr(handler, "target", None) or handler for handler in serves]
+    set_up_logging(telemetry, "tandem-worker", handlers=ours)
 
 
 def _ranks(config: Config) -> dict[str, Any]:

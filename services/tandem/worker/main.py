@@ -1,4 +1,4 @@
-"""The process of `tandem worker`: signals, log lines, the line that says it is ready; composes nothing itself."""
+"""The process of `tandem worker`: signals, the line that says it is ready; composes nothing itself."""
 
 from __future__ import annotations
 
@@ -51,8 +51,6 @@ def prepare_process() -> None:
     # Workers share cores: a thread pool that has nothing to do must sleep instead of spinning.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    line = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=line)
 
 
 def settle_process() -> None:

@@ -21,6 +21,7 @@ from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import build, from_environment
 from tandem.engine.ranks import Joining, Loaded, MoverBytes, OpenMover, RankCommand, RankEvent, RankFailed, Readable
+from tandem.obs.logs import set_up_logging
 from tandem.wire.convert_rank import decode_command, encode_event
 from tandem.worker.main import prepare_process
 from tandem.worker.rank_line import RankLine, connect
@@ -42,6 +43,7 @@ Send = Callable[[bytes], None]
 def run(config: Config, directory: Path, rank: int) -> int:
     """Follow until the first rank ends. Returns 1 when this rank failed."""
     prepare_process()
+    set_up_logging(config.telemetry, "tandem-worker", f"{config.worker.id}-rank-{rank}" if config.worker.id else "")
     # Only now: importing the model's libraries reads the environment. Before the others are met, who wait no longer for
     # this rank than they must.
     from tandem.worker.rank_model import load_rank_model

@@ -21,6 +21,7 @@ from tandem.core.config import Bytes, GatewayConfig
 from tandem.core.events import Finished, FinishReason, PromptScored, SampledToken, Token
 from tandem.core.ids import JobKey, RequestId, WorkerId
 from tandem.core.request import Request
+from tandem.flow.ledger import PhaseLedger
 from tandem.gateway.app import create_app
 from tandem.gateway.caller import Caller
 from tandem.gateway.grpc_server import GrpcServer
@@ -96,6 +97,7 @@ class ScriptedStream:
 
     has_more = False
     num_attempts = 1
+    workers = ("p1", "d1")
     reasons: ClassVar[dict[str, object]] = {"prefill": "p1", "decode": "d1"}
 
     def __init__(self, steps: Sequence[Step], path: str = "remote", standing: Standing | None = None) -> None:
@@ -170,7 +172,7 @@ class ScriptedDispatch:
     def num_live(self) -> dict[Pool, int]:
         return {"mixed": 1}
 
-    async def open(self, request: Request, caller: Caller) -> ScriptedStream:
+    async def open(self, request: Request, caller: Caller, ledger: PhaseLedger) -> ScriptedStream:
         self.callers.append(caller)
         self.requests.append(request)
         self.opening.put(request)

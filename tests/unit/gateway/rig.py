@@ -18,6 +18,7 @@ from tandem.core.events import Finished, FinishReason, JobEvent, Pulled, Sampled
 from tandem.core.ids import GatewayId, JobKey, RequestId, WorkerRef
 from tandem.core.load import Load
 from tandem.core.request import Job, Prefill, Request, Resume, SamplingParams
+from tandem.flow.ledger import PhaseLedger
 from tandem.gateway import fleet, worker_link
 from tandem.gateway.active import ActiveRequest
 from tandem.gateway.caller import Caller
@@ -47,7 +48,7 @@ class Rig:
         self.workers: list[ScriptedWorker] = []
         self.registry_fails = False
         self._bundle = bundle
-        clock = SystemClock()
+        self.clock = clock = SystemClock()
         self.fleet = Fleet(GatewayId("g"), self._discover, TextModels(), clock, self.config, trust or Trust("g"))
         self.dispatch = Dispatcher(self.fleet, self.config, clock, quotas or NoQuotas(), prefixes=prefixes)
 
@@ -96,7 +97,8 @@ class Rig:
                 sampling=sampling,
                 num_choices=num_choices,
             ),
-            caller or Caller(request_id=identity, timeout_s=timeout_s),
+            caller or Caller(request_id=identity, came_at=self.clock.now(), timeout_s=timeout_s),
+            PhaseLedger(self.clock.now()),
         )
 
     async def running(self, num_choices: int = 1) -> ActiveRequest:

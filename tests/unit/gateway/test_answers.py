@@ -9,12 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
+from tandem.core.clock import SystemClock
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, FinishReason, PromptScored, SampledToken, Token
 from tandem.core.ids import JobKey, RequestId, WorkerId
 from tandem.core.request import Request
+from tandem.flow.ledger import PhaseLedger
 from tandem.gateway.answers import Answers
 from tandem.gateway.caller import Caller
+from tandem.gateway.chronicle import Chronicles
 from tandem.gateway.completion import Delta, Ending
 from tandem.gateway.counters import Counters
 from tandem.gateway.echo import PromptScores
@@ -29,7 +32,7 @@ from tandem.routing.breaker import BreakerState
 from tandem.routing.view import Pool
 from tests.unit.gateway.instant import instant_events
 
-CALLER = Caller(request_id="r")
+CALLER = Caller(request_id="r", came_at=0.0)
 
 
 class SlowToClose:
@@ -37,6 +40,7 @@ class SlowToClose:
 
     path = "remote"
     num_attempts = 1
+    workers = ("p1", "d1")
     standing = Standing()
 
     def __init__(self, request: Request) -> None:
@@ -80,7 +84,7 @@ class SlowDispatch:
     def num_live(self) -> dict[Pool, int]:
         return {"mixed": 1}
 
-    async def open(self, request: Request, caller: Caller) -> SlowToClose:
+    async def open(self, request: Request, caller: Caller, ledger: PhaseLedger) -> SlowToClose:
         if len(self.opened) == self._slow_at:
             self.waiting.set()
             await asyncio.Event().wait()
@@ -103,7 +107,8 @@ async def test_all_prompts_are_closed_to_the_end_though_the_closing_is_cancelled
 ) -> None:
     dispatch, counters = SlowDispatch(served), Counters()
     with ThreadPoolExecutor(1) as executor:
-        answers = Answers(dispatch, executor, counters, Manners())
+        chronicles = Chronicles(SystemClock(), [counters])
+        answers = Answers(dispatch, executor, chronicles, Manners())
         seen = asyncio.Event()
 
         async def read() -> None:
@@ -119,20 +124,20 @@ async def test_all_prompts_are_closed_to_the_end_though_the_closing_is_cancelled
         await asyncio.wait({task})
     assert task.cancelled()
     assert [stream.is_closed for stream in dispatch.opened] == [True] * 3
-    assert counters.num_open == 0 and dict(counters.requests) == {("completion", "cancelled"): 1}
+    assert chronicles.num_open == 0 and dict(counters.requests) == {("completion", "cancelled"): 1}
 
 
 async def test_prompts_that_were_admitted_are_closed_when_the_client_leaves_while_others_wait(
     served: ServedModel,
 ) -> None:
-    dispatch, counters = SlowDispatch(served, slow_at=2), Counters()
+    dispatch, chronicles = SlowDispatch(served, slow_at=2), Chronicles(SystemClock())
     with ThreadPoolExecutor(1) as executor:
-        task = asyncio.create_task(Answers(dispatch, executor, counters, Manners()).complete(several(), CALLER))
+        task = asyncio.create_task(Answers(dispatch, executor, chronicles, Manners()).complete(several(), CALLER))
         await dispatch.waiting.wait()
         task.cancel()
         await asyncio.wait({task})
     assert [stream.is_closed for stream in dispatch.opened] == [True] * 2
-    assert counters.num_open == 0
+    assert chronicles.num_open == 0
 
 
 async def test_a_merger_left_early_closes_its_sources() -> None:

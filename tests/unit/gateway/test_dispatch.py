@@ -13,6 +13,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Failed, Finished, FinishReason, Moving
 from tandem.core.ids import HandoffId, HandoffKey, RequestId
 from tandem.core.request import Generate, Prefill, Request, Resume, SamplingParams
+from tandem.flow.ledger import PhaseLedger
 from tandem.gateway.caller import Caller
 from tandem.gateway.intake import Intake
 from tandem.gateway.ports import Meter, Standing
@@ -362,6 +363,6 @@ async def test_what_cannot_be_sent_is_not_expected_any_more(rig: Rig) -> None:
         id=RequestId("huge"), model="tiny", prompt_tokens=(1 << 40,), sampling=SamplingParams(max_tokens=3)
     )
     with pytest.raises(TandemError) as refused:
-        await collect(await rig.dispatch.open(request, Caller(request_id=request.id)))
+        await collect(await rig.dispatch.open(request, Caller(request_id=request.id, came_at=0.0), PhaseLedger(0.0)))
     assert refused.value.kind is ErrorKind.INVALID_REQUEST
     assert [(view.num_coming, view.unreported) for view in rig.fleet.view().workers] == [(0, ()), (0, ())]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tandem.core.clock import SystemClock
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, Token
@@ -20,8 +21,8 @@ from tandem.gateway import answers
 from tandem.gateway.answers import Answers
 from tandem.gateway.app import create_app
 from tandem.gateway.asgi import Exchange, header_value
+from tandem.gateway.chronicle import Chronicles
 from tandem.gateway.completion import Completion
-from tandem.gateway.counters import Counters
 from tandem.gateway.manner import Manners
 from tandem.gateway.openai_http import OpenAIRoutes
 from tandem.gateway.ports import OpenDoor, ServedModel
@@ -177,7 +178,7 @@ def test_long_prompts_are_tokenized_by_a_thread(
 
     async def scenario(executor: RecordingExecutor) -> list[Any]:
         client = Client(json.dumps({"model": "tiny", "prompt": "a" * num_chars}).encode())
-        answers = Answers(front.dispatch, executor, Counters(), Manners())
+        answers = Answers(front.dispatch, executor, Chronicles(SystemClock()), Manners())
         await OpenAIRoutes(answers, OpenDoor(), 1 << 20, 10.0).completions(client.exchange())
         return client.sent
 

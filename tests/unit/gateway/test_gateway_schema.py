@@ -18,7 +18,7 @@ from tandem.gateway.prompt import encode, given_prompts
 from tandem.gateway.text import TextModel
 
 USER = {"role": "user", "content": "hi"}
-CALLER = Caller(request_id="r")
+CALLER = Caller(request_id="r", came_at=0.0)
 INVALID, UNSUPPORTED = ErrorKind.INVALID_REQUEST, ErrorKind.UNSUPPORTED
 
 

@@ -22,6 +22,7 @@ from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.request import Generate, Request, SamplingParams
 from tandem.flow.commands import Deliver, End, EndChoice
+from tandem.flow.ledger import PhaseLedger
 from tandem.flow.lifecycle import Phase, RequestLife
 from tandem.gateway.active import ActiveRequest
 from tandem.gateway.app import create_app
@@ -254,7 +255,8 @@ def running(sampling: SamplingParams, num_choices: int = 1) -> tuple[ActiveReque
     """A request whose prompt has 10 tokens, at its worker, and how that worker tells it something."""
     job = Request(id=RequestId("r"), model="m", prompt_tokens=(1,) * 10, sampling=sampling, num_choices=num_choices)
     worker = WorkerRef(WorkerId("w"), 1, "w:1")
-    active = ActiveRequest(RequestLife(job, HandoffId("h")), 0.0, lambda active: None, lambda active, choice: None)
+    life, ledger = RequestLife(job, HandoffId("h")), PhaseLedger(0.0)
+    active = ActiveRequest(life, ledger, 0.0, lambda active: None, lambda active, choice: None)
     active.life.placed(Placement(worker, worker))
     active.life.accepted(worker, active.life.key)
 
@@ -320,7 +322,7 @@ async def test_a_tenants_own_policy_beats_that_of_the_gateway(rig: Rig) -> None:
     for name, policy in (("off", "off"), ("gateway", None)):
         before = [len(worker.jobs) for worker in rig.workers]
         tenant = Tenant(id="t", disaggregation=policy, lane=Lane.BATCH)  # type: ignore[arg-type]
-        request = await rig.open(caller=Caller(request_id="r", tenant=tenant))
+        request = await rig.open(caller=Caller(request_id="r", came_at=0.0, tenant=tenant))
         await until(lambda request=request: request.life.phase.name == "RUNNING")
         jobs[name] = [job for worker, n in zip(rig.workers, before, strict=True) for job in worker.jobs[n:]]
         await request.aclose()

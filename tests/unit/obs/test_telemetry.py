@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import subprocess
+import sys
 import threading
+from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Literal
 
 import pytest
+from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_CUMULATIVE
 
+from tandem.obs import exporters
+from tandem.obs.instruments import INTER_TOKEN_LATENCY, MOVES, OUTPUT_TOKENS, READY
 from tandem.obs.telemetry import Telemetry
-from tandem.obs.tracing import SpanEvent, SpanRecord
+from tandem.obs.tracing import OFF, SpanEvent, SpanRecord
 from tests.otlp import OtlpReceiver, attributes, otlp_receiver
+from tests.ports import free_port
 
 BOTH = pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
 
@@ -68,3 +76,207 @@ def test_spans_arrive(protocol: Literal["grpc", "http/protobuf"], monkeypatch: p
         assert attributes(chat.events[0].attributes) == {"tokens": 3}
         resource, _ = receiver.spans[0]
         assert (resource["service.name"], resource["service.instance.id"]) == ("tandem-gateway", "gateway-1")
+
+
+@BOTH
+def test_metrics_arrive(protocol: Literal["grpc", "http/protobuf"], monkeypatch: pytest.MonkeyPatch) -> None:
+    with otlp_receiver(protocol) as receiver:
+        send_to(receiver, monkeypatch)
+        monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")
+        telemetry = started()
+        telemetry.metrics.counter(OUTPUT_TOKENS).add(7, "local", "acme")
+        telemetry.metrics.watch(READY, lambda: {(): 1})
+        lag = telemetry.metrics.histogram(INTER_TOKEN_LATENCY)
+        lag.of("batch", "m").record_traced(0.011, "ab" * 16, 5.0)
+        lag.of("batch", "m").record(9.0)
+        receiver.wait(lambda it: len([1 for _, metric in it.metrics if metric.name == "tandem.ready"]) >= 2)
+        telemetry.metrics.counter(MOVES).add(1)
+        telemetry.close(30.0)
+        assert receiver.metric("tandem.moves").sum.data_points[0].as_int == 1, "the last message says all"
+        resource, _ = receiver.metrics[0]
+        assert resource["service.name"] == "tandem-gateway"
+        tokens = receiver.metric("tandem.output_tokens")
+        assert tokens.unit == "{token}" and tokens.description == OUTPUT_TOKENS.meaning
+        assert tokens.sum.is_monotonic and tokens.sum.aggregation_temporality == AGGREGATION_TEMPORALITY_CUMULATIVE
+        (point,) = tokens.sum.data_points
+        assert attributes(point.attributes) == {"path": "local", "tenant": "acme"} and point.as_int == 7
+        assert 0 < point.start_time_unix_nano <= point.time_unix_nano
+        assert receiver.metric("tandem.ready").gauge.data_points[0].as_int == 1
+        (seen,) = receiver.metric("tandem.inter_token_latency").histogram.data_points
+        assert list(seen.explicit_bounds) == list(INTER_TOKEN_LATENCY.bounds)
+        place = bisect_left(INTER_TOKEN_LATENCY.bounds, 0.011)
+        assert [seen.bucket_counts[place], seen.bucket_counts[-1], sum(seen.bucket_counts)] == [1, 1, 2]
+        assert (seen.count, seen.sum) == (2, 9.011) and not seen.HasField("min") and not seen.HasField("max")
+        (exemplar,) = seen.exemplars
+        assert (exemplar.trace_id.hex(), exemplar.as_double, exemplar.time_unix_nano) == ("ab" * 16, 0.011, 5 * 10**9)
+
+
+def test_nothing_is_sent_unless_a_variable_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_threads = threading.active_count()
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", " ")
+    telemetry = started()
+    assert a_request(telemetry) == "" and telemetry.tracing is OFF
+    assert threading.active_count() == num_threads
+    telemetry.close(0.0)
+
+
+def test_one_signal_can_be_sent_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with otlp_receiver("http/protobuf") as receiver:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
+        monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
+        telemetry = started()
+        telemetry.metrics.counter(MOVES).add(1)
+        assert a_request(telemetry) == ""
+        telemetry.close(30.0)
+        assert receiver.metrics and not receiver.spans
+
+
+def test_the_sdk_can_be_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    with otlp_receiver("http/protobuf") as receiver:
+        send_to(receiver, monkeypatch)
+        monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+        telemetry = started()
+        telemetry.metrics.counter(MOVES).add(1)
+        a_request(telemetry)
+        telemetry.close(30.0)
+        assert receiver.num_calls == 0
+        assert b"tandem_moves_total 1\n" in telemetry.exposition("")[1], "what is asked for is still told"
+
+
+@BOTH
+def test_the_standard_variables_are_honoured(
+    protocol: Literal["grpc", "http/protobuf"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with otlp_receiver(protocol) as receiver:
+        send_to(receiver, monkeypatch)
+        monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
+        monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.instance.id=blue,deployment.environment.name=test")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "api-key=s3cret")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
+        monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT", "2")
+        telemetry = started()
+        telemetry.metrics.counter(MOVES).add(1)
+        a_request(telemetry)
+        telemetry.close(30.0)
+        for resource in (receiver.spans[0][0], receiver.metrics[0][0]):
+            assert resource["service.name"] == "mine" and resource["service.instance.id"] == "blue"
+            assert resource["deployment.environment.name"] == "test"
+        assert receiver.headers["api-key"] == "s3cret"
+        assert attributes(receiver.span("queue").attributes) == {"tandem.lane": "ba"}
+
+
+def test_a_sampler_takes_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    with otlp_receiver("http/protobuf") as receiver:
+        send_to(receiver, monkeypatch)
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER", "traceidratio")
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.5")
+        telemetry = started()
+        sent = {a_request(telemetry) for _ in range(64)} - {""}
+        telemetry.close(30.0)
+        assert 0 < len(sent) < 64
+        assert {span.trace_id.hex() for _, span in receiver.spans} == sent
+
+
+@BOTH
+def test_a_receiver_that_is_down_costs_nobody_anything(
+    protocol: Literal["grpc", "http/protobuf"], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.3")
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "10")
+    telemetry = started()
+    for logger in map(logging.getLogger, exporters.LOUD):
+        logger.filters.clear()  # what they have said in other tests
+    telemetry.metrics.counter(MOVES).add(1)
+    for _ in range(20):
+        a_request(telemetry)
+    telemetry.close(30.0)
+    assert {record.name for record in caplog.records if record.levelname == "ERROR"} & set(exporters.LOUD)
+
+
+def test_a_failure_is_told_once_a_minute_by_each_thread() -> None:
+    def told(at: float, msg: str, thread: str) -> bool:
+        record = logging.makeLogRecord({"name": "x", "msg": msg, "created": at, "threadName": thread})
+        return sparingly.filter(record)
+
+    sparingly = exporters.Sparingly()
+    assert told(100.0, "failed %s", "a") and told(101.0, "failed %s", "b") and told(102.0, "other", "a")
+    assert not told(159.0, "failed %s", "a") and told(160.0, "failed %s", "a") and not told(161.0, "failed %s", "a")
+
+
+@BOTH
+def test_a_receiver_that_hangs_costs_nobody_anything(
+    protocol: Literal["grpc", "http/protobuf"], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its calls end only when the test does, so whoever waited for one would never come back."""
+    with otlp_receiver(protocol, is_open=False) as receiver:
+        send_to(receiver, monkeypatch)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "600")
+        monkeypatch.setenv("OTEL_METRIC_EXPORT_TIMEOUT", "600000")
+        monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "10")
+        monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "1")
+        telemetry = started()
+        telemetry.metrics.counter(MOVES).add(1)
+        a_request(telemetry)
+        receiver.wait(lambda it: it.num_calls >= 2)
+        for _ in range(20):
+            a_request(telemetry)
+        telemetry.close(0.1)
+        assert "could not be sent" in caplog.text
+        assert telemetry.exposition("")[1]
+
+
+def test_exporters_log_sparingly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    telemetry = started()
+    telemetry.close(30.0)
+    for logger in map(logging.getLogger, exporters.LOUD):
+        assert [each for each in logger.filters if isinstance(each, exporters.Sparingly)], logger
+
+
+def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    with otlp_receiver("http/protobuf", is_open=False) as receiver:
+        send_to(receiver, monkeypatch)
+        monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+        monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "4")
+        monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "4")
+        telemetry = started()
+        for _ in range(100):
+            a_request(telemetry)
+        receiver.wait(lambda it: it.num_calls == 1)
+        for _ in range(100):
+            a_request(telemetry)
+        receiver.is_open.set()
+        telemetry.close(30.0)
+        assert len(receiver.spans) == 8
+
+
+def test_a_figure_that_cannot_be_read_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> dict[tuple[str, ...], float]:
+        raise RuntimeError("the owner is gone")
+
+    with otlp_receiver("http/protobuf") as receiver:
+        send_to(receiver, monkeypatch)
+        telemetry = started()
+        telemetry.metrics.watch(READY, broken)
+        telemetry.close(30.0)
+        assert receiver.num_calls == 0 and "the owner is gone" in caplog.text
+
+
+def test_figures_can_go_to_the_terminal(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    code = "from tests.unit.obs.test_telemetry import *; t = started(); a_request(t); "
+    code += "t.metrics.counter(MOVES).add(1); t.close(30.0)"
+    variables = {"OTEL_TRACES_EXPORTER": "console", "OTEL_METRICS_EXPORTER": "console,prometheus"}
+    subprocess.run([sys.executable, "-c", code], env=os.environ | variables, check=True, timeout=60)
+    told = capfd.readouterr().out
+    assert '"name": "chat m"' in told and '"name": "tandem.moves"' in told
+
+
+def test_a_program_that_sends_nothing_does_not_load_what_sends() -> None:
+    code = "import sys, tandem.obs.telemetry as t; t.Telemetry.start('a', 'b', 1).exposition(''); "
+    code += "print(*[name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter'))])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert ran.stdout.split() == []

@@ -1,0 +1,47 @@
+"""What one of two ways costs more than the other, from rounds of both in turn on a noisy machine; measures nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+DRAWS = 2000
+CONFIDENCE = 0.95
+
+
+class Added(msgspec.Struct, frozen=True, kw_only=True):
+    """The median over pairs of neighbouring rounds of what `on` costs more than `off`, as a share of `off`, and where
+    that median lies with `CONFIDENCE` (the bootstrap over pairs). `off` and `on` are the medians of each by itself."""
+
+    num_pairs: int
+    off: float
+    on: float
+    share: float
+    low: float
+    high: float
+
+    def verdict(self, limit: float) -> str:
+        if self.high < limit:
+            return "under"
+        return "OVER" if self.low > limit else "not decided"
+
+
+def added(pairs: Sequence[tuple[float, float]], seed: int = 1) -> Added:
+    """Of costs (off, on), both above 0. Raises ValueError without any."""
+    if not pairs:
+        raise ValueError("no pairs")
+    costs = np.asarray(pairs, dtype=float)
+    shares = costs[:, 1] / costs[:, 0] - 1
+    drawn = np.random.default_rng(seed).integers(len(shares), size=(DRAWS, len(shares)))
+    low, high = np.quantile(np.median(shares[drawn], axis=1), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    off, on = np.median(costs, axis=0)
+    return Added(
+        num_pairs=len(pairs),
+        off=float(off),
+        on=float(on),
+        share=float(np.median(shares)),
+        low=float(low),
+        high=float(high),
+    )

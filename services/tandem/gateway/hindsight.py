@@ -1,0 +1,48 @@
+"""What workers' words about a request teach of it and of them; never decides what becomes of it."""
+
+from __future__ import annotations
+
+from tandem.core.events import Finished, JobEvent, Pulled, Token
+from tandem.core.ids import WorkerRef
+from tandem.flow.waiting import Waiting
+from tandem.gateway.active import ActiveRequest
+from tandem.gateway.fleet import Fleet
+from tandem.gateway.ports import KnownPrefixes
+
+
+class Hindsight:
+    """Of all requests of a gateway. Hears an event before their lives do."""
+
+    def __init__(self, fleet: Fleet, waiting: Waiting, prefixes: KnownPrefixes) -> None:
+        self._fleet = fleet
+        self._waiting = waiting
+        self._prefixes = prefixes
+
+    def first_drawn(self, active: ActiveRequest, worker: WorkerRef, token: Token, now: float) -> None:
+        """The first token of a job says where its time went, also where the client has the token already, and how much
+        of the prompt was in a cache."""
+        if token.stages is not None and active.life.course.is_open(worker, token.key.attempt):
+            active.ledger.told(token.key.attempt, token.stages)
+        if token.num_cached_tokens is not None:
+            self._compare(active, token.num_cached_tokens, now)
+
+    def heard(self, active: ActiveRequest, worker: WorkerRef, event: JobEvent) -> None:
+        """Anything but a token."""
+        if isinstance(event, Pulled):
+            self._measured(active, worker, event)
+        elif isinstance(event, Finished):
+            self._waiting.breaker.worked(worker)
+
+    def _compare(self, active: ActiveRequest, num_cached: int, now: float) -> None:
+        """What was predicted of its prompt with what was found."""
+        placement = active.life.placement
+        for predicted in active.take_predicted():
+            self._prefixes.reported(predicted, num_cached)
+            if placement is not None and placement.prefix is not None and placement.prefix.worker == predicted.worker:
+                self._waiting.lent((predicted.worker, placement.prefill), num_cached > predicted.num_before, now)
+
+    def _measured(self, active: ActiveRequest, worker: WorkerRef, event: Pulled) -> None:
+        """Of what came to another worker than was chosen, nobody remembers from where."""
+        placement = active.life.placement
+        if placement is not None and placement.decode == worker:
+            self._fleet.measured(placement, event)

@@ -1,0 +1,103 @@
+"""A line for each request that has ended: which have one, and what it says."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tandem.flow.ledger import StageSeconds
+from tandem.gateway.record import AnswerRecord
+from tandem.gateway.request_log import LOGGER, RequestLog
+from tandem.gateway.usage import Usage
+from tandem.obs.log_format import JsonFormatter, Origin
+from tandem.obs.log_limit import UNLIMITED
+
+RECORD = AnswerRecord(
+    id="chatcmpl-1",
+    label="r-1",
+    trace="ab" * 16,
+    endpoint="chat",
+    model="m",
+    tenant="acme",
+    lane="interactive",
+    outcome="finished",
+    error="",
+    path="remote",
+    reason="long_prompt",
+    num_attempts=2,
+    workers=("p", "d"),
+    is_streamed=True,
+    usage=Usage(100, 20, None),
+    came_at=1e9,
+    total_s=1.23456789,
+    first_token_s=0.5,
+    token_s=None,
+    longest_gap_s=0.1,
+    num_gaps=19,
+    num_late_gaps=0,
+    stages=StageSeconds(receive=0.25, decode=0.98456789),
+)
+REFUSED = replace(RECORD, outcome="quota_exceeded", error="x" * 9999, path="", workers=(), first_token_s=None)
+LOST = replace(RECORD, outcome="worker_lost", error="worker d is gone")
+CANCELLED = replace(RECORD, outcome="cancelled")
+
+
+def lines(caplog: pytest.LogCaptureFixture, wanted: Any, *records: AnswerRecord) -> list[logging.LogRecord]:
+    caplog.clear()
+    with caplog.at_level(logging.INFO, LOGGER):
+        for record in records:
+            RequestLog(wanted).answered(record)
+    return list(caplog.records)
+
+
+def test_which_have_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    ended = (RECORD, REFUSED, LOST, CANCELLED)
+    assert lines(caplog, "off", *ended) == []
+    failed = lines(caplog, "failed", *ended)
+    assert [(line.levelname, line.getMessage()) for line in failed] == [
+        ("INFO", "request quota_exceeded"),
+        ("WARNING", "request worker_lost"),
+    ]
+    assert not any(hasattr(line, UNLIMITED) for line in failed)
+    every = lines(caplog, "all", *ended)
+    assert [line.getMessage().removeprefix("request ") for line in every] == [one.outcome for one in ended]
+    assert all(hasattr(line, UNLIMITED) for line in every)
+
+
+def test_what_a_line_says(caplog: pytest.LogCaptureFixture) -> None:
+    (line,) = lines(caplog, "all", RECORD)
+    told = json.loads(JsonFormatter(Origin("tandem-gateway", "g", 1)).format(line))
+    expected = {
+        "message": "request finished",
+        "request_id": "r-1",
+        "trace_id": "ab" * 16,
+        "id": "chatcmpl-1",
+        "endpoint": "chat",
+        "model": "m",
+        "tenant": "acme",
+        "lane": "interactive",
+        "outcome": "finished",
+        "reason": "long_prompt",
+        "path": "remote",
+        "workers": ["p", "d"],
+        "attempts": 2,
+        "is_streamed": True,
+        "prompt_tokens": 100,
+        "output_tokens": 20,
+        "total_s": 1.234568,
+        "first_token_s": 0.5,
+        "longest_gap_s": 0.1,
+    }
+    assert {name: told.get(name) for name in expected} == expected
+    assert told["stages"]["receive"] == 0.25 and len(told["stages"]) == 9
+    assert not {"error", "cached_tokens", "token_s"} & told.keys()
+
+
+def test_an_error_is_told_in_short(caplog: pytest.LogCaptureFixture) -> None:
+    (line,) = lines(caplog, "failed", REFUSED)
+    told = json.loads(JsonFormatter(Origin("tandem-gateway", "g", 1)).format(line))
+    assert told["error"] == "x" * 500 and "path" not in told and told["workers"] == []

@@ -1,0 +1,43 @@
+"""Which request a line is of: that which runs, in all that it starts, until it is over."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tandem.obs.log_context import InRequest, request_fields, traced
+
+
+def test_nothing_is_known_outside() -> None:
+    traced("ab" * 16, "cd" * 8)
+    assert request_fields() == {}
+
+
+async def test_each_task_names_its_own_request() -> None:
+    both_run = asyncio.Barrier(2)
+
+    async def answer(name: str) -> dict[str, str]:
+        with InRequest(name):
+            await both_run.wait()
+            traced(name * 16, "")
+            await both_run.wait()
+            return request_fields()
+
+    told = await asyncio.gather(answer("aa"), answer("bb"))
+    assert told == [{"request_id": "aa", "trace_id": "aa" * 16}, {"request_id": "bb", "trace_id": "bb" * 16}]
+
+
+async def test_what_a_request_starts_names_it_only_while_it_is_answered() -> None:
+    is_over = asyncio.Event()
+
+    async def helper() -> tuple[dict[str, str], dict[str, str]]:
+        during = request_fields()
+        await is_over.wait()
+        return during, request_fields()
+
+    with InRequest("r-1"):
+        task = asyncio.create_task(helper())
+        await asyncio.sleep(0)
+        traced("ab" * 16, "cd" * 8)
+        assert request_fields() == {"request_id": "r-1", "trace_id": "ab" * 16, "span_id": "cd" * 8}
+    is_over.set()
+    assert await task == ({"request_id": "r-1"}, {})
