@@ -79,9 +79,8 @@ class Gateway:
         )
         for console in consoles:
             app.serve(console.routes())
-        self._server = HttpServer(
-            app, config.gateway.host, config.gateway.port, graceful_s=FLUSH_S, limits=_limits(config.gateway)
-        )
+        at = config.gateway
+        self._server = HttpServer(app, at.host, at.port, graceful_s=FLUSH_S, limits=_limits(at))
         self._grpc = GrpcServer(
             self._dispatcher,
             app.answers,
