@@ -139,6 +139,7 @@ def test_only_so_many_are_served_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_who_is_idle_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert module._Handler.timeout == module.TIMEOUT_S
     monkeypatch.setattr(module._Handler, "timeout", 0.05)
     with an_endpoint() as endpoint:
         host, _, port = endpoint.address.rpartition(":")
@@ -147,7 +148,8 @@ def test_who_is_idle_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
             assert connection.recv(1) == b""
 
 
-def test_closing_cuts_who_is_there() -> None:
+def test_closing_cuts_who_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module._Handler, "timeout", 600.0)
     with an_endpoint() as endpoint:
         host, _, port = endpoint.address.rpartition(":")
         connection = connected(endpoint)
