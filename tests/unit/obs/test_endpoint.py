@@ -18,7 +18,9 @@ from tandem.obs.endpoint import Exposition, MetricsEndpoint
 def every_thread_ends() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
-    assert set(threading.enumerate()) <= before
+    for thread in set(threading.enumerate()) - before:
+        thread.join(30.0)
+        assert not thread.is_alive(), thread
 
 
 @contextmanager
