@@ -81,7 +81,7 @@ OUTPUT_TOKENS = counter("tandem.output_tokens", "{token}", "Tokens given to clie
 STAGE_DURATION = histogram(
     "tandem.request.stage.duration",
     "s",
-    "What of a request's time went to a stage of it.",
+    "What of a request's time went to a stage of it, of those that were in it.",
     LATENCY,
     "stage",
     "lane",
@@ -93,7 +93,12 @@ ADMISSIONS = counter(
 PLACEMENTS = counter("tandem.placements", "{request}", "Where requests went, and why.", "path", "reason")
 MOVES = counter("tandem.moves", "{move}", "Times that a request went on elsewhere after an attempt.")
 SLO_REQUESTS = counter(
-    "tandem.slo.requests", "{request}", "Finished requests of a lane with a target.", "lane", "slo", "met"
+    "tandem.slo.requests",
+    "{request}",
+    "Requests of a lane with a target that finished, or failed by no fault of their clients.",
+    "lane",
+    "slo",
+    "met",
 )
 SLO_TARGET = gauge("tandem.slo.target", "s", "The target of a lane.", "lane", "slo")
 
@@ -187,9 +192,13 @@ TRANSFER_EXPOSED_DURATION = histogram(
 
 # ---- jobs and life: worker
 
-JOBS = counter("tandem.jobs", "{job}", "Jobs that ended, one for each choice.", "kind", "outcome")
+JOBS = counter("tandem.jobs", "{job}", "Jobs that ended, with all their choices.", "kind", "outcome")
 JOB_QUEUE_DURATION = histogram(
-    "tandem.job.queue.duration", "s", "From a job's acceptance to its first step.", LATENCY, "kind"
+    "tandem.job.queue.duration",
+    "s",
+    "From a job's acceptance, or the arrival of the KV that it waits for, to its first step.",
+    LATENCY,
+    "kind",
 )
 GENERATED_TOKENS = counter("tandem.generated_tokens", "{token}", "Tokens that were drawn here.")
 WORKER_HEALTHY = gauge("tandem.worker.healthy", "", "Whether the worker is of use.")
