@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, Tracer, TracerProvider
+from opentelemetry.sdk.trace import Span as SdkSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, DEFAULT_ON, Sampler, TraceIdRatioBased
@@ -138,6 +139,42 @@ def test_no_span_is_made_where_it_is_not_wanted() -> None:
     assert always.spans == {}, "its trace would lack the parent"
     assert not OFF.is_wanted(CLIENT)
     OFF.record(CLIENT, a_span("decode", 1.0, 2.0))
+
+
+def test_what_is_not_sampled_costs_one_question_to_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def counted(kind: type, name: str) -> None:
+        real = getattr(kind, name)
+
+        def call(*args: object, **kwargs: object) -> object:
+            calls.append(name)
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(kind, name, call)
+
+    counted(Tracer, "start_span")
+    for name in ("set_attributes", "add_event", "end"):
+        counted(SdkSpan, name)
+    traced = Traced()
+    told = SpanRecord(
+        name="x",
+        start=1.0,
+        end=2.0,
+        attributes={"a": 1},
+        events=(SpanEvent("chunk", 1.0, {}),),
+        children=(a_span("y", 1.0, 2.0),),
+    )
+    OFF.begin(CLIENT, "a=1", 1.0).end(told)
+    OFF.record(CLIENT, told)
+    traced.tracing.record(UNSAMPLED, told)
+    assert not traced.tracing.is_wanted(UNSAMPLED)
+    assert calls == []
+    traced.tracing.begin(UNSAMPLED, "a=1", 1.0).end(told)
+    assert calls == ["start_span"]
+    calls.clear()
+    traced.tracing.begin(CLIENT, "a=1", 1.0).end(told)
+    assert [calls.count(name) for name in ("start_span", "add_event", "end")] == [2, 1, 2]
 
 
 @pytest.mark.parametrize(
