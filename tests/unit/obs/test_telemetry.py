@@ -15,7 +15,7 @@ import pytest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_CUMULATIVE
 
 from tandem.obs import exporters
-from tandem.obs.instruments import INTER_TOKEN_LATENCY, MOVES, OUTPUT_TOKENS, READY
+from tandem.obs.instruments import INTER_TOKEN_LATENCY, MOVES, OUTPUT_TOKENS, READY, REQUEST_DURATION
 from tandem.obs.telemetry import Telemetry
 from tandem.obs.tracing import OFF, SpanEvent, SpanRecord
 from tests.otlp import OtlpReceiver, attributes, otlp_receiver
@@ -113,6 +113,25 @@ def test_metrics_arrive(protocol: Literal["grpc", "http/protobuf"], monkeypatch:
         assert (seen.count, seen.sum) == (2, 9.011) and not seen.HasField("min") and not seen.HasField("max")
         (exemplar,) = seen.exemplars
         assert (exemplar.trace_id.hex(), exemplar.as_double, exemplar.time_unix_nano) == ("ab" * 16, 0.011, 5 * 10**9)
+
+
+@BOTH
+def test_any_number_of_series_arrives(
+    protocol: Literal["grpc", "http/protobuf"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than a gRPC server takes in one message."""
+    names = {f"{'tenant' * 20}-{number}" for number in range(3 * exporters.MAX_BATCH + 1)}
+    with otlp_receiver(protocol) as receiver:
+        send_to(receiver, monkeypatch)
+        telemetry = Telemetry.start("tandem-gateway", "gateway-1", len(names))
+        lasted = telemetry.metrics.histogram(REQUEST_DURATION)
+        for name in names:
+            lasted.of("chat", "m" * 200, name, "interactive", "").record(0.1)
+        telemetry.close(30.0)
+        came = [metric.histogram for _, metric in receiver.metrics if metric.name == REQUEST_DURATION.name]
+        assert sum(each.ByteSize() for each in came) > 4 * 2**20
+        points = [attributes(point.attributes)["tenant"] for each in came for point in each.data_points]
+        assert len(points) == len(names) and set(points) == names
 
 
 def test_nothing_is_sent_unless_a_variable_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
