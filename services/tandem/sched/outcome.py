@@ -59,7 +59,8 @@ class Planned:
 class StepRecord:
     """One step that has run. `num_budget_tokens` is what the budget had for prompts, in tokens of a prompt's
     beginning. `target_s` is the strictest latency target of the sequences that decoded; 0: none. Seconds, from the
-    moment in which planning began to that in which the results were handed out."""
+    moment in which planning began to that in which the results were handed out. What the features count as tokens of
+    prompts were `num_drafted` guesses beside them."""
 
     number: int
     features: StepFeatures
@@ -69,6 +70,7 @@ class StepRecord:
     num_budget_tokens: int
     num_preempted: int
     has_failed: bool
+    num_drafted: int = 0
 
     @property
     def is_planned_over_target(self) -> bool:
