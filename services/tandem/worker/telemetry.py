@@ -7,7 +7,6 @@ from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.engine.job_times import JobTimes
 from tandem.obs.endpoint import MetricsEndpoint
-from tandem.obs.process import watch_process
 from tandem.obs.telemetry import Telemetry
 from tandem.worker.gauges import Sources, watch_worker
 from tandem.worker.identity import Identity
@@ -25,7 +24,6 @@ class WorkerTelemetry:
         self._identity = identity
         self._telemetry = Telemetry.start("tandem-worker", str(identity.me.id), config.telemetry.max_values)
         metrics = self._telemetry.metrics
-        watch_process(metrics)
         self.steps = StepMeter(metrics)
         self._jobs = JobMeter(metrics, identity.transport_kind)
         self._spans = JobSpans(self._telemetry.tracing, identity, clock)
