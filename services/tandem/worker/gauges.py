@@ -74,7 +74,11 @@ def watch_worker(metrics: Metrics, told: Sources, info: Values) -> None:
         on.GENERATED_TOKENS: lambda: told.snapshot().num_generated,
     }
     for instrument, read in single.items():
-        metrics.watch(instrument, lambda read=read: {(): float(read())})  # type: ignore[misc]
+        metrics.watch(instrument, _alone(read))
+
+
+def _alone(read: Callable[[], float]) -> Callable[[], Mapping[Values, float]]:
+    return lambda: {(): float(read())}
 
 
 def _sequences(snapshot: Snapshot) -> Mapping[Values, float]:

@@ -86,9 +86,7 @@ class Worker:
         self._failure: str | None = None
         self._has_failed = asyncio.Event()
         self._has_stopped = False
-        self._config = config
-        self._clock = clock
-        self._server = server
+        self._config, self._clock, self._server = config, clock, server
         self._loop = asyncio.get_running_loop()
         self._tasks: list[asyncio.Task[None]] = []
         self._trust, self._crew = trust, model.crew
