@@ -49,10 +49,9 @@ FLUSH_S = 2.0
 
 
 class Gateway:
-    """The whole program inside one event loop."""
+    """The whole program inside one event loop. `name` is that of one life of it; a new one if it is left out."""
 
     def __init__(self, config: Config, name: GatewayId | None = None) -> None:
-        """`name` is that of this life of it, and of no other; a new one if it is left out."""
         name = name or new_name()
         clock = SystemClock()
         redis, health = config.redis, RedisHealth()
