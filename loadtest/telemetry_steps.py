@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import msgspec
 
-from loadtest.telemetry_sides import Child, Place, pushing, sink
+from loadtest.telemetry_sides import NUM_TURNS, TURNS, Child, Place, pushing, sink
 
 BATCHES = (1, 8, 32)
 """Sequences that decode at once."""
@@ -28,8 +28,8 @@ class StepRound(msgspec.Struct, frozen=True, kw_only=True):
         return self.cpu_s / self.steps
 
 
-def measure_steps(place: Place, num_pairs: int, seconds: float) -> dict[int, list[tuple[StepRound, StepRound]]]:
-    """Pairs (without, with) of fresh processes, by batch."""
+def measure_steps(place: Place, num_rounds: int, seconds: float) -> dict[int, list[tuple[StepRound, StepRound]]]:
+    """Rounds (without, with) of fresh processes, by batch; each side has its turns for so many seconds in each."""
     with ExitStack() as stack:
         receiver = sink(stack)
         sides = [
@@ -42,25 +42,30 @@ def measure_steps(place: Place, num_pairs: int, seconds: float) -> dict[int, lis
         ]
         found: dict[int, list[tuple[StepRound, StepRound]]] = {}
         for batch in BATCHES:
-            pairs = [_pair(sides, batch, seconds, number) for number in range(-1, num_pairs)]
-            found[batch] = pairs[1:]  # the first one warms up
+            _round(sides, batch, seconds)  # warms up
+            found[batch] = [_round(sides, batch, seconds) for _ in range(num_rounds)]
     return found
 
 
-def _pair(sides: list[Child], batch: int, seconds: float, number: int) -> tuple[StepRound, StepRound]:
-    order = (0, 1) if number % 2 == 0 else (1, 0)
-    rounds = {side: _round(sides[side], batch, seconds) for side in order}
-    return rounds[0], rounds[1]
+def _round(sides: list[Child], batch: int, seconds: float) -> tuple[StepRound, StepRound]:
+    asked = {"batch": batch, "seconds": seconds / NUM_TURNS}
+    scraper = threading.Thread(target=_scrape, args=[sides[1].said.get("metrics")])
+    turns: tuple[list[StepRound], list[StepRound]] = ([], [])
+    for number, side in enumerate(TURNS, 1):
+        if number == len(TURNS):
+            scraper.start()
+        turns[side].append(StepRound(**sides[side].ask(asked)))
+    scraper.join()
+    off, on = (_sum(each) for each in turns)
+    return off, on
 
 
-def _round(side: Child, batch: int, seconds: float) -> StepRound:
-    """One scrape for each second of it, where there is something to scrape."""
-    scraper = threading.Timer(seconds / 2, _scrape, [side.said.get("metrics")])
-    scraper.start()
-    try:
-        return StepRound(**side.ask({"batch": batch, "seconds": seconds}))
-    finally:
-        scraper.join()
+def _sum(turns: list[StepRound]) -> StepRound:
+    return StepRound(
+        steps=sum(turn.steps for turn in turns),
+        wall_s=sum(turn.wall_s for turn in turns),
+        cpu_s=sum(turn.cpu_s for turn in turns),
+    )
 
 
 def _scrape(address: str | None) -> None:

@@ -1,7 +1,7 @@
 """Rounds of streams through gateways with and without telemetry, and what each token of them took; decides nothing.
 
-A round goes to one gateway: as many connections as there are streams ask again and again, until the time is over. Who
-looks at a gateway with telemetry does so once in each second of its rounds: a scrape, and a console's poll.
+As many connections as there are streams ask again and again, until a turn is over. Who looks at the gateway with
+telemetry does so once in a round: a scrape, and a console's poll.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ import asyncio
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import uvloop
 
 from loadtest.door_backend import BY_STEP
 from loadtest.door_client import Connection, ask
-from loadtest.telemetry_sides import Child, Place, pushing, sink
+from loadtest.telemetry_sides import NUM_TURNS, TURNS, Child, Place, pushing, sink
 from tandem.core.clock import SystemClock
 from tandem.stores.embedded import EmbeddedServer
 
@@ -29,8 +31,8 @@ LOOKED_AT = ("/metrics",)
 
 
 class StreamRound(msgspec.Struct, frozen=True, kw_only=True):
-    """`cpu_s`: processor time of the gateway's process since its last round began, so that nothing that it does later,
-    while the other one has its turn, is left out."""
+    """`cpu_s`: processor time of the gateway's process over the whole round, so that nothing that it does later, while
+    the other one has its turn, is left out."""
 
     num_tokens: int
     wall_s: float
@@ -62,27 +64,54 @@ class Gateways:
         self.sides = [start("off"), start("on", "--log", str(self.log), **pushed)]
 
 
+class _Turn(NamedTuple):
+    num_tokens: int
+    wall_s: float
+
+
 class Streams:
     """The connections to both, and their rounds."""
 
-    def __init__(self, gateways: Gateways) -> None:
-        self._sides = gateways.sides
+    def __init__(self, sides: Sequence[Child]) -> None:
+        self._sides = sides
         self._clock = SystemClock()
         self._connections: list[list[Connection]] = []
-        self._lookers: list[Connection] = []
+        self._lookers: list[tuple[Connection, str]] = []
 
     async def open(self) -> None:
         for side in self._sides:
             url = side.said["url"]
             self._connections.append([await Connection.open(url, self._clock) for _ in range(NUM_STREAMS)])
-        self._lookers = [await Connection.open(self._sides[1].said["url"], self._clock) for _ in LOOKED_AT]
+        url = self._sides[1].said["url"]
+        self._lookers = [(await Connection.open(url, self._clock), path) for path in LOOKED_AT]
 
     def close(self) -> None:
-        for connection in [*self._lookers, *(each for side in self._connections for each in side)]:
+        for connection in [
+            *(each for each, _ in self._lookers),
+            *(each for side in self._connections for each in side),
+        ]:
             connection.close()
 
-    async def round(self, side: int, seconds: float) -> tuple[int, float]:
-        """How many tokens came, and in what time."""
+    async def round(self, seconds: float) -> tuple[StreamRound, StreamRound]:
+        """Each side has its turns for so many seconds."""
+        began = [side.cpu_s() for side in self._sides]
+        turns: tuple[list[_Turn], list[_Turn]] = ([], [])
+        for number, side in enumerate(TURNS, 1):
+            looks = [self._look(*each) for each in self._lookers] if number == len(TURNS) else []
+            looking = asyncio.gather(*looks)
+            turns[side].append(await self._turn(side, seconds / NUM_TURNS))
+            await looking
+        off, on = (
+            StreamRound(
+                num_tokens=sum(turn.num_tokens for turn in turns[side]),
+                wall_s=sum(turn.wall_s for turn in turns[side]),
+                cpu_s=self._sides[side].cpu_s() - began[side],
+            )
+            for side in (0, 1)
+        )
+        return off, on
+
+    async def _turn(self, side: int, seconds: float) -> _Turn:
         request, began, num_answers = ask(BY_STEP, NUM_TOKENS, stream=True), self._clock.now(), 0
 
         async def use(connection: Connection) -> None:
@@ -91,44 +120,28 @@ class Streams:
                 await connection.send(request)
                 num_answers += 1
 
-        looking = [self._look(*item, seconds) for item in zip(self._lookers, LOOKED_AT, strict=True)] if side else []
-        await asyncio.gather(*(use(connection) for connection in self._connections[side]), *looking)
-        return num_answers * NUM_TOKENS, self._clock.now() - began
+        await asyncio.gather(*(use(connection) for connection in self._connections[side]))
+        return _Turn(num_answers * NUM_TOKENS, self._clock.now() - began)
 
-    async def _look(self, connection: Connection, path: str, seconds: float) -> None:
-        for number in range(max(1, round(seconds))):
-            await asyncio.sleep(0.5 if number == 0 else 1.0)
-            await connection.send(f"GET {path} HTTP/1.1\r\nhost: door\r\n\r\n".encode())
+    async def _look(self, connection: Connection, path: str) -> None:
+        await connection.send(f"GET {path} HTTP/1.1\r\nhost: door\r\n\r\n".encode())
 
 
-def measure_streams(place: Place, num_pairs: int, seconds: float) -> list[tuple[StreamRound, StreamRound]]:
-    """Pairs (without, with) of fresh processes."""
+def measure_streams(place: Place, num_rounds: int, seconds: float) -> list[tuple[StreamRound, StreamRound]]:
+    """Rounds (without, with) of fresh processes."""
     with ExitStack() as stack:
         gateways = Gateways(place, stack)
-        pairs = uvloop.run(_rounds(gateways, num_pairs, seconds))
+        rounds = uvloop.run(_rounds(gateways, num_rounds, seconds))
         # What was to be on was on.
         assert json.loads(gateways.log.read_text().splitlines()[-1])["outcome"] == "finished"
         # assert gateways.sink.last_words()["traces"][0] > 0
-    return pairs
+    return rounds
 
 
-async def _rounds(gateways: Gateways, num_pairs: int, seconds: float) -> list[tuple[StreamRound, StreamRound]]:
-    streams = Streams(gateways)
+async def _rounds(gateways: Gateways, num_rounds: int, seconds: float) -> list[tuple[StreamRound, StreamRound]]:
+    streams = Streams(gateways.sides)
     async with AsyncExitStack() as stack:
         await streams.open()
         stack.callback(streams.close)
-        for side in (0, 1):  # warms up
-            await streams.round(side, seconds)
-        pairs: list[tuple[StreamRound, StreamRound]] = []
-        for number in range(num_pairs):
-            order = (0, 1) if number % 2 == 0 else (1, 0)
-            before = [side.cpu_s() for side in gateways.sides]
-            found = {side: await streams.round(side, seconds) for side in order}
-            used = [side.cpu_s() - at for side, at in zip(gateways.sides, before, strict=True)]
-            off, on = (_round(found[side], used[side]) for side in (0, 1))
-            pairs.append((off, on))
-    return pairs
-
-
-def _round(found: tuple[int, float], cpu_s: float) -> StreamRound:
-    return StreamRound(num_tokens=found[0], wall_s=found[1], cpu_s=cpu_s)
+        await streams.round(seconds)  # warms up
+        return [await streams.round(seconds) for _ in range(num_rounds)]

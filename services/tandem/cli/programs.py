@@ -18,7 +18,6 @@ def run_gateway(resolved: Resolved, _args: argparse.Namespace) -> int:
         message = "a gateway finds its workers in Redis: say where with --redis-url"
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="redis.url")
     require_door(resolved)
-    set_up_logging(resolved.config.telemetry, "tandem-gateway")
     return int(import_module("tandem.gateway.main").run(resolved.config))
 
 

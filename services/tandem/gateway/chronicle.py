@@ -20,6 +20,7 @@ from tandem.gateway.pace import Pace
 from tandem.gateway.record import CANCELLED, FINISHED, INTERNAL, AnswerObserver, AnswerRecord
 from tandem.gateway.root_span import SpanFacts, root_span
 from tandem.gateway.usage import Tally
+from tandem.obs.log_context import traced
 from tandem.obs.metrics import Buckets
 from tandem.obs.tracing import OFF, Trace, Tracing
 from tandem.sched.targets import NO_TARGETS, LatencyTargets
@@ -134,6 +135,7 @@ class Chronicle:
         self.pace = Pace(clock.now, Buckets(()), late_s, self._begun)
         self._began = wall_ns() / 1e9 - (clock.now() - caller.came_at)
         self.trace = chronicles.tracing.begin(caller.traceparent, caller.tracestate, self._began)
+        traced(self.trace.traceparent)
         self._chronicles = chronicles
         self._asked = asked
         self._caller = caller

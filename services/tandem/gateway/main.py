@@ -34,6 +34,7 @@ from tandem.gateway.request_log import RequestLog
 from tandem.gateway.server import HttpServer
 from tandem.gateway.tenancy import Tenancy
 from tandem.gateway.text_models import TextModels
+from tandem.obs.logs import set_up_logging
 from tandem.obs.telemetry import Telemetry
 from tandem.sched.targets import LatencyTargets
 from tandem.stores.health import RedisHealth
@@ -48,10 +49,10 @@ FLUSH_S = 2.0
 
 
 class Gateway:
-    """The whole program inside one event loop."""
+    """The whole program inside one event loop. `name` is that of one life of it; a new one if it is left out."""
 
-    def __init__(self, config: Config) -> None:
-        name = GatewayId(f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")
+    def __init__(self, config: Config, name: GatewayId | None = None) -> None:
+        name = name or new_name()
         clock = SystemClock()
         redis, health = config.redis, RedisHealth()
         self._registry = WorkerRegistry(redis.url, redis.namespace, health=health)
@@ -157,8 +158,12 @@ def _limits(config: GatewayConfig) -> HttpLimits:
     )
 
 
-async def _run(config: Config) -> None:
-    gateway = Gateway(config)
+def new_name() -> GatewayId:
+    return GatewayId(f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")
+
+
+async def _run(config: Config, called: GatewayId) -> None:
+    gateway = Gateway(config, called)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGINT, signal.SIGTERM):
@@ -176,5 +181,7 @@ def run(config: Config) -> int:
     """`tandem gateway`: serve until SIGINT or SIGTERM. The line on stdout says where, once it listens."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the usual 1,024 are fewer than `max_connections`
-    uvloop.run(_run(config))
+    name = new_name()
+    set_up_logging(config.telemetry, "tandem-gateway", name)
+    uvloop.run(_run(config, name))
     return 0

@@ -42,7 +42,7 @@ def _told(record: AnswerRecord) -> dict[str, object]:
     usage = record.usage
     return {
         "request_id": record.label,
-        "trace_id": record.trace or None,
+        **({"trace_id": record.trace} if record.trace else {}),
         "id": record.id,
         "endpoint": record.endpoint,
         "model": record.model,

@@ -35,11 +35,12 @@ class InRequest:
 _current: ContextVar[InRequest | None] = ContextVar("tandem_request", default=None)
 
 
-def traced(trace_id: str, span_id: str) -> None:
-    """What the running request is called in traces. Nothing happens where none runs."""
+def traced(traceparent: str) -> None:
+    """What the running request is called in traces, by a valid header value. Nothing happens where none runs, or where
+    it is empty."""
     current = _current.get()
-    if current is not None:
-        current.trace_id, current.span_id = trace_id, span_id
+    if current is not None and traceparent:
+        _, current.trace_id, current.span_id, *_ = traceparent.split("-")
 
 
 def request_fields() -> dict[str, str]:

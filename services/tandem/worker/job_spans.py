@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from tandem.core.clock import Clock, wall_ns
 from tandem.core.request import Resume
 from tandem.engine.job_times import Chunk, JobTimes, PullTimes
-from tandem.obs.tracing import Attributes, SpanEvent, SpanRecord, Tracing
+from tandem.obs.tracing import SpanEvent, SpanRecord, Tracing
 from tandem.worker.identity import Identity
 
 
@@ -111,7 +111,7 @@ def _transfer(pull: PullTimes, identity: Identity, origin: float) -> SpanRecord:
     )
 
 
-def _common(times: JobTimes, identity: Identity) -> Attributes:
+def _common(times: JobTimes, identity: Identity) -> dict[str, str | int | float | bool]:
     job = times.job
     told: dict[str, str | int | float | bool] = {
         "tandem.worker": str(identity.me.id),

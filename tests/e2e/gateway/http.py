@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -32,7 +32,15 @@ def completion(length: int, salt: int, max_tokens: int, **options: Any) -> dict[
 class Post:
     """A request that was sent. Leaving the context hangs up, whatever has been read by then."""
 
-    def __init__(self, url: str, body: dict[str, Any], *, key: str = "", receive_buffer: int | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        body: dict[str, Any],
+        *,
+        key: str = "",
+        headers: Mapping[str, str] | None = None,
+        receive_buffer: int | None = None,
+    ) -> None:
         where = urlsplit(url)
         text = json.dumps(body).encode()
         self._socket = socket.socket()
@@ -42,6 +50,7 @@ class Post:
         self._socket.connect((where.hostname, where.port))
         head = f"POST /v1/completions HTTP/1.1\r\nhost: {where.netloc}\r\nconnection: close\r\n"
         head += f"x-api-key: {key}\r\n" if key else ""
+        head += "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
         head += f"content-type: application/json\r\ncontent-length: {len(text)}\r\n\r\n"
         self._socket.sendall(head.encode() + text)
         self._read = b""

@@ -8,7 +8,7 @@ from tandem.obs.log_context import InRequest, request_fields, traced
 
 
 def test_nothing_is_known_outside() -> None:
-    traced("ab" * 16, "cd" * 8)
+    traced(f"00-{'ab' * 16}-{'cd' * 8}-01")
     assert request_fields() == {}
 
 
@@ -18,12 +18,12 @@ async def test_each_task_names_its_own_request() -> None:
     async def answer(name: str) -> dict[str, str]:
         with InRequest(name):
             await both_run.wait()
-            traced(name * 16, "")
+            traced(f"00-{name * 16}-{name * 8}-00")
             await both_run.wait()
             return request_fields()
 
     told = await asyncio.gather(answer("aa"), answer("bb"))
-    assert told == [{"request_id": "aa", "trace_id": "aa" * 16}, {"request_id": "bb", "trace_id": "bb" * 16}]
+    assert told == [{"request_id": x, "trace_id": x * 16, "span_id": x * 8} for x in ("aa", "bb")]
 
 
 async def test_what_a_request_starts_names_it_only_while_it_is_answered() -> None:
@@ -37,7 +37,7 @@ async def test_what_a_request_starts_names_it_only_while_it_is_answered() -> Non
     with InRequest("r-1"):
         task = asyncio.create_task(helper())
         await asyncio.sleep(0)
-        traced("ab" * 16, "cd" * 8)
+        traced(f"00-{'ab' * 16}-{'cd' * 8}-01")
         assert request_fields() == {"request_id": "r-1", "trace_id": "ab" * 16, "span_id": "cd" * 8}
     is_over.set()
     assert await task == ({"request_id": "r-1"}, {})

@@ -62,7 +62,7 @@ def test_what_a_line_of_text_holds_begins_no_other(text: str) -> None:
 
 def test_a_line_of_json_has_its_facts_in_fields_of_their_own() -> None:
     with InRequest("r-1"):
-        traced("ab" * 16, "cd" * 8)
+        traced(f"00-{'ab' * 16}-{'cd' * 8}-01")
         told = json.loads(JSON.format(record("worker %s is lost", "w", **fields(worker="w", seconds=0.5, gone=None))))
     assert told == {
         "timestamp": "2025-11-22T13:27:45.250000Z",
