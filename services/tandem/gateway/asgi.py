@@ -121,8 +121,8 @@ class Exchange:
     async def send_json(self, status: int, body: bytes, headers: Iterable[Header] = ()) -> None:
         await self._send_whole(status, b"application/json", body, headers)
 
-    async def send_text(self, content_type: str, text: str) -> None:
-        await self._send_whole(200, content_type.encode(), text.encode(), ())
+    async def send_body(self, content_type: str, body: bytes) -> None:
+        await self._send_whole(200, content_type.encode(), body, ())
 
     async def _send_whole(self, status: int, content_type: bytes, body: bytes, headers: Iterable[Header]) -> None:
         length = (b"content-length", str(len(body)).encode())

@@ -21,6 +21,7 @@ from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, JobEvent, Token
 from tandem.core.ids import HandoffId, JobKey, RequestId, TenantId, WorkerId, WorkerRef
+from tandem.core.lane import Lane
 from tandem.core.request import Job, Request
 from tandem.flow.commands import (
     Blame,
@@ -47,7 +48,7 @@ from tandem.gateway.fleet import Fleet
 from tandem.gateway.flows import Flows
 from tandem.gateway.hindsight import Hindsight
 from tandem.gateway.intake import Intake
-from tandem.gateway.ports import NO_PREFIXES, KnownPrefixes, Quotas, ServedModel
+from tandem.gateway.ports import NO_PREFIXES, KnownPrefixes, Quotas, ScrapeTarget, ServedModel
 from tandem.gateway.probe import has_moved, probe_request
 from tandem.obs.log_format import OF_ANOTHER
 from tandem.routing.breaker import BreakerState
@@ -117,8 +118,11 @@ class Dispatcher:
     def ready(self) -> str | None:
         return "draining" if self._intake.is_closed else self._fleet.ready()
 
-    def num_queued(self) -> int:
-        return sum(1 for active in self._active.values() if active.life.phase is Phase.QUEUED)
+    def num_queued(self) -> Mapping[Lane, int]:
+        found = dict.fromkeys(Lane, 0)
+        for active in list(self._active.values()):
+            found[active.life.request.lane] += active.life.phase is Phase.QUEUED
+        return found
 
     @property
     def flows(self) -> Flows:
@@ -134,6 +138,9 @@ class Dispatcher:
 
     def num_live(self) -> Mapping[Pool, int]:
         return self._fleet.num_live()
+
+    def scrape_targets(self) -> Sequence[ScrapeTarget]:
+        return self._fleet.scrape_targets()
 
     async def open(self, request: Request, caller: Caller, ledger: PhaseLedger) -> ActiveRequest:
         """Admit a request; it waits in line when no worker has room."""

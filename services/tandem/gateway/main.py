@@ -24,6 +24,7 @@ from tandem.gateway.console_routes import Console
 from tandem.gateway.dispatch import Dispatcher
 from tandem.gateway.fair_share import FairShare
 from tandem.gateway.fleet import Fleet
+from tandem.gateway.gauges import watch_prefixes, watch_quotas, watch_redis
 from tandem.gateway.grpc_server import GrpcServer
 from tandem.gateway.health import PROBES
 from tandem.gateway.http_guard import HttpLimits
@@ -33,6 +34,7 @@ from tandem.gateway.request_log import RequestLog
 from tandem.gateway.server import HttpServer
 from tandem.gateway.tenancy import Tenancy
 from tandem.gateway.text_models import TextModels
+from tandem.obs.telemetry import Telemetry
 from tandem.sched.targets import LatencyTargets
 from tandem.stores.health import RedisHealth
 from tandem.stores.prefix_index import IndexReader
@@ -63,20 +65,22 @@ class Gateway:
         counters = ServiceCounters(redis.url, redis.namespace, name, health=health)
         self._share = FairShare(self._dispatcher.line, counters)
         door = self._tenancy.door
+        self._telemetry = Telemetry.start("tandem-gateway", name, config.telemetry.max_values)
+        self._watch_stores(health)
         consoles = self._consoles(name, config.gateway, clock)
         app = create_app(
             self._dispatcher,
             door,
             config.gateway,
-            [self._prefixes, health],
+            telemetry=self._telemetry,
             observers=[RequestLog(config.telemetry.log_requests), *consoles],
             targets=targets,
             clock=clock,
         )
-        for console in consoles:
-            app.serve(console.routes())
-        limits = _limits(config.gateway)
-        self._server = HttpServer(app, config.gateway.host, config.gateway.port, graceful_s=FLUSH_S, limits=limits)
+        app.serve(route for console in consoles for route in console.routes())
+        self._server = HttpServer(
+            app, config.gateway.host, config.gateway.port, graceful_s=FLUSH_S, limits=_limits(config.gateway)
+        )
         self._grpc = GrpcServer(
             self._dispatcher,
             app.answers,
@@ -128,6 +132,14 @@ class Gateway:
         await self._share.stop()
         await self._prefixes.stop()
         await self._registry.close()
+        await asyncio.to_thread(self._telemetry.close, FLUSH_S)
+
+    def _watch_stores(self, health: RedisHealth) -> None:
+        metrics = self._telemetry.metrics
+        watch_prefixes(metrics, self._prefixes)
+        watch_redis(metrics, health)
+        if self._tenancy.shared is not None:
+            watch_quotas(metrics, self._tenancy.shared)
 
     async def _discover(self) -> Mapping[WorkerRef, str]:
         try:

@@ -185,7 +185,7 @@ class Answer {
   explain(stages) {
     const timing = this.facts?.timing;
     if (timing) {
-      const times = stages.map((stage) => timing[stage] ?? 0);
+      const times = stages.map((stage) => timing[`${stage}_ms`] ?? 0);
       const drawn = bar(stages);
       showBar(drawn, stages, times, times.reduce((sum, time) => sum + time, 0));
       this.node.append(drawn, el("details", {}, el("summary", {}, "Timing"), table(stages, times)));
