@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 
 from tandem.core.clock import Clock, SystemClock
@@ -60,7 +60,7 @@ class GatewayApp:
         self._measures = measures
         self.serve(routes)
 
-    def serve(self, routes: Iterable[Route]) -> None:
+    def serve(self, routes: Sequence[Route]) -> None:
         """From now on these too."""
         for route in routes:
             found = self._exact if route.prefix is None else self._prefixes

@@ -77,10 +77,10 @@ class Gateway:
             targets=targets,
             clock=clock,
         )
-        app.serve(route for console in consoles for route in console.routes())
-        self._server = HttpServer(
-            app, config.gateway.host, config.gateway.port, graceful_s=FLUSH_S, limits=_limits(config.gateway)
-        )
+        for console in consoles:
+            app.serve(console.routes())
+        at = config.gateway
+        self._server = HttpServer(app, at.host, at.port, graceful_s=FLUSH_S, limits=_limits(at))
         self._grpc = GrpcServer(
             self._dispatcher,
             app.answers,

@@ -25,6 +25,7 @@ class _Planned:
     num_budget_tokens: int
     num_preempted: int
     has_other_work: bool
+    num_drafted: int
 
 
 class Pacer:
@@ -63,8 +64,9 @@ class Pacer:
         step = features(plan.slices)
         predicted_s, has_other_work = self.model.predict(step), bool(plan.num_host_copies or plan.digests)
         target_s = self._target_s if plan.slices else 0.0
+        num_drafted = plan.num_drafted if step.num_prefill_tokens else 0
         opened = _Planned(
-            step, predicted_s, target_s, self._num_budget_tokens, num_preempted, has_other_work
+            step, predicted_s, target_s, self._num_budget_tokens, num_preempted, has_other_work, num_drafted
         )  # fmt: skip
         self._open[plan.number] = opened
         # A driver that does not time its steps leaves them open.
@@ -94,4 +96,5 @@ class Pacer:
             num_budget_tokens=opened.num_budget_tokens,
             num_preempted=opened.num_preempted,
             has_failed=has_failed,
+            num_drafted=opened.num_drafted,
         )
