@@ -13,7 +13,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.standing import Standing, duration
 
 LABEL = r'[a-z_]+="[^"\\\\]*"'
-SAMPLE = re.compile(rf"[a-z_:]+(\{{{LABEL}(,{LABEL})*\}})? [-0-9.e+]+")
+SAMPLE = re.compile(rf"[a-z0-9_:]+(\{{{LABEL}(,{LABEL})*\}})? [-0-9.e+]+")
 Front = Any  # the fixtures' class lives in conftest
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
