@@ -132,6 +132,7 @@ def _prepare_model(config: Config) -> None:
 def _banner(gateway: GatewayChild, config: Config, logs: Path) -> str:
     url, model = gateway.url, config.model.served_names[0]
     key = ' -H "authorization: Bearer $TANDEM_API_KEY"' if config.gateway.auth == "keys" else ""
+    console = f"  console: {url}/console\n" if config.gateway.console else ""
     question = '"messages": [{"role": "user", "content": "What is the capital of France?"}]'
     return f"""
 Tandem serves {model} at {url}
@@ -141,5 +142,5 @@ and over gRPC at {gateway.grpc_target}
     -d '{{"model": "{model}", "temperature": 0, {question}}}'
 
   tandem chat --url {url}        Ctrl-C drains and stops
-  logs of the workers: {logs}
+{console}  logs of the workers: {logs}
 """

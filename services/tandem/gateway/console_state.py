@@ -21,6 +21,8 @@ MAX_TENANTS = 100
 """Of a slice; those beyond are added up as `OTHER`, which is no tenant's name."""
 OTHER = "(others)"
 _NUM_EXACT = 128
+_BATCH = 256
+_NUM_MERGED = 4096
 _SHARES = (0.5, 0.99)
 
 
@@ -30,6 +32,27 @@ class Numbered:
 
     number: int
     record: AnswerRecord
+
+
+class Values:
+    """A histogram that takes values in by the batch: one by one they would cost several times as much."""
+
+    __slots__ = ("_fresh", "_known")
+
+    def __init__(self, num_exact: int = _NUM_EXACT) -> None:
+        self._known = Histogram(exact=num_exact)
+        self._fresh: list[float] = []
+
+    def add(self, value: float) -> None:
+        self._fresh.append(value)
+        if len(self._fresh) >= _BATCH:
+            self.histogram()
+
+    def histogram(self) -> Histogram:
+        """Of all so far."""
+        self._known.extend(self._fresh)
+        self._fresh.clear()
+        return self._known
 
 
 @dataclass(slots=True)
@@ -43,8 +66,8 @@ class LaneSlice:
     num_cached: int = 0
     num_output: int = 0
     longest_gap_s: float = 0.0
-    first_s: Histogram = field(default_factory=lambda: Histogram(exact=_NUM_EXACT))
-    token_s: Histogram = field(default_factory=lambda: Histogram(exact=_NUM_EXACT))
+    first_s: Values = field(default_factory=Values)
+    token_s: Values = field(default_factory=Values)
 
     def add(self, record: AnswerRecord) -> None:
         self.num_answers += 1
@@ -81,19 +104,14 @@ class TenantFigures:
     num_first: int = 0
 
     def add(self, record: AnswerRecord) -> None:
-        first_s = record.first_token_s
-        usage = record.usage
-        self.take(
-            TenantFigures(
-                num_answers=1,
-                num_failed=has_failed(record),
-                num_prompt=usage.num_prompt,
-                num_cached=usage.num_cached or 0,
-                num_output=usage.num_output,
-                first_sum_s=first_s or 0.0,
-                num_first=first_s is not None,
-            )
-        )
+        self.num_answers += 1
+        self.num_failed += has_failed(record)
+        self.num_prompt += record.usage.num_prompt
+        self.num_cached += record.usage.num_cached or 0
+        self.num_output += record.usage.num_output
+        if record.first_token_s is not None:
+            self.first_sum_s += record.first_token_s
+            self.num_first += 1
 
     def take(self, other: TenantFigures) -> None:
         self.num_answers += other.num_answers
@@ -140,11 +158,11 @@ class ConsoleState:
         return (each for each in self._slices if each.index >= first and each.number > since)
 
     def recent(self, num_slices: int, now: float) -> LaneSlice:
-        """All lanes together, over the last `num_slices`."""
+        """All lanes together, over the last `num_slices`; up to a second old."""
         first = int(now // SLICE_S) - num_slices + 1
-        key = (self.number, first)
+        key = (int(now), first)
         if self._recent is None or self._recent[0] != key:
-            total = LaneSlice(first_s=Histogram(), token_s=Histogram())
+            total = LaneSlice(first_s=Values(_NUM_MERGED), token_s=Values(_NUM_MERGED))
             for each in (lane for part in self._slices if part.index >= first for lane in part.lanes.values()):
                 _take(total, each)
             self._recent = key, total
@@ -177,8 +195,9 @@ class ConsoleState:
         return self._tenants[-1][1]
 
 
-def percentiles(histogram: Histogram) -> tuple[float, float] | None:
+def percentiles(values: Values) -> tuple[float, float] | None:
     """p50 and p99; None of no values."""
+    histogram = values.histogram()
     if not histogram.count:
         return None
     p50, p99 = histogram.percentiles(_SHARES)
@@ -197,5 +216,5 @@ def _take(total: LaneSlice, other: LaneSlice) -> None:
     total.num_cached += other.num_cached
     total.num_output += other.num_output
     total.longest_gap_s = max(total.longest_gap_s, other.longest_gap_s)
-    total.first_s.merge(other.first_s)
-    total.token_s.merge(other.token_s)
+    total.first_s.histogram().merge(other.first_s.histogram())
+    total.token_s.histogram().merge(other.token_s.histogram())

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from playwright.sync_api import Browser, expect
 
@@ -189,6 +190,14 @@ def test_the_page_can_speak_to_nobody_else(calm: Pair, browser: Browser) -> None
             calm.whole.url + "/health",
         )
         assert "connect-src" in blocked and "trusted types" in blocked and blocked[-1] == "undefined"
+
+
+def test_a_gateway_may_be_without_one(calm: Pair) -> None:
+    gateway = calm.cluster.gateway("no-console", "--no-console")
+    gateway.wait_ready()
+    for path, status in (("/console", 404), ("/console/state", 404), ("/console/main.js", 404), ("/health", 200)):
+        assert httpx.get(gateway.url + path, trust_env=False).status_code == status
+    assert gateway.stop() == 0
 
 
 def test_with_keys_it_asks_for_one_and_waits_for_a_gateway_that_is_gone(locked: Gateway, browser: Browser) -> None:

@@ -361,3 +361,14 @@ def test_live_pulls_are_renewed_together_every_third_of_a_lease() -> None:
     assert e.tick(0.0) == e.tick(3.0) == [], "following asks for the first third"
     assert e.tick(3.4) == [Renew(OTHER, (KEY,))] and e.tick(6.6) == []
     assert e.tick(6.8) == [Renew(OTHER, (KEY,))]
+
+
+def test_a_load_counts_what_steps_were_made_of_and_that_is_no_news() -> None:
+    """A prompt of 7 in steps of 4 and 3, then a token that is one sequence's; equal loads may differ in it."""
+    e = engine()
+    e.submit(generate(), 0.0)
+    for _ in range(3):
+        step(e)
+    load = e.load()
+    assert (load.num_prefill_tokens, load.num_decode_tokens) == (7, 1)
+    assert replace(load, num_prefill_tokens=0, num_decode_tokens=0) == load

@@ -68,6 +68,7 @@ export class Chart {
     mark(this.paper, "viewBox", `0 0 ${full} ${HEIGHT}`);
     this.step = (full - LEFT - RIGHT) / this.state.num_slices;
     this.empty.hidden = this.lanes.length > 0;
+    mark(this.paper.parentElement, "data-empty", !this.lanes.length);
     const shown = this.lanes.filter(({ lane }) => !this.hidden.has(lane));
     const highest = Math.max(0, ...shown.flatMap(({ points }) => points.filter(Boolean).map(([, p99]) => p99)));
     this.top = nice(highest || 1);

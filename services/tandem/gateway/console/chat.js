@@ -7,6 +7,7 @@ import { events } from "./sse.js";
 import { bar, showBar, table } from "./stages.js";
 
 const EMPTY = "Answers stream here, each with the way that it took and where its time went.";
+const IDEAS = ["What is a key-value cache?", "Write a haiku about two workers.", "Count from one to twenty."];
 
 export class Chat {
   /* `refused(message)` when the key is not taken. */
@@ -19,7 +20,7 @@ export class Chat {
     this.stages = [];
     byId("composer").addEventListener("submit", (event) => {
       event.preventDefault();
-      if (!this.running) this.send();
+      this.send();
     });
     this.text.addEventListener("keydown", (event) => {
       if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -47,13 +48,21 @@ export class Chat {
   clear() {
     this.running?.abort();
     this.turns = [];
-    this.talk.replaceChildren(el("p", { class: "empty" }, EMPTY));
+    this.talk.replaceChildren(el("div", { class: "empty" }, el("p", {}, EMPTY), ...IDEAS.map((idea) => this.suggest(idea))));
     byId("chat-clear").hidden = true;
+  }
+
+  suggest(idea) {
+    return el("button", { type: "button", onclick: () => {
+      this.text.value = idea;
+      this.text.focus();
+      this.send();
+    } }, idea);
   }
 
   async send() {
     const text = this.text.value.trim();
-    if (!text) return;
+    if (!text || this.running) return;
     if (!this.turns.length) this.talk.replaceChildren();
     this.text.value = "";
     this.turns.push({ role: "user", content: text });
@@ -185,7 +194,7 @@ class Answer {
   explain(stages) {
     const timing = this.facts?.timing;
     if (timing) {
-      const times = stages.map((stage) => timing[stage] ?? 0);
+      const times = stages.map((stage) => timing[`${stage}_ms`] ?? 0);
       const drawn = bar(stages);
       showBar(drawn, stages, times, times.reduce((sum, time) => sum + time, 0));
       this.node.append(drawn, el("details", {}, el("summary", {}, "Timing"), table(stages, times)));

@@ -49,6 +49,7 @@ function tell(status, state) {
   };
   const note = notes[status] ?? "";
   byId("notice").hidden = !note;
+  mark(byId("notice"), "class", status === "live" ? "notice warn" : "notice");
   say(byId("notice"), note);
 }
 

@@ -7,6 +7,7 @@ const STATES = {
   live: ["●", "live"], draining: ["◐", "draining"], trial: ["◍", "on trial"], resting: ["✕", "failing"],
   away: ["○", "away"],
 };
+const BY_NAME = new Intl.Collator("en", { numeric: true });
 const DENSE = 12;
 const MAX_WIRES = 40;
 const MAX_LISTED = 8;
@@ -24,10 +25,12 @@ export class WorkerMap {
   }
 
   show(feed) {
-    const { workers, gateway, num_workers } = feed.state;
-    this.tell(gateway, workers, num_workers);
-    const pools = POOLS.map(([pool, name]) => ({ pool, name, workers: workers.filter((worker) => worker.pool === pool) }));
+    const { workers, num_workers } = feed.state;
+    this.tell(workers, num_workers);
+    const sorted = workers.toSorted((one, other) => BY_NAME.compare(one.id, other.id));
+    const pools = POOLS.map(([pool, name]) => ({ pool, name, workers: sorted.filter((worker) => worker.pool === pool) }));
     mark(this.body, "data-dense", workers.length > DENSE);
+    this.poolOf = new Map(workers.map(({ id, pool }) => [id, pool]));
     sync(this.pools, pools.filter((pool) => pool.workers.length), ({ pool }) => pool, makePool, (parts, pool) => {
       say(parts.number, pool.workers.length);
       sync(parts.list, pool.workers, ({ id }) => id, makeWorker, (card, worker) => showWorker(card, worker, feed));
@@ -37,12 +40,12 @@ export class WorkerMap {
     this.draw();
   }
 
-  tell(gateway, workers, number) {
+  tell(workers, number) {
     const live = workers.filter(({ state }) => state !== "away").length;
     const hidden = number > workers.length ? `, ${number - workers.length} more not shown` : "";
     say(byId("map-note"), workers.length ? `${live} of ${plural(number, "worker")} live${hidden}` : "");
     this.empty.hidden = workers.length > 0;
-    say(this.empty, `No workers yet. This gateway looks for them in Redis${gateway.missing ? ` (${gateway.missing})` : ""}.`);
+    say(this.empty, "No workers yet. They are shown as soon as one of them registers.");
   }
 
   /* The flows in words: for whoever does not see the map, and for figures that do not fit into it. */
@@ -61,9 +64,13 @@ export class WorkerMap {
   draw() {
     const frame = this.body.getBoundingClientRect();
     mark(this.wires, "viewBox", `0 0 ${Math.round(frame.width)} ${Math.round(frame.height)}`);
+    const isDense = this.body.hasAttribute("data-dense");
     const boxes = new Map();
-    for (const card of this.pools.querySelectorAll(".worker")) boxes.set(card.dataset.id, place(card, frame));
-    const seen = this.flows.filter(({ source, target }) => boxes.has(source) && boxes.has(target)).slice(0, MAX_WIRES);
+    for (const card of this.pools.querySelectorAll(isDense ? ".pool" : ".worker")) {
+      boxes.set(isDense ? card.dataset.pool : card.dataset.id, place(card, frame));
+    }
+    const flows = isDense ? byPool(this.flows, this.poolOf) : this.flows;
+    const seen = flows.filter(({ source, target }) => boxes.has(source) && boxes.has(target)).slice(0, MAX_WIRES);
     const most = Math.max(1, ...seen.map(({ speed }) => speed));
     const wires = seen.map((flow) => ({ ...flow, most, ...route(boxes, flow, frame) }));
     label(wires);
@@ -79,6 +86,19 @@ function moving(feed) {
     };
   });
   return found.sort((one, other) => other.speed - one.speed || other.total - one.total || (one.key < other.key ? -1 : 1));
+}
+
+/* Where workers are many: what moves between their pools, added up. */
+function byPool(flows, poolOf) {
+  const found = new Map();
+  for (const flow of flows) {
+    const [source, target] = [poolOf.get(flow.source), poolOf.get(flow.target)];
+    if (!source || !target) continue;
+    const key = `${source} ${target} ${flow.kind}`;
+    const sum = found.get(key) ?? { ...flow, key, source, target, moves: 0, speed: 0 };
+    found.set(key, { ...sum, moves: sum.moves + flow.moves, speed: sum.speed + flow.speed });
+  }
+  return [...found.values()].sort((one, other) => other.speed - one.speed);
 }
 
 function makePool({ pool, name }) {
@@ -170,7 +190,8 @@ function route(boxes, { source, target, kind }, frame) {
   const x = isLeft ? from.left : from.right;
   const room = isLeft ? from.left : Math.max(6, frame.width - from.right);
   const bow = (isLeft ? -1 : 1) * Math.min(room, 26 + shift) * 1.2;
-  const [y1, y2] = [from.middle + shift, to.middle + shift];
+  const own = from === to ? 26 : 0;
+  const [y1, y2] = [from.middle + shift - own, to.middle + shift + own];
   return { line: `M${x} ${y1}C${x + bow} ${y1} ${x + bow} ${y2} ${x} ${y2}`, x, y: (y1 + y2) / 2, isWide: false };
 }
 

@@ -19,7 +19,7 @@ export class Tenants {
     this.table.hidden = tenants.length === 0;
     this.empty.hidden = tenants.length > 0;
     const whose = viewer.is_operator ? plural(tenants.length, "tenant") : "your own only";
-    say(byId("tenants-note"), `${whose}, the last ${span(tenants_s)}`);
+    say(byId("tenants-note"), tenants.length ? `${whose}, the last ${span(tenants_s)}` : "");
     const rows = tenants.toSorted((one, other) => tokens(other) - tokens(one) || (one.name < other.name ? -1 : 1));
     sync(this.rows, rows, ({ name }) => name, make, (parts, row) => {
       const minutes = tenants_s / 60;

@@ -30,7 +30,7 @@ function tiles(feed) {
 }
 
 function failures({ num_answers, num_failed }) {
-  if (!num_answers) return "none in the last minute";
+  if (!num_answers) return "none of late";
   return num_failed ? `${count(num_failed)} of ${count(num_answers)} failed` : "none failed";
 }
 
