@@ -16,7 +16,7 @@ from typing import Literal
 from tandem.core.events import Cancelled, Failed, Finished, JobEvent, PromptScored, Pulled, SampledToken, Token
 from tandem.core.ids import BlockId, HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Generate, Prefill, Request, Resume, SamplingParams
-from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Take, Unfollow
+from tandem.engine.effects import Announce, Effect, Emit, Ended, EndHandoff, Follow, Renew, Take, Unfollow
 from tandem.engine.engine import Engine, HandoffLimits
 from tandem.engine.orders import Connect, PeerLost, ReadDone, ReadFailed, ReadOrder
 from tandem.engine.ports import BlockCopy, Pipeline
@@ -290,6 +290,8 @@ class Cluster(AbstractContextManager["Cluster"]):
                     self._tell_source(node, effect)
                 case StartRead():
                     node.carrier.accept(self._order(effect))
+                case Ended():
+                    pass
                 case Teardown():
                     raise AssertionError("a read did not end")
 

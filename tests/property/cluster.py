@@ -12,7 +12,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, Finished, JobEvent, PromptScored, Pulled, SampledToken, Token
 from tandem.core.ids import BlockId, HandoffId, HandoffKey, JobKey, RequestId, WorkerRef
 from tandem.core.request import Generate, Job, RemotePrefix, Request, Resume
-from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Take, Unfollow
+from tandem.engine.effects import Announce, Effect, Emit, Ended, EndHandoff, Follow, Renew, Take, Unfollow
 from tandem.flow.commands import (
     Blame,
     CancelJob,
@@ -356,8 +356,11 @@ class Cluster:
         for effect in effects:
             match effect:
                 case Emit(event):
+                    worker.times.heard(event)
                     self.witness(worker, event)
                     self.report(worker, event)
+                case Ended(times):
+                    worker.times.ended(times, worker.engine.num_preempted)
                 case Announce(taker, message):
                     self.tell(worker, taker, lambda w, m=message: w.engine.announced(m, self.agenda.now))  # type: ignore[misc]
                 case EndHandoff(taker, key, kind, text):

@@ -15,6 +15,7 @@ from tandem.sched.policy import SchedulerLimits
 from tandem.sched.targets import LatencyTargets, Target
 from tests.property.guesses import speculation
 from tests.property.model import KVStore, ModelExecutor
+from tests.property.times import TimesWitness
 
 Action = Callable[[], None]
 
@@ -107,5 +108,6 @@ class Worker:
         self.stalled_until = 0.0
         self.is_alive = True
         self.ends: dict[JobKey, str] = {}
+        self.times = TimesWitness()
         self.next_index: dict[JobKey, int] = {}
         self.num_scored: dict[JobKey, int] = {}

@@ -5,7 +5,9 @@ from __future__ import annotations
 from tandem.core.events import Pulled
 from tandem.core.ids import JobKey, WorkerRef
 from tandem.core.load import Books, Load
+from tandem.core.request import Job, Resume
 from tandem.engine.giver import Giver
+from tandem.engine.job_times import PullEnd, PullTimes
 from tandem.kv.pool import BlockPool
 from tandem.kv.pull_book import PullBook
 from tandem.kv.pull_outcome import PullStats
@@ -32,6 +34,8 @@ def load(scheduler: Scheduler, pool: BlockPool, draining: bool) -> Load:
         num_accepted_tokens=0 if guessed is None else guessed.num_accepted,
         num_steps_over_target=scheduler.pacer.num_steps_over_target,
         num_borrowed_tokens=scheduler.borrowings.num_tokens,
+        num_prefill_tokens=scheduler.pacer.num_prefill_tokens,
+        num_decode_tokens=scheduler.pacer.num_decode_tokens,
     )
 
 
@@ -65,4 +69,22 @@ def pulled_event(
         exposed_s=stats.exposed_s,
         busy_s=stats.busy_s,
         source=source,
+    )
+
+
+def pull_times(
+    job: Job, source: WorkerRef, stats: PullStats, now: float, block_bytes: int, outcome: PullEnd
+) -> PullTimes:
+    """Of a pull that ends now."""
+    return PullTimes(
+        kind="handoff" if isinstance(job, Resume) else "prefix",
+        outcome=outcome,
+        source=source,
+        num_blocks=stats.num_blocks,
+        num_bytes=stats.num_blocks * block_bytes,
+        num_exposed_bytes=min(stats.num_exposed_blocks, stats.num_blocks) * block_bytes,
+        first_announced_at=now - stats.total_s,
+        last_announced_at=max(now - stats.total_s, now - stats.exposed_s),
+        ready_at=now,
+        busy_s=stats.busy_s,
     )

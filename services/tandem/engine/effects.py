@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tandem.core.errors import ErrorKind
 from tandem.core.events import JobEvent
 from tandem.core.ids import HandoffKey, WorkerRef
+from tandem.engine.job_times import JobTimes
 from tandem.kv.handoff import Announcement, Borrow
 from tandem.kv.pull_outcome import StartRead, Teardown
 
@@ -72,4 +73,11 @@ class Renew:
     keys: tuple[HandoffKey, ...]
 
 
-Effect = Emit | Announce | EndHandoff | Follow | Unfollow | Take | Renew | StartRead | Teardown
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A job is over here with its last choice: once for each that was accepted."""
+
+    times: JobTimes
+
+
+Effect = Emit | Announce | EndHandoff | Follow | Unfollow | Take | Renew | Ended | StartRead | Teardown

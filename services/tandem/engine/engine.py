@@ -22,6 +22,7 @@ from tandem.engine.giver import Giver
 from tandem.engine.job_table import JobTable
 from tandem.engine.reports import tokens
 from tandem.engine.taker import Taker
+from tandem.engine.timekeeper import Timekeeper
 from tandem.kv.handoff import Announcement, Borrow
 from tandem.kv.pool import BlockPool
 from tandem.kv.pull_book import PullBook
@@ -46,8 +47,8 @@ class HandoffLimits:
 class Engine:
     """All of one worker that decides. `begin` and `finish` alternate, with up to `plan_depth` plans open.
 
-    `num_preempted` counts sequences that had to give their blocks up, since the start. Without `speculation` a step
-    draws at most one token of a sequence.
+    Since the start `num_preempted` sequences had to give their blocks up and `num_generated` tokens were drawn. Without
+    `speculation` a step draws at most one token of a sequence.
     """
 
     def __init__(
@@ -65,7 +66,8 @@ class Engine:
         self._giver = Giver(pool, self._scheduler.lending, handoff.lease_s)
         self._evacuation = Evacuation(self._scheduler.departures, self._giver)
         self._jobs = JobTable()
-        self._exits = Exits(self._scheduler, self._jobs, self._evacuation)
+        self._times = Timekeeper()
+        self._exits = Exits(self._scheduler, self._jobs, self._evacuation, self._times)
         self._pulls = PullBook(
             pull_timeout_s=handoff.pull_timeout_s,
             drain_timeout_s=handoff.drain_timeout_s,
@@ -76,7 +78,7 @@ class Engine:
         )
         self._plan_depth = plan_depth
         self.draining = False
-        self.num_preempted = 0
+        self.num_preempted = self.num_generated = 0
 
     # ---- jobs
 
@@ -96,6 +98,7 @@ class Engine:
         effects = self._promise(job, now) if isinstance(job, Prefill) else []
         effects += [effect for older in fenced for effect in self.cancel(older, now)]
         self._jobs.add(job)
+        self._times.accepted(job, now)
         effects += self._taker.open(job, now) if isinstance(job, Resume) else self._taker.borrow(job, now)
         return effects + [effect for key in forbidden for effect in self.cancel(key, now)]
 
@@ -123,6 +126,7 @@ class Engine:
             return None, []
         planned = self._scheduler.plan(now)
         self.num_preempted += planned.num_preempted
+        self._times.planned(planned, now)
         effects: list[Effect] = []
         for offer in planned.offers:
             job = self._jobs.named(offer.key)
@@ -139,13 +143,15 @@ class Engine:
 
     def finish(self, result: StepResult, now: float) -> list[Effect]:
         """Take in what a plan yielded; plans finish in the order in which they began."""
-        effects: list[Effect] = []
+        effects, times = list[Effect](), self._times
+        times.finished(now)
         for progress in self._scheduler.commit(result):
             if progress.scores:
                 name = (self._jobs.live_keys(progress.key) or [progress.key])[0]
                 effects.append(Emit(PromptScored(name, progress.first_scored, progress.scores)))
             for part in progress.parts:
-                effects += tokens(part)
+                self.num_generated += len(part.tokens)
+                effects += tokens(part, times.drew(part, now) if times.undrawn and part.tokens else None)
                 effects += [] if part.has_ended else self._evacuation.computed(part)
             if isinstance(progress.job, Prefill):
                 effects += self._giver.offer(progress.job, progress, now)
@@ -153,11 +159,13 @@ class Engine:
         return [*effects, *self._giver.announce_lent(now), *self._taker.read_on(now)]
 
     def run(self, limit: int) -> DecodeRun | None:
-        """What `begin` would plan next, as far as that is the same decodes over and over; changes nothing."""
-        return self._scheduler.run(limit)
+        """What `begin` would plan next, as far as that is the same decodes over and over; changes nothing. Nobody draws
+        the first token here in a run."""
+        return None if self._times.undrawn else self._scheduler.run(limit)
 
     def finish_run(self, run: DecodeRun, drawn: Sequence[Sequence[int]]) -> list[Tokens]:
         """Take in a run's first steps: as many tokens of each of its sequences, in its order. No sequence ends."""
+        self.num_generated += sum(len(ids) for ids in drawn)
         return self._scheduler.commit_run(run, drawn)
 
     # ---- the giver's side of hand-offs
@@ -217,6 +225,10 @@ class Engine:
     def take_facts(self) -> list[KVFact]:
         """As `BlockPool.take_facts`."""
         return self._pool.take_facts()
+
+    def abandon(self, kind: ErrorKind, message: str, now: float) -> list[Effect]:
+        """Nothing is computed any more and every live job fails; nothing else is to be done with the engine then."""
+        return self._exits.abandon(self._jobs.keys(), now, kind, message)
 
     # ---- time
 
@@ -278,6 +290,7 @@ class Engine:
         pinned = self._scheduler.copied_slots()
         self._pool.check(tables, self._giver.blocks(), self._pulls.blocks(), copied, pinned)
         self._evacuation.check()
+        self._times.check(job.key for job in self._jobs)
         keys = {job.key for job in self._jobs} | set(self._jobs.keys())
         for lease in self._giver:
             assert len(lease.blocks) or lease.job in keys, f"{lease!r} has neither blocks nor a job"

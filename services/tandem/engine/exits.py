@@ -5,19 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tandem.core.errors import ErrorKind
+from tandem.core.events import Failed
 from tandem.core.ids import JobKey
-from tandem.engine.effects import Effect, Emit
+from tandem.core.request import Prefill
+from tandem.engine.effects import Effect, Emit, Ended
 from tandem.engine.evacuation import Evacuation
 from tandem.engine.job_table import JobTable
+from tandem.engine.job_times import Outcome
 from tandem.engine.reports import ending
+from tandem.engine.timekeeper import Leaving, Timekeeper
 from tandem.sched.outcome import Progress
 from tandem.sched.scheduler import Scheduler
 
+_OUTCOMES: dict[ErrorKind, Outcome] = {ErrorKind.CANCELLED: "cancelled", ErrorKind.DRAINING: "given_back"}
+
 
 class Exits:
-    """What ends is gone from the job table, the scheduler and the offers; whoever was taking it over is told."""
+    """What ends is gone from job table, scheduler, offers and `times`; whoever was taking it over is told."""
 
-    def __init__(self, scheduler: Scheduler, jobs: JobTable, evacuation: Evacuation) -> None:
+    def __init__(self, scheduler: Scheduler, jobs: JobTable, evacuation: Evacuation, times: Timekeeper) -> None:
+        self.times = times
         self._scheduler = scheduler
         self._jobs = jobs
         self._evacuation = evacuation
@@ -29,16 +36,46 @@ class Exits:
             kind = ErrorKind.CANCELLED if part.error is None else part.error_kind
             effects += self._forget(part.key, now, kind, part.error or "nothing is left to hand over")
             effects.append(Emit(ending(part)))
+            effects += self._leave(part.key, _leaving(part), now)
         return effects
 
-    def drop(self, keys: Iterable[JobKey], now: float, kind: ErrorKind, reason: str) -> list[Effect]:
-        """End choices that were going on, without a word to their gateway."""
+    def drop(
+        self, keys: Iterable[JobKey], now: float, kind: ErrorKind, reason: str, outcome: Outcome | None = None
+    ) -> list[Effect]:
+        """End choices that were going on, without a word to their gateway. `outcome`: where `kind` does not say it."""
         effects: list[Effect] = []
         for key in keys:
+            leaving = _dropped(outcome, self._scheduler.num_output(key), kind, reason)
             effects += self._forget(key, now, kind, reason)
             self._scheduler.cancel(key)
+            effects += self._leave(key, leaving, now)
+        return effects
+
+    def abandon(self, keys: Iterable[JobKey], now: float, kind: ErrorKind, reason: str) -> list[Effect]:
+        """Fail choices because nothing is computed any more; no books are kept from then on."""
+        effects: list[Effect] = []
+        for key in keys:
+            effects.append(Emit(Failed(key, kind, reason)))
+            effects += self._leave(key, _dropped("failed", self._scheduler.num_output(key), kind, reason), now)
         return effects
 
     def _forget(self, key: JobKey, now: float, kind: ErrorKind, reason: str) -> list[Effect]:
         self._jobs.end(key, now)
         return self._evacuation.ended(key, kind, reason, now)
+
+    def _leave(self, key: JobKey, leaving: Leaving, now: float) -> list[Effect]:
+        times = self.times.left(key, leaving, now)
+        return [] if times is None else [Ended(times)]
+
+
+def _leaving(part: Progress) -> Leaving:
+    if part.error is not None:
+        return Leaving("failed", part.num_output, part.error_kind, part.error)
+    if not part.handed_over:
+        return Leaving("finished", part.num_output)
+    return Leaving("handed_over" if isinstance(part.job, Prefill) else "moved", part.num_output)
+
+
+def _dropped(outcome: Outcome | None, num_output: int, kind: ErrorKind, reason: str) -> Leaving:
+    outcome = outcome or _OUTCOMES.get(kind, "failed")
+    return Leaving(outcome, num_output, kind, reason) if outcome == "failed" else Leaving(outcome, num_output)

@@ -8,16 +8,23 @@ from tandem.core.errors import ErrorKind
 from tandem.core.events import Failed, Finished, Token
 from tandem.core.ids import JobKey
 from tandem.core.request import Job, Resume
+from tandem.core.stages import JobStages
 from tandem.engine.effects import Effect, Emit
 from tandem.kv.handoff import Announcement
 from tandem.kv.pull_outcome import Lost
 from tandem.sched.outcome import Progress
 
 
-def tokens(part: Progress) -> list[Effect]:
+def tokens(part: Progress, stages: JobStages | None) -> list[Effect]:
+    """`stages`: of a choice that draws for the first time here."""
     first = part.first_index
     told = part.num_cached if first == len(part.job.output_tokens) else None
-    return [Emit(Token(part.key, first + i, token, None if i else told)) for i, token in enumerate(part.tokens)]
+    out: list[Effect] = [
+        Emit(Token(part.key, first + i, token, None if i else told)) for i, token in enumerate(part.tokens)
+    ]
+    if stages is not None and part.tokens:
+        out[0] = Emit(Token(part.key, first, part.tokens[0], told, stages))
+    return out
 
 
 def ending(part: Progress) -> Finished | Failed:

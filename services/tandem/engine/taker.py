@@ -9,16 +9,27 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import BlockId, HandoffKey, JobKey, WorkerRef
 from tandem.core.request import Generate, Job, Prefill, Resume
 from tandem.core.step_cost import StepCost
-from tandem.engine.accounts import pulled_event
+from tandem.engine.accounts import pull_times, pulled_event
 from tandem.engine.effects import Effect, Emit, Follow, Renew, Take, Unfollow
 from tandem.engine.exits import Exits
 from tandem.engine.job_table import JobTable
+from tandem.engine.job_times import Outcome, PullEnd
 from tandem.engine.reports import first_tokens, loss, misfit
 from tandem.kv.handoff import Announcement, Borrow, PullState
 from tandem.kv.pool import BlockPool, Holder
 from tandem.kv.pull import Loan, Pull
 from tandem.kv.pull_book import PullBook
-from tandem.kv.pull_outcome import Arrived, AskRest, LoanOver, Lost, PullOutcome, ReadEnded, StartRead, Teardown
+from tandem.kv.pull_outcome import (
+    Arrived,
+    AskRest,
+    LoanOver,
+    Lost,
+    PullOutcome,
+    PullStats,
+    ReadEnded,
+    StartRead,
+    Teardown,
+)
 from tandem.kv.recent import Recent
 from tandem.sched.outcome import PullGrant
 from tandem.sched.scheduler import Scheduler
@@ -138,6 +149,7 @@ class Taker:
         pull = self.book.of_job(job.key)
         if pull is None:
             return []
+        self._note(pull.job, pull.source, pull.stats(pull.num_ready, now), now, _outcome(kind))
         self.book.abandon(job.key, kind, reason, now)
         if pull.is_loan:
             self._scheduler.borrowings.end(job.key, pull.first_index)
@@ -173,7 +185,7 @@ class Taker:
                 case Lost():
                     effects += self._lose(outcome, now)
                 case LoanOver():
-                    effects += self._repay(outcome)
+                    effects += self._repay(outcome, now)
                 case Teardown():
                     effects.append(outcome)
         return effects
@@ -196,9 +208,10 @@ class Taker:
         if not len(self.book):
             self._next_renewal = max(self._next_renewal, now + self._renewal_s)
 
-    def _repay(self, over: LoanOver) -> list[Effect]:
+    def _repay(self, over: LoanOver, now: float) -> list[Effect]:
         """Whatever became of a loan, its job may start with what is here."""
         self._scheduler.borrowings.end(over.job, over.num_ready)
+        self._note(over.job, over.source, over.stats, now, "done" if over.stats.num_blocks else "failed")
         unfollow = Unfollow(over.source, over.key)
         if not over.stats.num_blocks:
             return [unfollow]
@@ -208,6 +221,7 @@ class Taker:
 
     def _take_in(self, arrived: Arrived, now: float) -> list[Effect]:
         facts = (arrived.first_tokens, arrived.num_cached, arrived.num_computed)
+        self._note(arrived.job, arrived.source, arrived.stats, now, "done")
         progress = self._scheduler.kv_arrived(arrived.job, *facts)
         pulled = pulled_event(progress.parts[0].key, arrived.stats, self._pool.block_size, self._block_bytes)
         unfollow = Unfollow(arrived.source, arrived.key, is_taken=True)
@@ -217,8 +231,22 @@ class Taker:
         job = self._jobs.named(lost.job)
         assert job is not None, f"{lost.job} pulled without a job"
         keys = self._jobs.live_keys(job.key)
-        effects = self._exits.drop(keys, now, lost.kind, lost.message)
+        self._note(lost.job, lost.source, lost.stats, now, _outcome(lost.kind))
+        # As `loss` says it: where nothing is left to be taken, the job has done its part.
+        outcome: Outcome | None = "finished" if lost.kind is ErrorKind.CANCELLED else None
+        effects = self._exits.drop(keys, now, lost.kind, lost.message, outcome)
         return [Unfollow(lost.source, lost.key), *effects, *(Emit(loss(key, job, lost)) for key in keys)]
+
+    def _note(self, job: JobKey, source: WorkerRef, stats: PullStats, now: float, outcome: PullEnd) -> None:
+        """A pull is over."""
+        named = self._jobs.named(job)
+        assert named is not None, f"{job} pulled without a job"
+        times = pull_times(named, source, stats, now, self._block_bytes, outcome)
+        self._exits.times.pulled(job, times, stats.num_hit_blocks * self._pool.block_size)
+
+
+def _outcome(kind: ErrorKind) -> PullEnd:
+    return "cancelled" if kind is ErrorKind.CANCELLED else "failed"
 
 
 def loan_of(wanted: Borrow, block_size: int, cost: StepCost | None) -> Loan:

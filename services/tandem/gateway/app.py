@@ -56,11 +56,15 @@ class GatewayApp:
         self.answers = answers
         self._exact: dict[str, dict[str, Handler]] = {}
         self._prefixes: dict[str, dict[str, Handler]] = {}
+        self._encoders = encoders
+        self._measures = measures
+        self.serve(routes)
+
+    def serve(self, routes: Sequence[Route]) -> None:
+        """From now on these too."""
         for route in routes:
             found = self._exact if route.prefix is None else self._prefixes
             found.setdefault(route.prefix or route.path, {})[route.method] = route.handler
-        self._encoders = encoders
-        self._measures = measures
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["type"]
@@ -89,7 +93,7 @@ class GatewayApp:
             message = f"internal error (request {exchange.request_id})"
             await self._refuse(exchange, TandemError(ErrorKind.INTERNAL, message))
         finally:
-            if exchange.started:
+            if exchange.started and exchange.is_counted:
                 self._measures.responded(exchange.status)
 
     async def _refuse(self, exchange: Exchange, error: TandemError) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextvars import Context
 from functools import partial
@@ -19,7 +20,7 @@ from tandem.core.clock import Clock
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, JobEvent, Token
-from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerId, WorkerRef
+from tandem.core.ids import HandoffId, JobKey, RequestId, TenantId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.request import Job, Request
 from tandem.flow.commands import (
@@ -44,6 +45,7 @@ from tandem.gateway.background import surviving
 from tandem.gateway.caller import Caller
 from tandem.gateway.deadlines import overdue
 from tandem.gateway.fleet import Fleet
+from tandem.gateway.flows import Flows
 from tandem.gateway.hindsight import Hindsight
 from tandem.gateway.intake import Intake
 from tandem.gateway.ports import NO_PREFIXES, KnownPrefixes, Quotas, ScrapeTarget, ServedModel
@@ -121,6 +123,15 @@ class Dispatcher:
         for active in list(self._active.values()):
             found[active.life.request.lane] += active.life.phase is Phase.QUEUED
         return found
+
+    @property
+    def flows(self) -> Flows:
+        return self._hindsight.flows
+
+    def num_open(self) -> Mapping[tuple[TenantId, bool], int]:
+        """Requests of clients that have not ended, by tenant and whether they wait for a place."""
+        lives = [active.life for active in self._active.values() if active.pinned is None]
+        return Counter((life.request.tenant, life.phase is Phase.QUEUED) for life in lives)
 
     def breakers(self) -> Mapping[WorkerId, BreakerState]:
         return self._waiting.breaker.states(self._clock.now())

@@ -176,10 +176,8 @@ class Fleet:
             link.expect(request, num_tokens)
 
     def measured(self, placement: Placement, pulled: Pulled) -> None:
-        """How fast KV moved between two workers; nothing when one of them is gone, and nothing of a prefix: who reads
-        that computes prompts, and its steps would count for the link."""
-        if pulled.source is not None:
-            return
+        """How fast KV moved between two workers; nothing when one of them is gone. Not of a prefix: who reads that
+        computes prompts, and its steps would count for the link."""
         giver, taker = self._find(placement.prefill), self._find(placement.decode)
         if giver is None or taker is None or (source := giver.view()) is None or (target := taker.view()) is None:
             return

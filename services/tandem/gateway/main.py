@@ -15,11 +15,12 @@ from collections.abc import Mapping
 
 import uvloop
 
-from tandem.core.clock import SystemClock
+from tandem.core.clock import Clock, SystemClock
 from tandem.core.config import Config, GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import GatewayId, WorkerRef
 from tandem.gateway.app import create_app
+from tandem.gateway.console_routes import Console
 from tandem.gateway.dispatch import Dispatcher
 from tandem.gateway.fair_share import FairShare
 from tandem.gateway.fleet import Fleet
@@ -27,6 +28,7 @@ from tandem.gateway.gauges import watch_prefixes, watch_quotas, watch_redis
 from tandem.gateway.grpc_server import GrpcServer
 from tandem.gateway.health import PROBES
 from tandem.gateway.http_guard import HttpLimits
+from tandem.gateway.lookout import Lookout
 from tandem.gateway.prefixes import PrefixIndex
 from tandem.gateway.request_log import RequestLog
 from tandem.gateway.server import HttpServer
@@ -65,18 +67,20 @@ class Gateway:
         door = self._tenancy.door
         self._telemetry = Telemetry.start("tandem-gateway", name, config.telemetry.max_values)
         self._watch_stores(health)
+        consoles = self._consoles(name, config.gateway, clock)
         app = create_app(
             self._dispatcher,
             door,
             config.gateway,
             telemetry=self._telemetry,
-            observers=[RequestLog(config.telemetry.log_requests)],
+            observers=[RequestLog(config.telemetry.log_requests), *consoles],
             targets=targets,
             clock=clock,
         )
-        self._server = HttpServer(
-            app, config.gateway.host, config.gateway.port, graceful_s=FLUSH_S, limits=_limits(config.gateway)
-        )
+        for console in consoles:
+            app.serve(console.routes())
+        at = config.gateway
+        self._server = HttpServer(app, at.host, at.port, graceful_s=FLUSH_S, limits=_limits(at))
         self._grpc = GrpcServer(
             self._dispatcher,
             app.answers,
@@ -86,6 +90,11 @@ class Gateway:
             stalled_client_s=config.gateway.stalled_client_s,
         )
         self._config = config.gateway
+
+    def _consoles(self, name: GatewayId, config: GatewayConfig, clock: Clock) -> list[Console]:
+        """One, unless it is not wanted."""
+        lookout = Lookout(name, self._dispatcher, self._fleet, clock)
+        return [Console(lookout.look, self._tenancy.door, clock)] if config.console else []
 
     @property
     def url(self) -> str:

@@ -177,10 +177,11 @@ class PullBook:
         for read_id in pull.open_reads:
             self._reads[read_id].abandoned_at = now
         over = pull.loan_over(now)
+        stats = pull.stats(pull.num_ready, now)
         event = PullEvent.ABANDON_READING if pull.open_reads else PullEvent.ABANDON
         pull.state = next_pull(pull.state, event)
         self._forget(pull)
-        return [over] if pull.is_loan else [Lost(pull.key, pull.job, pull.source, kind, reason)]
+        return [over] if pull.is_loan else [Lost(pull.key, pull.job, pull.source, kind, reason, stats)]
 
     def tick(self, now: float) -> list[PullOutcome]:
         """Enforce the deadlines: leases, pulls without progress, reads that do not end."""

@@ -60,13 +60,14 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A pull was given up."""
+    """A pull was given up. `stats` are of the blocks that had been read."""
 
     key: HandoffKey
     job: JobKey
     source: WorkerRef
     kind: ErrorKind
     message: str
+    stats: PullStats
 
 
 @dataclass(frozen=True, slots=True)

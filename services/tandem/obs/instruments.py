@@ -192,9 +192,13 @@ TRANSFER_EXPOSED_DURATION = histogram(
 
 # ---- jobs and life: worker
 
-JOBS = counter("tandem.jobs", "{job}", "Jobs that ended, one for each choice.", "kind", "outcome")
+JOBS = counter("tandem.jobs", "{job}", "Jobs that ended, with all their choices.", "kind", "outcome")
 JOB_QUEUE_DURATION = histogram(
-    "tandem.job.queue.duration", "s", "From a job's acceptance to its first step.", LATENCY, "kind"
+    "tandem.job.queue.duration",
+    "s",
+    "From a job's acceptance, or the arrival of the KV that it waits for, to its first step.",
+    LATENCY,
+    "kind",
 )
 GENERATED_TOKENS = counter("tandem.generated_tokens", "{token}", "Tokens that were drawn here.")
 WORKER_HEALTHY = gauge("tandem.worker.healthy", "", "Whether the worker is of use.")

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Self
 
 from tandem.core.clock import Clock, SystemClock
 from tandem.obs import prometheus
+from tandem.obs.logs import watch_dropped
 from tandem.obs.metrics import Metrics
 from tandem.obs.otel_environment import OtelSettings, read_otel
+from tandem.obs.process import watch_process
 from tandem.obs.tracing import OFF, Tracing
+from tandem.obs.vllm import vllm_aliases
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
@@ -42,6 +45,8 @@ class Telemetry:
         _forget_empty_variables()
         settings = read_otel(os.environ)
         metrics = Metrics(max_values)
+        watch_process(metrics)
+        watch_dropped(metrics)
         if not settings.traces and not settings.metrics:
             return cls(metrics)
         resource = _resource(service, instance)
@@ -51,7 +56,8 @@ class Telemetry:
     def exposition(self, accept: str) -> tuple[str, bytes]:
         """The content type and the body of `/metrics` for an Accept header."""
         openmetrics = prometheus.is_openmetrics(accept)
-        families = [prometheus.exposed(family) for family in self.metrics.collect()]
+        counted = self.metrics.collect()
+        families = [*map(prometheus.exposed, counted), *vllm_aliases(counted)]
         content_type = prometheus.OPENMETRICS_TYPE if openmetrics else prometheus.TEXT_TYPE
         return content_type, prometheus.exposition(families, openmetrics=openmetrics)
 

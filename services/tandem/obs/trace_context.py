@@ -1,6 +1,6 @@
-"""Reads and writes the headers of the W3C Trace Context, level 1 and 2; never repairs or logs one.
+"""Reads and writes the headers of W3C Trace Context; never repairs or logs one.
 
-The standard: (https://www.w3.org/TR/trace-context-2/).
+https://www.w3.org/TR/trace-context-2/ has their syntax.
 """
 
 from __future__ import annotations

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tandem.core.ids import BlockId, SeqId
+from tandem.core.ids import BlockId, JobKey, SeqId
 from tandem.core.request import Prefill
 from tandem.kv.pool import BlockPool
 from tandem.sched.acceptance import blocks_for
 from tandem.sched.budget import Allowance
 from tandem.sched.fork import shares_tail
-from tandem.sched.outcome import Offer, PullGrant
-from tandem.sched.plan import Slice
+from tandem.sched.outcome import Offer, Planned, PullGrant, Start
+from tandem.sched.plan import Slice, StepPlan
 from tandem.sched.policy import SchedulerLimits, chunk_size
 from tandem.sched.queue import OrderedQueue
 from tandem.sched.sequence import Parting, Sequence, Status
@@ -33,10 +33,12 @@ class Draft:
         self.slices: dict[SeqId, Slice] = {}
         self.pulls: list[PullGrant] = []
         self.offers: list[Offer] = []
+        self.starts: list[Start] = []
         self.copies: list[tuple[BlockId, BlockId]] = []
         self.num_preempted = 0
         self.has_prefill = False
         self.num_digests_left = MAX_DIGESTS
+        self._chunks: list[tuple[JobKey, int]] = []
         self._prompts: dict[SeqId, Prompt] = {}
         self._allowance = Allowance(self.budget)
         self._shares: dict[SeqId, int] | None = None
@@ -97,9 +99,17 @@ class Draft:
         )
         self.budget = max(0, self.budget - num_tokens)
         self.has_prefill |= num_tokens > 1
+        if num_tokens > 1 or sampling is None:
+            self._chunks.append((seq.key, num_tokens))
         seq.num_in_flight += num_tokens
         seq.num_pending += sampling is not None
         seq.num_open_plans += 1
+
+    def planned(self, step: StepPlan | None, pulls: Iterable[PullGrant]) -> Planned:
+        """What came of it."""
+        return Planned(
+            step, tuple(pulls), tuple(self.offers), self.num_preempted, tuple(self.starts), tuple(self._chunks)
+        )  # fmt: skip
 
     def _to_digest(self, seq: Sequence, stop: int, blocks: tuple[BlockId, ...], *, draws: bool) -> tuple[BlockId, ...]:
         """Blocks that another worker may read after this slice; the ragged last one counts when a prompt ends, or with

@@ -11,7 +11,7 @@ from tandem.core.request import Prefill
 from tandem.kv.pool import BlockPool, Holder
 from tandem.sched.acceptance import Commitments, blocks_for, num_seats
 from tandem.sched.draft import Draft
-from tandem.sched.outcome import Offer, PullGrant
+from tandem.sched.outcome import Offer, PullGrant, Start
 from tandem.sched.policy import SchedulerLimits, may_offer
 from tandem.sched.queue import OrderedQueue
 from tandem.sched.ration import startable
@@ -93,6 +93,7 @@ class Entrance:
         seq.was_started = True
         seq.status = Status.RUNNING
         self._running.add(seq)
+        draft.starts.append(Start(seq.key, seq.num_cached))
         if isinstance(seq.job, Prefill):
             self._pool.retain(seq.table.ids(), Holder.LEASE)
             draft.offers.append(Offer(seq.key, seq.table.ids()))

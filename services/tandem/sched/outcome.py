@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tandem.core.errors import ErrorKind
 from tandem.core.events import FinishReason, SampledToken
@@ -33,21 +34,33 @@ class Offer:
     blocks: tuple[BlockId, ...]
 
 
+class Start(NamedTuple):
+    """A sequence got its blocks and is computed here from now on, `num_cached` of its tokens excepted. One that was
+    preempted starts again."""
+
+    key: JobKey
+    num_cached: int
+
+
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """`step` is None when there is nothing to compute now."""
+    """`step` is None when there is nothing to compute now. `chunks`: of which sequences it computes known tokens, and
+    how many; a single one from which it draws is told as a decode."""
 
     step: StepPlan | None
     pulls: tuple[PullGrant, ...] = ()
     offers: tuple[Offer, ...] = ()
     num_preempted: int = 0
+    starts: tuple[Start, ...] = ()
+    chunks: tuple[tuple[JobKey, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
     """One step that has run. `num_budget_tokens` is what the budget had for prompts, in tokens of a prompt's
     beginning. `target_s` is the strictest latency target of the sequences that decoded; 0: none. Seconds, from the
-    moment in which planning began to that in which the results were handed out."""
+    moment in which planning began to that in which the results were handed out. What the features count as tokens of
+    prompts were `num_drafted` guesses beside them."""
 
     number: int
     features: StepFeatures
@@ -57,6 +70,7 @@ class StepRecord:
     num_budget_tokens: int
     num_preempted: int
     has_failed: bool
+    num_drafted: int = 0
 
     @property
     def is_planned_over_target(self) -> bool:

@@ -25,15 +25,18 @@ class _Planned:
     num_budget_tokens: int
     num_preempted: int
     has_other_work: bool
+    num_drafted: int
 
 
 class Pacer:
-    """Open plans and the model. `num_steps_over_target` counts plans that could not be made to fit their target."""
+    """Open plans and the model. `num_steps_over_target` counts plans that could not be made to fit their target,
+    `num_prefill_tokens` and `num_decode_tokens` what all plans were made of."""
 
     def __init__(self, max_num_batched_tokens: int) -> None:
         self.model = StepCostModel()
         self.budget = StepBudget(max_num_batched_tokens)
         self.num_steps_over_target = 0
+        self.num_prefill_tokens = self.num_decode_tokens = 0
         self._open: dict[int, _Planned] = {}
         self._target_s = 0.0
         self._num_budget_tokens = 0
@@ -61,13 +64,16 @@ class Pacer:
         step = features(plan.slices)
         predicted_s, has_other_work = self.model.predict(step), bool(plan.num_host_copies or plan.digests)
         target_s = self._target_s if plan.slices else 0.0
+        num_drafted = plan.num_drafted if step.num_prefill_tokens else 0
         opened = _Planned(
-            step, predicted_s, target_s, self._num_budget_tokens, num_preempted, has_other_work
+            step, predicted_s, target_s, self._num_budget_tokens, num_preempted, has_other_work, num_drafted
         )  # fmt: skip
         self._open[plan.number] = opened
         # A driver that does not time its steps leaves them open.
         self._open.pop(plan.number - MAX_OPEN, None)
         self.num_steps_over_target += 0 < opened.target_s < opened.predicted_s
+        self.num_prefill_tokens += step.num_prefill_tokens
+        self.num_decode_tokens += step.num_decode_seqs
 
     def calibrated(self, cost: StepCost) -> None:
         """What steps cost here, as measured before there was work."""
@@ -90,4 +96,5 @@ class Pacer:
             num_budget_tokens=opened.num_budget_tokens,
             num_preempted=opened.num_preempted,
             has_failed=has_failed,
+            num_drafted=opened.num_drafted,
         )

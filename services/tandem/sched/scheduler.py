@@ -47,13 +47,10 @@ class Scheduler:
     def __init__(
         self, pool: BlockPool, limits: SchedulerLimits, model_fingerprint: str, speculation: Speculation | None = None
     ) -> None:
-        self.pool = pool
-        self.limits = limits
+        self.pool, self.limits = pool, limits
         self.pacer = Pacer(limits.max_num_batched_tokens)
-        self.speculation = speculation
-        self._fingerprint = model_fingerprint
-        self._waiting = OrderedQueue()
-        self._running = OrderedQueue()
+        self.speculation, self._fingerprint = speculation, model_fingerprint
+        self._waiting, self._running = OrderedQueue(), OrderedQueue()
         self._pulling: dict[JobKey, Sequence] = {}
         self._promised_blocks: dict[SeqId, int] = {}
         self._entrance = Entrance(pool, limits, self._waiting, self._running, self._pulling, self._promised_blocks)
@@ -64,8 +61,7 @@ class Scheduler:
         self.borrowings = Borrowings(pool, self._running, self._promised_blocks, self._by_key)
         self.lending = Lending(pool, self._running, self._promised_blocks)
         self._open: dict[int, StepPlan] = {}
-        self._held = HeldPulls()
-        self._turned_away = TurnedAway()
+        self._held, self._turned_away = HeldPulls(), TurnedAway()
         self._num_arrived = self._num_plans = 0
 
     # ---- jobs come and go
@@ -150,7 +146,7 @@ class Scheduler:
             self.speculation.extend(draft, self.pool, self._running, num_spare(self.pool, self._running, self._waiting))
         step = self._open_plan(draft)
         pulls = self._held.take_clear(self._pulling) + self._held.hold(draft.pulls, self._open.values(), self._pulling)
-        return Planned(step, tuple(pulls), tuple(draft.offers), draft.num_preempted)
+        return draft.planned(step, pulls)
 
     def commit(self, result: StepResult) -> list[Progress]:
         """Take in the oldest open plan's result. Tokens after a sequence's end are dropped."""
@@ -200,6 +196,10 @@ class Scheduler:
     @property
     def num_sequences(self) -> int:
         return len(self._by_id)
+
+    def num_output(self, key: JobKey) -> int:
+        """Output tokens of a choice that are known here; 0 of one that is not here."""
+        return seq.num_output if (seq := self._by_key.get(key)) is not None else 0
 
     def occupancy(self) -> Occupancy:
         horizon = horizon_tokens(self.limits, self.pacer.model.published or self.pacer.model.cost)

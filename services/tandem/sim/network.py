@@ -14,7 +14,7 @@ from typing import Protocol
 from tandem.core.events import JobEvent
 from tandem.core.ids import HandoffKey, WorkerRef
 from tandem.core.load import Load
-from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Take, Unfollow
+from tandem.engine.effects import Announce, Effect, Emit, Ended, EndHandoff, Follow, Renew, Take, Unfollow
 from tandem.engine.engine import Engine
 from tandem.kv.pull_outcome import StartRead, Teardown
 from tandem.sim.agenda import Action, Agenda, Party
@@ -125,7 +125,7 @@ class Network:
     def _carry(self, worker: SimWorker, effect: Effect) -> None:
         by = worker.party
         match effect:
-            case Emit():
+            case Emit() | Ended():
                 pass
             case Announce(taker, message):
                 label = f"announce {message.key} {message.num_computed}"

@@ -16,6 +16,9 @@ from tandem.core.request import Generate, Job, Prefill, RemotePrefix, Request, R
 from tandem.wire.convert_kv import decode_worker, encode_worker, malformed, require
 from tandem.wire.gen import worker_pb2 as pb
 
+MAX_TRACEPARENT = 64
+"""Characters; the standard's have 55 of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Submission:
@@ -139,6 +142,11 @@ def decode_submission(message: pb.SubmitRequest) -> Submission:
     return Submission(GatewayId(message.gateway), Incarnation(message.incarnation), _decode_job(message))
 
 
+def _decode_traceparent(text: str) -> str:
+    """Nothing is decided by it, so what can be none is left out, and the job is not refused for it."""
+    return text if len(text) <= MAX_TRACEPARENT and text.isascii() else ""
+
+
 def _decode_job(message: pb.SubmitRequest) -> Job:
     key = decode_key(message.key)
     request = Request(
@@ -151,7 +159,7 @@ def _decode_job(message: pb.SubmitRequest) -> Job:
         lane=_decode_lane(message.lane),
         tenant=TenantId(message.tenant or OPEN_TENANT),
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
-        traceparent=message.traceparent,
+        traceparent=_decode_traceparent(message.traceparent),
     )
     facts = _JobFacts(
         request=request,

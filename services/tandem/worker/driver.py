@@ -16,10 +16,10 @@ from typing import Protocol, TypeVar
 
 from tandem.core.clock import Clock
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Failed, KVFact
+from tandem.core.events import KVFact
 from tandem.core.load import Load
 from tandem.core.step_cost import StepCost
-from tandem.engine.effects import Effect, Emit
+from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine
 from tandem.engine.ports import DeviceLost, Pipeline, StepObserver
 from tandem.sched.plan import SliceResult, StepPlan, StepResult
@@ -41,12 +41,14 @@ Command = Callable[[Engine, float], list[Effect]]
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The engine between two steps. `is_moving`: KV is offered or being read. `step_cost`: None until measured."""
+    """The engine between two steps. `is_moving`: KV is offered or being read. `step_cost`: None until measured.
+    `num_generated`: tokens drawn since the start."""
 
     load: Load = Load()
     num_live: int = 0
     is_moving: bool = False
     step_cost: StepCost | None = None
+    num_generated: int = 0
 
 
 class EffectSink(Protocol):
@@ -310,7 +312,8 @@ class EngineDriver:
             self._sink.told(facts)
         load, before = engine.load(), self._snapshot.load
         load = before if load == before else replace(load, number=before.number + 1)
-        snapshot = Snapshot(load, engine.num_live, engine.is_moving, engine.pacer.model.published)
+        step_cost = engine.pacer.model.published
+        snapshot = Snapshot(load, engine.num_live, engine.is_moving, step_cost, engine.num_generated)
         if effects or snapshot != self._snapshot:
             self._snapshot = snapshot
             self._sink.dispatch(effects, snapshot)
@@ -333,9 +336,22 @@ class EngineDriver:
             if isinstance(entry, _Call):
                 entry.fail(_ended("has stopped"))
         message = "the engine failed" if error is not None else "the worker stopped"
-        lost = [Emit(Failed(key, kind, message)) for key in self._engine.live_jobs()]
-        self._sink.dispatch(lost, Snapshot(Load(draining=True, number=self._snapshot.load.number + 1)))
+        lost = self._engine.abandon(kind, message, self._clock.now())
+        load = _counted(self._snapshot.load)
+        self._sink.dispatch(lost, Snapshot(load, num_generated=self._engine.num_generated))
         self._sink.ended(error)
+
+
+def _counted(load: Load) -> Load:
+    """Nothing is left but what was counted since the start."""
+    return Load(
+        draining=True,
+        num_drafted_tokens=load.num_drafted_tokens,
+        num_accepted_tokens=load.num_accepted_tokens,
+        num_steps_over_target=load.num_steps_over_target,
+        num_borrowed_tokens=load.num_borrowed_tokens,
+        number=load.number + 1,
+    )
 
 
 def _ended(how: str) -> TandemError:

@@ -12,7 +12,8 @@ from typing import Protocol
 
 from tandem.core.events import JobEvent, KVFact
 from tandem.core.ids import HandoffKey, WorkerRef
-from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Take, Unfollow
+from tandem.engine.effects import Announce, Effect, Emit, Ended, EndHandoff, Follow, Renew, Take, Unfollow
+from tandem.engine.job_times import JobTimes
 from tandem.kv.handoff import Borrow
 from tandem.kv.pull_outcome import StartRead, Teardown
 from tandem.worker.driver import Snapshot
@@ -30,6 +31,10 @@ class Sources(Protocol):
     def take(self, source: WorkerRef, key: HandoffKey, num_output_tokens: int) -> None: ...
     def release(self, source: WorkerRef, key: HandoffKey, *, is_taken: bool) -> None: ...
     def renew(self, source: WorkerRef, keys: tuple[HandoffKey, ...]) -> None: ...
+
+
+def _unheard(times: JobTimes) -> None:
+    """Nobody counts jobs."""
 
 
 class Router:
@@ -57,13 +62,15 @@ class Router:
         self._on_ended = on_ended
         self._on_facts = on_facts
         self._sources: Sources | None = None
+        self._job_ended: Callable[[JobTimes], None] = _unheard
         self._was_moving = False
         self.snapshot = Snapshot()
         self.changed = asyncio.Event()
 
-    def attach(self, sources: Sources) -> None:
-        """Where follows, renewals and releases go; before the engine starts."""
+    def attach(self, sources: Sources, job_ended: Callable[[JobTimes], None] | None = None) -> None:
+        """Where follows, renewals and releases go, and times of jobs; before the engine starts."""
         self._sources = sources
+        self._job_ended = job_ended or _unheard
 
     # ---- on the engine's thread
 
@@ -123,6 +130,8 @@ class Router:
                     self._sources.release(source, key, is_taken=is_taken)
                 case Renew(source, keys):
                     self._sources.renew(source, keys)
+                case Ended(times):
+                    self._job_ended(times)
                 case _:
                     raise AssertionError(f"{effect} is carried out on the engine's thread")
         self._gateways.deliver(events)

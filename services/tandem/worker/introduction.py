@@ -14,11 +14,13 @@ _log = logging.getLogger(__name__)
 
 
 class Introduction:
-    """`role` is what routers take this worker for. The worker itself does whatever job it is given."""
+    """`role` is what routers take this worker for. The worker itself does whatever job it is given. `metrics_address`:
+    host:port of its /metrics, empty where it has none."""
 
     def __init__(self, identity: Identity, trust: Trust, redis: RedisHealth) -> None:
         self.identity = identity
         self.role = identity.pool
+        self.metrics_address = ""
         self._trust = trust
         self._redis = redis
 
@@ -35,6 +37,7 @@ class Introduction:
         """Everything but load and books, for the caller with this metadata."""
         reply = self.identity.describe(with_bundle=with_bundle)
         reply.role = self.role
+        reply.metrics_address = self.metrics_address
         reply.redis_problem = self._redis.problem or ""
         reply.num_redis_errors = self._redis.num_errors.total()
         self._trust.sign_reply(metadata, reply)

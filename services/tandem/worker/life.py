@@ -34,6 +34,7 @@ from tandem.worker.driver import Command, EngineDriver
 from tandem.worker.effects import Router
 from tandem.worker.follow import FollowService
 from tandem.worker.gateways import Gateways
+from tandem.worker.gauges import BookReader, Sources
 from tandem.worker.identity import Identity
 from tandem.worker.in_turn import InTurn
 from tandem.worker.introduction import Introduction
@@ -48,6 +49,7 @@ from tandem.worker.service import WorkerService
 from tandem.worker.step_writer import StepWriter
 from tandem.worker.steps import RecentSteps
 from tandem.worker.takers import Takers
+from tandem.worker.telemetry import WorkerTelemetry
 
 SWEEP_S = 0.25
 HEARTBEAT_S = 1.0
@@ -84,9 +86,7 @@ class Worker:
         self._failure: str | None = None
         self._has_failed = asyncio.Event()
         self._has_stopped = False
-        self._config = config
-        self._clock = clock
-        self._server = server
+        self._config, self._clock, self._server = config, clock, server
         self._loop = asyncio.get_running_loop()
         self._tasks: list[asyncio.Task[None]] = []
         self._trust, self._crew = trust, model.crew
@@ -104,12 +104,14 @@ class Worker:
         )
         self.steps = RecentSteps()
         self._step_writer = _step_writer(config, model, me)
+        self._telemetry = WorkerTelemetry(config, self._identity, clock)
         self._driver = self._compose_driver(config, model)
         self._links = Links(self._link_context())
-        self._router.attach(self._links)
+        self._router.attach(self._links, self._telemetry.job_ended)
         self._probe = TransferProbe(self._mover.self_test)
         self._service = self._compose_service(model)
         add_WorkerServicer_to_server(self._service, server)
+        self._telemetry.watch(self._sources())
 
     def __repr__(self) -> str:
         return f"<worker {self.me}: {self.healthy() or 'healthy'}>"
@@ -125,6 +127,7 @@ class Worker:
         self._driver.start()
         # The engine's first snapshot is here with its answer: nobody is told of a worker without blocks.
         await asyncio.wrap_future(self._driver.call(lambda engine, now: (None, [])))
+        self._introduction.metrics_address = await asyncio.to_thread(self._telemetry.open)
         await self._server.start()
         self._spawn(self._sweep(), "sweep")
         self._spawn(self._beat(), "beat")
@@ -133,7 +136,8 @@ class Worker:
             self._spawn(self._register(), "register")
         if self._publisher is not None:
             self._spawn(self._publisher.run(), "publish")
-        _log.info("%s serves %s", self.me, self._identity.model)
+        where = self._introduction.metrics_address or "nowhere"
+        _log.info("%s serves %s; its /metrics: %s", self.me, self._identity.model, where)
 
     def healthy(self) -> str | None:
         """None, or why this worker should be replaced."""
@@ -175,6 +179,7 @@ class Worker:
             _log.error("the transfer thread does not end; it is left behind")
         if self._crew is not None:
             await asyncio.to_thread(self._crew.close)
+        await asyncio.to_thread(self._telemetry.close, FLUSH_S)
         _log.info("%s has stopped", self.me)
 
     # ---- composition
@@ -202,7 +207,17 @@ class Worker:
         )
 
     def _observers(self) -> tuple[StepObserver, ...]:
-        return (self.steps,) if self._step_writer is None else (self.steps, self._step_writer)
+        ours = (self.steps, self._telemetry.steps)
+        return ours if self._step_writer is None else (*ours, self._step_writer)
+
+    def _sources(self) -> Sources:
+        reader = BookReader(lambda: self._driver.call(lambda engine, now: (engine.books(), [])), self._clock)
+        return Sources(
+            snapshot=lambda: self._router.snapshot,
+            books=reader.read,
+            is_healthy=lambda: self.healthy() is None,
+            num_gateways=lambda: self.num_gateways,
+        )
 
     def _link_context(self) -> LinkContext:
         return LinkContext(

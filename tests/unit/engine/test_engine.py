@@ -10,6 +10,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, Finished, FinishReason, SampledToken, Token
 from tandem.core.ids import BlockId, HandoffId, HandoffKey, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Generate, Prefill, Request, Resume, SamplingParams
+from tandem.core.stages import JobStages
 from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Unfollow
 from tandem.engine.engine import Engine, HandoffLimits
 from tandem.kv.handoff import Announcement, BlockDigest
@@ -50,19 +51,24 @@ def events(effects: list[Effect]) -> list[object]:
 
 
 def finish(
-    e: Engine, plan: StepPlan | None, token: int, error: str | None = None, kind: ErrorKind = ErrorKind.INTERNAL
+    e: Engine,
+    plan: StepPlan | None,
+    token: int,
+    error: str | None = None,
+    kind: ErrorKind = ErrorKind.INTERNAL,
+    now: float = 1.0,
 ) -> list[Effect]:
     assert plan is not None
     results = [
         SliceResult(p.seq, () if error or not p.sampling else (SampledToken(token),), (), error, error_kind=kind)
         for p in plan.slices
     ]
-    return e.finish(StepResult(plan.number, tuple(results)), 1.0)
+    return e.finish(StepResult(plan.number, tuple(results)), now)
 
 
-def step(e: Engine, token: int = 50, error: str | None = None) -> list[Effect]:
-    plan, effects = e.begin(1.0)
-    effects = [*effects, *finish(e, plan, token, error)]
+def step(e: Engine, token: int = 50, error: str | None = None, now: float = 1.0) -> list[Effect]:
+    plan, effects = e.begin(now)
+    effects = [*effects, *finish(e, plan, token, error, now=now)]
     e.check()
     return effects
 
@@ -90,9 +96,10 @@ def test_a_job_runs_to_its_end() -> None:
     e = engine()
     assert e.submit(generate(), 0.0) == []
     told = [x for _ in range(4) for x in events(step(e))]
-    key = generate().key
+    key, stages = generate().key, JobStages(prefill_queue_s=1.0)
     assert told == [
-        *(Token(key, i, SampledToken(50), None if i else 0) for i in range(3)),
+        Token(key, 0, SampledToken(50), 0, stages),
+        *(Token(key, i, SampledToken(50)) for i in (1, 2)),
         Finished(key, FinishReason.LENGTH, 3, 0),
     ]
     assert e.is_idle and e.num_live == 0
@@ -159,7 +166,8 @@ def test_a_prefill_announces_each_chunk_and_keeps_its_lease() -> None:
     effects = step(e)
     (last,) = [x for x in effects if isinstance(x, Announce)]
     assert last.message.first_index == 2 and last.message.first_tokens == (SampledToken(50),)
-    assert events(effects) == [Token(prefill().key, 0, SampledToken(50), 0), Finished(prefill().key, None, 1, 0)]
+    drawn = Token(prefill().key, 0, SampledToken(50), 0, JobStages(prefill_queue_s=1.0))
+    assert events(effects) == [drawn, Finished(prefill().key, None, 1, 0)]
     assert e.books().num_leased_blocks == 4 and not e.is_idle
     assert e.follow(KEY, OTHER, 1.0) == [first, last]
     assert e.release(KEY, 2.0) == [] and e.is_idle and e.books().num_free_blocks == 12
@@ -257,8 +265,11 @@ def test_the_first_token_does_not_wait_for_the_kv() -> None:
     unfollow, pulled = e.read_done(second.read, 3.0)
     assert unfollow == Unfollow(OTHER, KEY, is_taken=True) and isinstance(pulled, Emit)
     e.check()
-    told = [x for _ in range(2) for x in events(step(e))]
-    assert told[:2] == [Token(resume().key, i, SampledToken(50)) for i in (1, 2)] and e.is_idle
+    told = [x for _ in range(2) for x in events(step(e, now=4.0))]
+    # One second of the pull came after its source's last word, one the arrived KV waited for a step.
+    stages = JobStages(transfer_s=1.0, decode_queue_s=1.0)
+    assert told[:2] == [Token(resume().key, i, SampledToken(50), stages=x) for i, x in ((1, stages), (2, None))]
+    assert e.is_idle
     assert told[2:] == [Finished(resume().key, FinishReason.LENGTH, 3, 3)], "of the source's cache, not its own"
 
 

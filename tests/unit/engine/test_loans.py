@@ -12,7 +12,7 @@ from tandem.core.errors import ErrorKind
 from tandem.core.events import Cancelled, Finished, Pulled, Token
 from tandem.core.ids import HandoffId, HandoffKey, Incarnation, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Generate, Job, Prefill, RemotePrefix, Request, Resume, SamplingParams
-from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Unfollow
+from tandem.engine.effects import Announce, Effect, Emit, Ended, EndHandoff, Follow, Renew, Unfollow
 from tandem.engine.engine import Engine, HandoffLimits
 from tandem.kv.handoff import Borrow
 from tandem.kv.pool import BlockPool
@@ -362,13 +362,15 @@ def test_cancel_and_a_newer_attempt_end_the_loan(is_under_read: bool) -> None:
     reads = two.tell([*two.ask(effects), *two.digest()]) if is_under_read else []
     newer = two.submit(borrower(attempt=2))
     key = HandoffKey(KEY.handoff, 2)
-    assert [type(x) for x in newer] == [Unfollow, Emit, Follow] and newer[0] == Unfollow(GIVER, KEY)
+    assert [type(x) for x in newer] == [Unfollow, Ended, Emit, Follow] and newer[0] == Unfollow(GIVER, KEY)
     # The newer attempt may be heard of first.
-    two.ask([newer[2], newer[0]])
+    two.ask([newer[3], newer[0]])
     assert two.giver.engine.books().num_leases == 1
     assert two.taker.engine.books().num_reading_blocks == (6 if is_under_read else 0)
     ended = two.taker.do(two.taker.engine.cancel(borrower(attempt=2).key, 1.0))
-    assert ended == [Unfollow(GIVER, key), Emit(Cancelled(borrower(attempt=2).key))]
+    unfollow, over, told = ended
+    assert unfollow == Unfollow(GIVER, key) and told == Emit(Cancelled(borrower(attempt=2).key))
+    assert isinstance(over, Ended) and over.times.pull is not None and over.times.pull.outcome == "cancelled"
     two.ask(ended)
     for read in [x for x in reads if isinstance(x, StartRead)]:
         two.taker.do(two.taker.engine.read_done(read.read, 1.0))

@@ -69,6 +69,7 @@ def test_spans_arrive(protocol: Literal["grpc", "http/protobuf"], monkeypatch: p
         telemetry = started()
         trace_id = a_request(telemetry)
         telemetry.close(30.0)
+        telemetry.close(30.0)
         chat, queue = receiver.span("chat m"), receiver.span("queue")
         assert chat.trace_id.hex() == queue.trace_id.hex() == trace_id
         assert queue.parent_span_id == chat.span_id
@@ -230,7 +231,7 @@ def test_a_receiver_that_hangs_costs_nobody_anything(
 def test_exporters_log_sparingly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     telemetry = started()
-    telemetry.close(30.0)
+    telemetry.close(0.0)
     for logger in map(logging.getLogger, exporters.LOUD):
         assert [each for each in logger.filters if isinstance(each, exporters.Sparingly)], logger
 

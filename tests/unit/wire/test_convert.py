@@ -148,6 +148,27 @@ def test_submissions_round_trip(submission: convert_job.Submission) -> None:
     assert convert_job.decode_submission(sent(convert_job.encode_submission(submission))) == submission
 
 
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.mark.parametrize(
+    ("told", "arrives"),
+    [
+        (TRACEPARENT, TRACEPARENT),
+        ("", ""),
+        ("x" * convert_job.MAX_TRACEPARENT, "x" * convert_job.MAX_TRACEPARENT),
+        ("x" * (convert_job.MAX_TRACEPARENT + 1), ""),
+        (TRACEPARENT.replace("7", "ä"), ""),
+    ],
+)
+def test_a_trace_context_arrives_or_is_left_out_and_refuses_nothing(told: str, arrives: str) -> None:
+    message = a_submission()
+    message.traceparent = told
+    decoded = convert_job.decode_submission(sent(message))
+    assert decoded.job.request.traceparent == arrives
+    assert convert_job.encode_submission(decoded).traceparent == arrives
+
+
 @pytest.mark.parametrize(
     ("choice", "num_choices", "output"), [(0, 129, []), (127, 2, []), (2**32 - 1, 0, []), (0, 2, [5])]
 )

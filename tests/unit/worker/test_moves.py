@@ -75,8 +75,12 @@ async def test_a_taker_that_dies_leaves_the_sequence_to_its_giver(nodes: Nodes) 
     await lost.client.submit(resume(request, giver, key, await offered(giver, key), 2))
     while not (await giver.client.books()).num_leases:
         await asyncio.sleep(0.01)
+    stopping = asyncio.ensure_future(lost.worker.stop())
+    # Not before its engine has ended: else it might take all that moves while it stops.
+    while lost.worker.healthy() is None:
+        await asyncio.sleep(0.01)
     lost.transport.gate.set()
-    await lost.worker.stop()
+    await stopping
     job = resume(request, giver, key, await offered(giver, key, 1), 3)
     await heir.client.submit(job)
     assert isinstance(await heir.client.end_of(job.key), Finished)
