@@ -13,7 +13,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.standing import Standing, duration
 
 LABEL = r'[a-z_]+="[^"\\\\]*"'
-SAMPLE = re.compile(rf"[a-z_:]+(\{{{LABEL}(,{LABEL})*\}})? [-0-9.e+]+")
+SAMPLE = re.compile(rf"[a-z_:0-9]+(\{{{LABEL}(,{LABEL})*\}})? [-0-9.e+]+")
 Front = Any  # the fixtures' class lives in conftest
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -134,7 +134,7 @@ def metrics(http: httpx.Client) -> dict[str, float]:
         response = http.get("/metrics")
         assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
         lines = [line for line in response.text.splitlines() if not line.startswith("#")]
-        assert all(SAMPLE.fullmatch(line) for line in lines)
+        assert not [line for line in lines if not SAMPLE.fullmatch(line)]
         found = {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
         if found["tandem_open_requests"] == 0:
             return found
