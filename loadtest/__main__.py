@@ -36,6 +36,7 @@ _COMMANDS = {
     "scale": _Command("loadtest.scale", "what a simulated request costs against the size of the cluster"),
     "overhead": _Command("loadtest.overhead", "what HTTP, gateway, gRPC and worker add to the bare engine"),
     "startup": _Command("loadtest.startup", "`tandem serve` from its first instruction to its first answer"),
+    "telemetry": _Command("loadtest.telemetry", "what telemetry adds to an engine's step and a streamed token"),
     "trust": _Command("loadtest.trust", "what the cluster's secret costs a call to a worker"),
     "gpu-transfer": _Command("loadtest.gpu_transfer", "NIXL between two processes on one GPU against a loop of copies"),
     "transfer": _Command("loadtest.transfer", "the bandwidth of KV reads against bare ones of the same descriptors"),

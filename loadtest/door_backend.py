@@ -13,11 +13,12 @@ from tandem.core.config import ModelConfig
 from tandem.core.errors import TandemError
 from tandem.core.events import Finished, FinishReason, PromptScored, SampledToken, Token
 from tandem.core.ids import JobKey, WorkerId
+from tandem.core.lane import Lane
 from tandem.core.request import Request
 from tandem.flow.ledger import PhaseLedger
 from tandem.gateway.caller import Caller
 from tandem.gateway.event_queue import EventQueue
-from tandem.gateway.ports import ServedModel
+from tandem.gateway.ports import ScrapeTarget, ServedModel
 from tandem.gateway.standing import Standing
 from tandem.gateway.text import TextModel
 from tandem.routing.breaker import BreakerState
@@ -109,8 +110,11 @@ class InstantDispatch:
     def ready(self) -> str | None:
         return None
 
-    def num_queued(self) -> int:
-        return 0
+    def num_queued(self) -> dict[Lane, int]:
+        return {}
+
+    def scrape_targets(self) -> list[ScrapeTarget]:
+        return []
 
     def breakers(self) -> dict[WorkerId, BreakerState]:
         return {}

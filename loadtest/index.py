@@ -86,7 +86,7 @@ async def _cold_start(url: str, num_blocks: int, seed: int) -> list[str]:
     index = _index(url)
     began, used = time.perf_counter(), time.process_time()
     await index.start()
-    while (gauges := index.gauges())["tandem_prefix_index_blocks"] < num_blocks // NUM_WORKERS * NUM_WORKERS:
+    while index.table.num_blocks < num_blocks // NUM_WORKERS * NUM_WORKERS:
         assert time.perf_counter() < began + GUARD_S, f"{index!r} does not become warm"
         await asyncio.sleep(LOOK_S)
     took, used = time.perf_counter() - began, time.process_time() - used
@@ -94,7 +94,7 @@ async def _cold_start(url: str, num_blocks: int, seed: int) -> list[str]:
     return [
         f"cold start: {took:.2f} s until all blocks are known, {used:.2f} s of it this processor's",
         f"a block of one worker takes {num_bytes / num_blocks:.1f} bytes of Redis's memory in a snapshot, "
-        f"{gauges['tandem_prefix_index_bytes'] / num_blocks:.1f} bytes of a gateway's",
+        f"{index.table.num_bytes / num_blocks:.1f} bytes of a gateway's",
     ]
 
 

@@ -85,6 +85,7 @@ def test_the_example_of_tenants_is_taken_and_shows_every_setting() -> None:
     assert {str(name): tenant.lane for name, tenant in tenants.items()} == {
         "acme": Lane.INTERACTIVE,
         "nightly": Lane.BATCH,
+        "operations": Lane.STANDARD,
     }
     settings = {name for name in Tenant.__dataclass_fields__ if name != "id"} | {"keys"}
     assert {name for name in settings if re.search(rf"\b{name}:", EXAMPLE.read_text())} == settings

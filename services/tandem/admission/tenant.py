@@ -17,7 +17,7 @@ class Tenant:
     """0 is no limit. `models`: None allows all. `lane` is the best one that it may ask for, and the one of requests
     that ask for none; `weight` is its share against other tenants in a lane. Tokens are those of prompts that were
     not in the prefix cache, and all output. `cache_sharing` "public" puts its prefixes where every public tenant finds
-    them. `disaggregation`: None follows the gateway."""
+    them. `disaggregation`: None follows the gateway. An `operator` sees in the console what others do."""
 
     id: TenantId
     models: frozenset[str] | None = None
@@ -29,6 +29,7 @@ class Tenant:
     weight: float = 1.0
     cache_sharing: Literal["private", "public"] = "private"
     disaggregation: DisaggregationPolicy | None = None
+    operator: bool = False
 
     @property
     def limits(self) -> Limits:
@@ -40,5 +41,5 @@ class Tenant:
         return self.models is None or not self.models.isdisjoint(names)
 
 
-OPEN = Tenant(id=OPEN_TENANT, cache_sharing="public")
+OPEN = Tenant(id=OPEN_TENANT, cache_sharing="public", operator=True)
 """Everybody, where no key is asked for."""

@@ -34,7 +34,8 @@ class Load:
     `num_queued_tokens`: known tokens accepted and not computed yet. `num_drafted_tokens` were guessed and
     `num_accepted_tokens` of them guessed right, since the start. `num_steps_over_target`: steps since the start that
     could not be planned to end within the latency target of those they decode for. `num_borrowed_tokens`: whose KV was
-    read from other workers' prefix caches, since the start.
+    read from other workers' prefix caches, since the start. `num_prefill_tokens` and `num_decode_tokens` are what its
+    steps were made of since the start; that alone is no news to anybody, so it rides on what is.
 
     `lane_tokens`: of the queued tokens those of each lane and all more urgent ones, `lane_longest` as many of them as
     the longest prompt has. `size_tokens` and `size_longest` say the same of prompts of at most PROMPT_SIZES[0] tokens,
@@ -61,6 +62,8 @@ class Load:
     size_tokens: tuple[int, ...] = ()
     size_longest: tuple[int, ...] = ()
     num_horizon_tokens: int = 0
+    num_prefill_tokens: int = field(default=0, compare=False)
+    num_decode_tokens: int = field(default=0, compare=False)
     number: int = field(default=0, compare=False)
 
     def takes(self, num_tokens: int, lane: Lane, coming: Sequence[int] = ()) -> bool:

@@ -34,6 +34,8 @@ def load(scheduler: Scheduler, pool: BlockPool, draining: bool) -> Load:
         num_accepted_tokens=0 if guessed is None else guessed.num_accepted,
         num_steps_over_target=scheduler.pacer.num_steps_over_target,
         num_borrowed_tokens=scheduler.borrowings.num_tokens,
+        num_prefill_tokens=scheduler.pacer.num_prefill_tokens,
+        num_decode_tokens=scheduler.pacer.num_decode_tokens,
     )
 
 

@@ -13,6 +13,9 @@ from typing import NamedTuple
 
 from tandem.core.stages import JobStages, Stage
 
+MAX_MOVES = 64
+"""Of one request, that are remembered one by one. All of them count."""
+
 
 class LedgerPhase(Enum):
     """FIRST: workers have it, and the first token is waited for. HANDOVER: the first token is here, and its KV is on
@@ -52,9 +55,10 @@ class StageSeconds(NamedTuple):
 
 class PhaseLedger:
     """Times are seconds of the gateway's clock; `began_at`: when the request arrived. `phase` is to be read only: a
-    property would cost too much where it is looked at for every token."""
+    property would cost too much where it is looked at for every token. `moves` are the first phases that it moved to,
+    each with when, likewise."""
 
-    __slots__ = ("_lost", "_seconds", "_since", "_told", "began_at", "phase")
+    __slots__ = ("_lost", "_seconds", "_since", "_told", "began_at", "moves", "phase")
 
     def __init__(self, began_at: float) -> None:
         self.began_at = began_at
@@ -63,6 +67,7 @@ class PhaseLedger:
         self._seconds = dict.fromkeys(LedgerPhase, 0.0)
         self._told: dict[int, JobStages] = {}
         self._lost: dict[LedgerPhase, float] = {}
+        self.moves: list[tuple[LedgerPhase, float]] = []
 
     def move(self, phase: LedgerPhase, now: float) -> None:
         """The time since the last move was spent in the phase that ends. What an attempt had begun when the request
@@ -75,6 +80,8 @@ class PhaseLedger:
         else:
             self._seconds[self.phase] += spent
         self.phase, self._since = phase, max(now, self._since)
+        if len(self.moves) < MAX_MOVES:
+            self.moves.append((phase, self._since))
 
     def told(self, attempt: int, stages: JobStages) -> None:
         """What a job of an attempt tells with the first token that it draws. Its choices wait side by side, and of two

@@ -17,7 +17,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import PromptScored
 from tandem.core.request import Request
 from tandem.gateway.caller import Caller
-from tandem.gateway.chronicle import Asked, Chronicle, Chronicles
+from tandem.gateway.chronicle import Asked, Chronicle, Chronicles, Timing
 from tandem.gateway.completion import Completion, Delta, Ending
 from tandem.gateway.detokenize import Detokenizer
 from tandem.gateway.echo import Echo, PromptScores, Scored, echo_deltas
@@ -90,7 +90,8 @@ class Answer:
             caller = replace(caller, session=self.ask.body.user)
         try:
             for job in jobs:
-                stream = await dispatch.open(job, caller, self._chronicle.ledger())
+                with self._chronicle.decision(job):
+                    stream = await dispatch.open(job, caller, self._chronicle.ledger())
                 self.jobs.append(job)
                 self._completions.append(
                     Completion(job, stream, self._detokenizer, show_stop_tokens=self.ask.include_stop)
@@ -135,6 +136,11 @@ class Answer:
         return [dict(each.reasons) for each in self._completions] if self._is_curious else None
 
     @property
+    def timing(self) -> Timing | None:
+        """Where its time went up to now; None: nobody asked."""
+        return self._chronicle.timing
+
+    @property
     def has_more(self) -> bool:
         """Another part is likely to come without a wait. Of several prompts nobody knows."""
         return len(self._completions) == 1 and self._completions[0].has_more
@@ -150,7 +156,7 @@ class Answer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._chronicle.end(error, self._tally.usage(), is_complete=self._tally.num_ended == self.num_choices)
+        self._chronicle.end(error, self._tally, is_complete=len(self._tally.reasons) == self.num_choices)
         if len(self._completions) == 1:
             await self._completions[0].close()
         else:
@@ -166,6 +172,7 @@ class Answer:
         job, choices = self.jobs[prompt], prompt * self.ask.num_choices
         scores = PromptScores(job.prompt_tokens)
         num_echoed: int | None = None
+        pace, tally = self._chronicle.pace, self._tally
         # Asynchronous generators have aclose, which AsyncIterator, the better promise, does not show.
         events = cast(AsyncGenerator[Delta | PromptScored | Ending, None], self._completions[prompt].events())
         speeches = [self._manner.speech(job.prompt_tokens) for _ in range(self.ask.num_choices)]
@@ -181,8 +188,8 @@ class Answer:
                         num_echoed = told.num_chars if isinstance(told, Echo) else 0
                         yield told
                 part = _moved(event, choices, num_echoed) if choices or num_echoed else event
-                if self._tally.take(part):
-                    self._chronicle.pace.left(part.choice)
+                if tally.take(part):
+                    pace.left(part.choice)
                 yield part
 
     def _of_the_prompt(self, prompt: int, scores: PromptScores) -> Iterator[Scored | Echo]:
@@ -263,7 +270,8 @@ class Answers:
         asked = Asked("chat", asked_lane(body, caller), bool(body.stream))
         with self._chronicles.admission(new_id("chatcmpl-"), asked, caller) as chronicle:
             served = self.find(body.model, caller.tenant)
-            chronicle.model, ask = served.name, chat_ask(body)
+            chronicle.found(served.name)
+            ask = chat_ask(body)
             manner = self._manners.of_chat(body, served.text)
             prompt = Prompt(await self._encode_chat(served, body, manner))
             return await self._open(ask, served, manner, [prompt], caller, chronicle)
@@ -273,7 +281,8 @@ class Answers:
         asked = Asked("completion", asked_lane(body, caller), bool(body.stream))
         with self._chronicles.admission(new_id("cmpl-"), asked, caller) as chronicle:
             served = self.find(body.model, caller.tenant)
-            chronicle.model, ask = served.name, completion_ask(body)
+            chronicle.found(served.name)
+            ask = completion_ask(body)
             manner = self._manners.of_completion(body, served.text)
             given = given_prompts(body.prompt, served.text.vocab_size, ask.num_choices)
             add_special_tokens = body.add_special_tokens is not False
@@ -362,7 +371,11 @@ class Answers:
     ) -> Answer:
         identity = chronicle.id
         names = [identity] if len(prompts) == 1 else [f"{identity}-{index}" for index in range(len(prompts))]
-        jobs = [request(ask, served, prompt.ids, name, caller) for prompt, name in zip(prompts, names, strict=True)]
+        traceparent = chronicle.trace.traceparent
+        jobs = [
+            request(ask, served, prompt.ids, name, caller, traceparent)
+            for prompt, name in zip(prompts, names, strict=True)
+        ]
         if not manner.is_plain:
             jobs = [await self._shaped(job, manner) for job in jobs]
         answer = Answer(ask, served, manner, prompts, chronicle)

@@ -13,9 +13,10 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.answers import Answers
 from tandem.gateway.asgi import ClientGone, Exchange, Receive, Scope, Send
 from tandem.gateway.chronicle import Chronicles
-from tandem.gateway.counters import Counters
-from tandem.gateway.health import METRICS_TYPE, Health
+from tandem.gateway.gauges import watch_answers, watch_dispatch
+from tandem.gateway.health import Health
 from tandem.gateway.manner import Manners
+from tandem.gateway.measures import Measures
 from tandem.gateway.openai_http import MODELS_PREFIX, OpenAIRoutes
 from tandem.gateway.openai_reply import (
     ChatChunk,
@@ -24,17 +25,21 @@ from tandem.gateway.openai_reply import (
     HealthReply,
     ModelCard,
     ModelList,
+    ScrapeGroup,
     TextChunk,
     TextCompletion,
     TokenizeReply,
 )
 from tandem.gateway.openai_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from tandem.gateway.openapi import Reference
-from tandem.gateway.ports import Dispatch, Doorkeeper, Gauges
+from tandem.gateway.ports import Dispatch, Doorkeeper
 from tandem.gateway.record import AnswerObserver
 from tandem.gateway.routes import OF_BODIES, OF_COMPLETIONS, OF_EVERY_REQUEST, Handler, Route
 from tandem.gateway.unserved import unserved
 from tandem.obs.log_context import InRequest
+from tandem.obs.metrics import Metrics
+from tandem.obs.prometheus import TEXT_TYPE
+from tandem.obs.telemetry import Telemetry
 from tandem.sched.targets import NO_TARGETS, LatencyTargets
 
 _NUM_ENCODERS = 2
@@ -45,17 +50,21 @@ class GatewayApp:
     """A plain ASGI 3 application; any ASGI server can run it, and any middleware wrap it. Other fronts share its
     `answers`."""
 
-    __slots__ = ("_counters", "_encoders", "_exact", "_prefixes", "answers")
+    __slots__ = ("_encoders", "_exact", "_measures", "_prefixes", "answers")
 
-    def __init__(self, routes: Sequence[Route], answers: Answers, encoders: Executor, counters: Counters) -> None:
+    def __init__(self, routes: Sequence[Route], answers: Answers, encoders: Executor, measures: Measures) -> None:
         self.answers = answers
         self._exact: dict[str, dict[str, Handler]] = {}
         self._prefixes: dict[str, dict[str, Handler]] = {}
+        self._encoders = encoders
+        self._measures = measures
+        self.serve(routes)
+
+    def serve(self, routes: Sequence[Route]) -> None:
+        """From now on these too."""
         for route in routes:
             found = self._exact if route.prefix is None else self._prefixes
             found.setdefault(route.prefix or route.path, {})[route.method] = route.handler
-        self._encoders = encoders
-        self._counters = counters
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["type"]
@@ -84,8 +93,8 @@ class GatewayApp:
             message = f"internal error (request {exchange.request_id})"
             await self._refuse(exchange, TandemError(ErrorKind.INTERNAL, message))
         finally:
-            if exchange.started:
-                self._counters.responses[exchange.status] += 1
+            if exchange.started and exchange.is_counted:
+                self._measures.responded(exchange.status)
 
     async def _refuse(self, exchange: Exchange, error: TandemError) -> None:
         if not exchange.started:
@@ -133,25 +142,28 @@ def create_app(
     dispatch: Dispatch,
     doorkeeper: Doorkeeper,
     config: GatewayConfig,
-    gauges: Sequence[Gauges] = (),
     *,
+    telemetry: Telemetry | None = None,
     observers: Sequence[AnswerObserver] = (),
     targets: LatencyTargets = NO_TARGETS,
     clock: Clock | None = None,
 ) -> GatewayApp:
-    """The gateway's HTTP front over `dispatch`; `gauges` of other parts go to `/metrics`. `observers` are told of every
-    answer that has ended. `clock` is that of `dispatch`, the machine's if it is left out."""
+    """The gateway's HTTP front over `dispatch`. `observers` are told of every answer that has ended; `clock` is that of
+    `dispatch`, the machine's if it is left out, and `telemetry` one that only `/metrics` shows."""
     encoders = ThreadPoolExecutor(_NUM_ENCODERS, thread_name_prefix="tokenize")
-    counters = Counters()
+    telemetry = telemetry or Telemetry(Metrics())
+    measures = Measures(telemetry.metrics, targets)
     manners = Manners(config.tool_parser, config.reasoning_parser)
-    chronicles = Chronicles(clock or SystemClock(), [counters, *observers], targets)
+    chronicles = Chronicles(clock or SystemClock(), measures, telemetry.tracing, observers, targets)
     answers = Answers(dispatch, encoders, chronicles, manners)
     openai = OpenAIRoutes(answers, doorkeeper, config.max_body, config.heartbeat_s)
     reference = Reference()
-    health = Health(dispatch, doorkeeper, counters, chronicles, gauges)
+    watch_answers(telemetry.metrics, chronicles)
+    watch_dispatch(telemetry.metrics, dispatch)
+    health = Health(dispatch, doorkeeper, telemetry)
     routes = [*_answer_routes(openai), *_lookup_routes(openai), *_operator_routes(health), *reference.routes()]
     reference.write(routes)
-    return GatewayApp(routes, answers, encoders, counters)
+    return GatewayApp(routes, answers, encoders, measures)
 
 
 def _answer_routes(openai: OpenAIRoutes) -> list[Route]:
@@ -236,6 +248,14 @@ def _operator_routes(health: Health) -> list[Route]:
             path="/metrics",
             handler=health.metrics,
             summary="Counters and gauges, as Prometheus reads them",
-            text=METRICS_TYPE.partition(";")[0],
+            text=TEXT_TYPE.partition(";")[0],
+        ),
+        Route(
+            method="GET",
+            path="/metrics/targets",
+            handler=health.targets,
+            summary="Where workers' own metrics are, for Prometheus' HTTP service discovery",
+            reply=ScrapeGroup,
+            is_list=True,
         ),
     ]

@@ -37,7 +37,9 @@ class Exchange:
     response carries it. It labels, and is never used as an identity, because clients repeat theirs.
     """
 
-    __slots__ = ("_receive", "_send", "complete", "late_error", "request_id", "scope", "started", "status")
+    __slots__ = (
+        "_receive", "_send", "complete", "is_counted", "late_error", "request_id", "scope", "started", "status",
+    )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
@@ -47,6 +49,8 @@ class Exchange:
         self.complete = False
         self.status = 0
         """Of the response that was started; 0 before."""
+        self.is_counted = True
+        """What people watch with is no traffic."""
         self.late_error: Callable[[TandemError], bytes] | None = None
         """How an error is written into a response that has begun; None where that cannot be."""
         self.request_id = label_of(self.header(b"x-request-id"))
@@ -117,8 +121,8 @@ class Exchange:
     async def send_json(self, status: int, body: bytes, headers: Iterable[Header] = ()) -> None:
         await self._send_whole(status, b"application/json", body, headers)
 
-    async def send_text(self, content_type: str, text: str) -> None:
-        await self._send_whole(200, content_type.encode(), text.encode(), ())
+    async def send_body(self, content_type: str, body: bytes) -> None:
+        await self._send_whole(200, content_type.encode(), body, ())
 
     async def _send_whole(self, status: int, content_type: bytes, body: bytes, headers: Iterable[Header]) -> None:
         length = (b"content-length", str(len(body)).encode())

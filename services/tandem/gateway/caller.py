@@ -14,6 +14,8 @@ LANE_HEADER = "x-tandem-lane"
 TIMEOUT_HEADER = "x-request-timeout-ms"
 SESSION_HEADER = "x-tandem-session"
 EXPLAIN_HEADER = "x-tandem-explain"
+TIMING_HEADER = "x-tandem-timing"
+TRACEPARENT_HEADER, TRACESTATE_HEADER = "traceparent", "tracestate"
 MAX_TIMEOUT_MS = 24 * 3600 * 1000
 _LANES = {lane.label: lane for lane in Lane}
 
@@ -26,7 +28,9 @@ class Caller:
     """`request_id` is a label that clients choose and repeat. `lane`: None where the client asked for none.
     `timeout_s`: what the client's own deadline leaves; None where it has none. `session`: requests of one key and
     session go to the same workers where that costs nothing. `is_curious`: the answer tells why it went where.
-    `came_at`: when the exchange or the call began, on the gateway's clock."""
+    `wants_timing`: it tells where its time went. `came_at`: when the exchange or the call began, on the gateway's
+    clock. `traceparent` and `tracestate` are the headers of the W3C's trace context as they came, empty where none
+    did."""
 
     request_id: str
     came_at: float
@@ -35,6 +39,9 @@ class Caller:
     timeout_s: float | None = None
     session: str = ""
     is_curious: bool = False
+    wants_timing: bool = False
+    traceparent: str = ""
+    tracestate: str = ""
 
     @property
     def own_session(self) -> str:
@@ -58,11 +65,11 @@ def lane_of(given: str | None) -> Lane | None:
     return _LANES[label]
 
 
-def curiosity_of(given: str | None) -> bool:
-    """Whether an answer is to explain itself. Raises INVALID_REQUEST for what is neither 0 nor 1."""
+def is_asked(header: str, given: str | None) -> bool:
+    """Whether a header asks for what it names. Raises INVALID_REQUEST for what is neither 0 nor 1."""
     if given is None or given.strip() in ("0", "1"):
         return given is not None and given.strip() == "1"
-    raise TandemError(ErrorKind.INVALID_REQUEST, f"{EXPLAIN_HEADER} must be 0 or 1", param=EXPLAIN_HEADER)
+    raise TandemError(ErrorKind.INVALID_REQUEST, f"{header} must be 0 or 1", param=header)
 
 
 def timeout_of(given: str | None) -> float | None:

@@ -1,25 +1,30 @@
-"""What is noted of answers while they last, and the one record of each when it ends; never ends one and never looks
-into a part."""
+"""What is noted of answers while they last, and the one record and span of each when it ends; never ends one and never
+looks into a part."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 from tandem.core.clock import Clock, wall_ns
 from tandem.core.errors import TandemError
 from tandem.core.lane import Lane
+from tandem.core.request import Request
 from tandem.flow.ledger import LedgerPhase, PhaseLedger, StageSeconds
 from tandem.gateway.caller import Caller
+from tandem.gateway.measures import Measures
 from tandem.gateway.pace import Pace
 from tandem.gateway.record import CANCELLED, FINISHED, INTERNAL, AnswerObserver, AnswerRecord
-from tandem.gateway.usage import Usage
+from tandem.gateway.root_span import SpanFacts, root_span
+from tandem.gateway.usage import Tally
+from tandem.obs.metrics import Buckets
+from tandem.obs.tracing import OFF, Trace, Tracing
 from tandem.sched.targets import NO_TARGETS, LatencyTargets
 
 _log = logging.getLogger(__name__)
-_NOTHING = Usage(0, 0, None)
 
 
 class Way(Protocol):
@@ -34,6 +39,9 @@ class Way(Protocol):
     @property
     def workers(self) -> Sequence[str]: ...
 
+    @property
+    def reasons(self) -> Mapping[str, object]: ...
+
 
 class Asked(NamedTuple):
     """What an answer is asked for by its body: `endpoint` as in records."""
@@ -43,74 +51,127 @@ class Asked(NamedTuple):
     is_streamed: bool
 
 
-class Chronicles:
-    """Of all answers of a gateway. `observers` are told in turn of each that has ended."""
+class Timing(NamedTuple):
+    """For a client, in seconds: where the time went of an answer that took `total_s` until it was told."""
 
-    __slots__ = ("_observers", "_targets", "clock", "num_open")
+    total_s: float
+    first_token_s: float | None
+    stages: StageSeconds
+
+
+class Chronicles:
+    """Of all answers of a gateway. `measures` and then `observers` are told of each that has ended."""
+
+    __slots__ = ("_observers", "_open", "_targets", "clock", "measures", "tracing")
 
     def __init__(
-        self, clock: Clock, observers: Sequence[AnswerObserver] = (), targets: LatencyTargets = NO_TARGETS
+        self,
+        clock: Clock,
+        measures: Measures,
+        tracing: Tracing = OFF,
+        observers: Sequence[AnswerObserver] = (),
+        targets: LatencyTargets = NO_TARGETS,
     ) -> None:
         self.clock = clock
-        self.num_open = 0
-        self._observers = tuple(observers)
+        self.measures = measures
+        self.tracing = tracing
+        self._open: Counter[str] = Counter()
+        self._observers = (measures, *observers)
         self._targets = targets
+
+    @property
+    def num_open(self) -> int:
+        return self._open.copy().total()
+
+    def num_open_of(self) -> Mapping[str, int]:
+        """By tenant; not of those that have none open."""
+        return self._open.copy()
 
     @contextmanager
     def admission(self, identity: str, asked: Asked, caller: Caller) -> Iterator[Chronicle]:
         """The chronicle of an answer whose body was read. A refusal ends it here; what is admitted ends it itself."""
-        self.num_open += 1
-        chronicle = Chronicle(self, identity, asked, caller, Pace(self.clock.now, self._targets.lane(asked.lane).itl_s))
+        self._open[caller.tenant.id] += 1
+        chronicle = Chronicle(self, identity, asked, caller, self._targets.lane(asked.lane).itl_s)
         try:
             yield chronicle
         except BaseException as error:
-            chronicle.end(error, _NOTHING, is_complete=False)
+            chronicle.end(error, Tally(1), is_complete=False)
             raise
 
     def close(self, record: AnswerRecord) -> None:
         """Whoever looks at it fails alone."""
-        self.num_open -= 1
+        self._open[record.tenant] -= 1
+        if not self._open[record.tenant]:
+            del self._open[record.tenant]
         for observer in self._observers:
             try:
                 observer.answered(record)
             except Exception:
                 _log.exception("%r cannot take the record of %s", observer, record.id)
 
+    def trace(self, trace: Trace, record: AnswerRecord, facts: SpanFacts) -> None:
+        """The end of an answer's trace, with which no request fails."""
+        try:
+            trace.end(root_span(record, facts))
+        except Exception:
+            _log.exception("the trace of %s cannot be ended", record.id)
+
 
 class Chronicle:
     """Of one answer. `model` is the name of what is served, empty until it was found; `ways` has one for each prompt
-    that was admitted, in order."""
+    that was admitted, in order. `trace`: what of its trace is this process's."""
 
-    __slots__ = ("_asked", "_caller", "_chronicles", "_is_open", "_ledgers", "id", "model", "pace", "ways")
+    __slots__ = (
+        "_asked", "_began", "_caller", "_chronicles", "_is_open", "_ledgers", "_max_tokens", "id", "model", "pace",
+        "trace", "ways",
+    )  # fmt: skip
 
-    def __init__(self, chronicles: Chronicles, identity: str, asked: Asked, caller: Caller, pace: Pace) -> None:
+    def __init__(self, chronicles: Chronicles, identity: str, asked: Asked, caller: Caller, late_s: float) -> None:
         self.id = identity
         self.model = ""
-        self.pace = pace
         self.ways: list[Way] = []
+        clock = chronicles.clock
+        self.pace = Pace(clock.now, Buckets(()), late_s, self._begun)
+        self._began = wall_ns() / 1e9 - (clock.now() - caller.came_at)
+        self.trace = chronicles.tracing.begin(caller.traceparent, caller.tracestate, self._began)
         self._chronicles = chronicles
         self._asked = asked
         self._caller = caller
         self._ledgers: list[PhaseLedger] = []
+        self._max_tokens = 0
         self._is_open = True
+
+    def found(self, model: str) -> None:
+        """It is served, under this name."""
+        self.model = model
+        self.pace.gaps = self._chronicles.measures.gaps(self._asked.lane, model)
 
     def ledger(self) -> PhaseLedger:
         """Of the next prompt's request."""
         self._ledgers.append(PhaseLedger(self._caller.came_at))
         return self._ledgers[-1]
 
-    def stages(self) -> StageSeconds:
-        """Up to now. Of several prompts those of the one that ended last, or has not: it waited least for others."""
-        now = self._chronicles.clock.now()
-        return min((ledger.seconds(now) for ledger in self._ledgers or [self.ledger()]), key=_delivering)
+    @contextmanager
+    def decision(self, request: Request) -> Iterator[None]:
+        """Around what admits a prompt's request or refuses it."""
+        measures, tenant = self._chronicles.measures, self._caller.tenant.id
+        self._max_tokens = request.sampling.max_tokens
+        try:
+            yield
+        except TandemError as error:
+            measures.refused(request.lane, tenant, error)
+            raise
+        measures.admitted(request.lane, tenant)
 
     @property
-    def first_token_s(self) -> float | None:
-        """From its arrival to when the first token left; None: it had none."""
-        first_at = self.pace.first_at
-        return None if first_at is None else first_at - self._caller.came_at
+    def timing(self) -> Timing | None:
+        """Up to now; None: nobody asked."""
+        if not self._caller.wants_timing:
+            return None
+        now = self._chronicles.clock.now()
+        return Timing(now - self._caller.came_at, self._first_token_s(), self._last(now)[1])
 
-    def end(self, error: BaseException | None, usage: Usage, *, is_complete: bool) -> None:
+    def end(self, error: BaseException | None, tally: Tally, *, is_complete: bool) -> None:
         """Once; a second time nothing happens."""
         if not self._is_open:
             return
@@ -118,44 +179,61 @@ class Chronicle:
         now = self._chronicles.clock.now()
         for ledger in self._ledgers:
             ledger.move(LedgerPhase.OVER, now)
-        self._chronicles.close(self._record(error, usage, _outcome(error, is_complete), now))
+        index, _ = self._last(now)
+        way = self.ways[index] if index < len(self.ways) else None
+        record = self._record(error, tally, _outcome(error, is_complete), way, now)
+        self._chronicles.close(record)
+        if self.trace.is_sampled:
+            facts = SpanFacts(self._ledgers[index], self._max_tokens, tally.reasons, {} if way is None else way.reasons)
+            self._chronicles.trace(self.trace, record, facts)
 
-    def _record(self, error: BaseException | None, usage: Usage, outcome: str, now: float) -> AnswerRecord:
-        caller, total_s = self._caller, now - self._caller.came_at
-        ledgers = self._ledgers or [self.ledger()]
-        stages = [ledger.seconds(now) for ledger in ledgers]
-        last = min(range(len(stages)), key=lambda index: _delivering(stages[index]))
-        way = self.ways[last] if last < len(self.ways) else None
+    # ---- inside
+
+    def _begun(self, now: float) -> None:
+        asked, caller = self._asked, self._caller
+        first_token_s = now - caller.came_at
+        measures = self._chronicles.measures
+        measures.begun(asked.endpoint, self.model, caller.tenant.id, asked.lane, first_token_s, self.trace.id)
+
+    def _first_token_s(self) -> float | None:
+        first_at = self.pace.first_at
+        return None if first_at is None else first_at - self._caller.came_at
+
+    def _last(self, now: float) -> tuple[int, StageSeconds]:
+        """Which prompt's request ended last, or has not, as it waited least for others; and its stages."""
+        stages = [ledger.seconds(now) for ledger in self._ledgers or [self.ledger()]]
+        index = min(range(len(stages)), key=lambda index: stages[index].deliver)
+        return index, stages[index]
+
+    def _record(
+        self, error: BaseException | None, tally: Tally, outcome: str, way: Way | None, now: float
+    ) -> AnswerRecord:
         path, why = _path(way.path if way is not None else "")
         return AnswerRecord(
             id=self.id,
-            label=caller.request_id,
-            trace="",
+            label=self._caller.request_id,
+            trace=self.trace.id,
             endpoint=self._asked.endpoint,
             model=self.model,
-            tenant=caller.tenant.id,
+            tenant=self._caller.tenant.id,
             lane=self._asked.lane.label,
             outcome=outcome,
             error=_message(error),
             path=path,
-            reason=why if path else getattr(error, "reason", "") or "",
+            reason=why if path else getattr(error, "reason", ""),
             num_attempts=max((way.num_attempts for way in self.ways), default=0),
             workers=() if way is None else tuple(way.workers),
             is_streamed=self._asked.is_streamed,
-            usage=usage,
-            came_at=wall_ns() / 1e9 - total_s,
-            total_s=total_s,
-            first_token_s=self.first_token_s,
+            usage=tally.usage(),
+            came_at=self._began,
+            total_s=now - self._caller.came_at,
+            first_token_s=self._first_token_s(),
             token_s=self.pace.mean_s,
             longest_gap_s=self.pace.longest_s,
             num_gaps=self.pace.num_gaps,
             num_late_gaps=self.pace.num_late,
-            stages=stages[last],
+            stages=self._last(now)[1],
         )
-
-
-def _delivering(stages: StageSeconds) -> float:
-    return stages.deliver
 
 
 def _path(told: str) -> tuple[str, str]:

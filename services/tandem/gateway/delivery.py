@@ -10,12 +10,15 @@ from msgspec import UNSET
 
 from tandem.gateway.answers import Answer, Part
 from tandem.gateway.asgi import Exchange, Header, header_value
+from tandem.gateway.caller import TIMING_HEADER
+from tandem.gateway.chronicle import Timing
 from tandem.gateway.completion import Ending
 from tandem.gateway.echo import Scored
 from tandem.gateway.openai_reply import TandemFacts
 from tandem.gateway.openai_response import Form
 from tandem.gateway.sse import EventStream
 from tandem.gateway.standing import standing_headers
+from tandem.gateway.timing import server_timing, timing_facts
 
 
 async def deliver(exchange: Exchange, answer: Answer, form: Form, heartbeat_s: float) -> None:
@@ -44,7 +47,7 @@ async def _stream(
             events = form.opening(part.choice, answer.usage)
         if isinstance(part, Ending):
             num_open -= 1
-            events += form.closing(part, answer.usage, None if num_open else _facts(answer))
+            events += form.closing(part, answer.usage, None if num_open else _facts(answer, answer.timing))
         elif not isinstance(part, Scored):
             events += form.chunk(part, answer.usage)
         if not num_open:
@@ -71,11 +74,19 @@ async def _first(sse: EventStream, answer: Answer, parts: AsyncGenerator[Part, N
 async def _collect(exchange: Exchange, form: Form, answer: Answer, parts: AsyncGenerator[Part, None]) -> None:
     gathered = [part async for part in parts]
     headers = [*standing_headers(answer.standing), _path_header(answer)]
-    await exchange.send_json(200, form.body(gathered, answer.usage, _facts(answer)), headers)
+    timing = answer.timing
+    if timing is not None:
+        headers.append((TIMING_HEADER.encode(), server_timing(timing)))
+    await exchange.send_json(200, form.body(gathered, answer.usage, _facts(answer, timing)), headers)
 
 
-def _facts(answer: Answer) -> TandemFacts:
-    return TandemFacts(answer.path, answer.num_attempts, UNSET if answer.reasons is None else answer.reasons)
+def _facts(answer: Answer, timing: Timing | None) -> TandemFacts:
+    return TandemFacts(
+        answer.path,
+        answer.num_attempts,
+        UNSET if answer.reasons is None else answer.reasons,
+        UNSET if timing is None else timing_facts(timing),
+    )
 
 
 def _path_header(answer: Answer) -> Header:

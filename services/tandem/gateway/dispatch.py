@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextvars import Context
 from functools import partial
@@ -19,7 +20,8 @@ from tandem.core.clock import Clock
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, JobEvent, Token
-from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerId, WorkerRef
+from tandem.core.ids import HandoffId, JobKey, RequestId, TenantId, WorkerId, WorkerRef
+from tandem.core.lane import Lane
 from tandem.core.request import Job, Request
 from tandem.flow.commands import (
     Blame,
@@ -43,9 +45,10 @@ from tandem.gateway.background import surviving
 from tandem.gateway.caller import Caller
 from tandem.gateway.deadlines import overdue
 from tandem.gateway.fleet import Fleet
+from tandem.gateway.flows import Flows
 from tandem.gateway.hindsight import Hindsight
 from tandem.gateway.intake import Intake
-from tandem.gateway.ports import NO_PREFIXES, KnownPrefixes, Quotas, ServedModel
+from tandem.gateway.ports import NO_PREFIXES, KnownPrefixes, Quotas, ScrapeTarget, ServedModel
 from tandem.gateway.probe import has_moved, probe_request
 from tandem.obs.log_format import OF_ANOTHER
 from tandem.routing.breaker import BreakerState
@@ -115,14 +118,29 @@ class Dispatcher:
     def ready(self) -> str | None:
         return "draining" if self._intake.is_closed else self._fleet.ready()
 
-    def num_queued(self) -> int:
-        return sum(1 for active in self._active.values() if active.life.phase is Phase.QUEUED)
+    def num_queued(self) -> Mapping[Lane, int]:
+        found = dict.fromkeys(Lane, 0)
+        for active in list(self._active.values()):
+            found[active.life.request.lane] += active.life.phase is Phase.QUEUED
+        return found
+
+    @property
+    def flows(self) -> Flows:
+        return self._hindsight.flows
+
+    def num_open(self) -> Mapping[tuple[TenantId, bool], int]:
+        """Requests of clients that have not ended, by tenant and whether they wait for a place."""
+        lives = [active.life for active in self._active.values() if active.pinned is None]
+        return Counter((life.request.tenant, life.phase is Phase.QUEUED) for life in lives)
 
     def breakers(self) -> Mapping[WorkerId, BreakerState]:
         return self._waiting.breaker.states(self._clock.now())
 
     def num_live(self) -> Mapping[Pool, int]:
         return self._fleet.num_live()
+
+    def scrape_targets(self) -> Sequence[ScrapeTarget]:
+        return self._fleet.scrape_targets()
 
     async def open(self, request: Request, caller: Caller, ledger: PhaseLedger) -> ActiveRequest:
         """Admit a request; it waits in line when no worker has room."""

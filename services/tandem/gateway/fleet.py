@@ -18,7 +18,7 @@ from tandem.core.events import JobEvent, Pulled
 from tandem.core.ids import GatewayId, HandoffKey, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Job, Prefill
 from tandem.gateway.background import surviving
-from tandem.gateway.ports import ServedModel
+from tandem.gateway.ports import ScrapeTarget, ServedModel
 from tandem.gateway.text_models import TextModels
 from tandem.gateway.worker_link import LinkCalls, WorkerLink
 from tandem.routing.placement import Placement
@@ -100,13 +100,18 @@ class Fleet:
     # ---- what is known
 
     def view(self) -> ClusterView:
-        views = tuple(view for link in self._links.values() if (view := link.view()) is not None)
+        views = tuple(view for link in list(self._links.values()) if (view := link.view()) is not None)
         return ClusterView(views, frozenset(self._linked), frozenset(self._failed))
 
     def num_live(self) -> Mapping[Pool, int]:
         """By pool, those without a live worker included."""
-        found = Counter(view.pool for link in self._links.values() if (view := link.view()) is not None)
+        found = Counter(view.pool for link in list(self._links.values()) if (view := link.view()) is not None)
         return {pool: found[pool] for pool in POOLS}
+
+    def scrape_targets(self) -> list[ScrapeTarget]:
+        """Of live workers."""
+        found = [(view, link.metrics_address) for link in self._links.values() if (view := link.view()) is not None]
+        return [ScrapeTarget(address, view.ref.id, view.pool, view.model) for view, address in found if address]
 
     def workers(self) -> list[WorkerRef]:
         """All that there are links to, live or not at the moment."""
@@ -130,12 +135,12 @@ class Fleet:
         """Those that live workers serve, and for `no_worker_wait_s` those that the last of them served, so that what
         comes in between waits as what was there does."""
         found: dict[str, ServedModel] = {}
-        for link in self._links.values():
+        for link in list(self._links.values()):
             if link.model is not None and link.is_live:
                 found.setdefault(link.model.name, link.model)
         now = self._clock.now()
-        self._missed = {name: missed for name, missed in self._missed.items() if missed[1] > now}
-        for name, (model, _) in self._missed.items():
+        self._missed = {name: missed for name, missed in self._missed.copy().items() if missed[1] > now}
+        for name, (model, _) in self._missed.copy().items():
             found.setdefault(name, model)
         return tuple(found.values())
 
@@ -171,10 +176,8 @@ class Fleet:
             link.expect(request, num_tokens)
 
     def measured(self, placement: Placement, pulled: Pulled) -> None:
-        """How fast KV moved between two workers; nothing when one of them is gone, and nothing of a prefix: who reads
-        that computes prompts, and its steps would count for the link."""
-        if pulled.source is not None:
-            return
+        """How fast KV moved between two workers; nothing when one of them is gone. Not of a prefix: who reads that
+        computes prompts, and its steps would count for the link."""
         giver, taker = self._find(placement.prefill), self._find(placement.decode)
         if giver is None or taker is None or (source := giver.view()) is None or (target := taker.view()) is None:
             return

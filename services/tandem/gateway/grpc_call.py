@@ -16,7 +16,18 @@ from google.protobuf.message import Message
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.answers import Answer
 from tandem.gateway.asgi import header_value, refusal
-from tandem.gateway.caller import EXPLAIN_HEADER, LANE_HEADER, SESSION_HEADER, Caller, curiosity_of, label_of, lane_of
+from tandem.gateway.caller import (
+    EXPLAIN_HEADER,
+    LANE_HEADER,
+    SESSION_HEADER,
+    TIMING_HEADER,
+    TRACEPARENT_HEADER,
+    TRACESTATE_HEADER,
+    Caller,
+    is_asked,
+    label_of,
+    lane_of,
+)
 from tandem.gateway.doorkeeper import shown_key
 from tandem.gateway.ports import Doorkeeper
 from tandem.gateway.standing import refused_headers, standing_headers
@@ -63,7 +74,10 @@ class Call:
             lane=lane_of(self._text(LANE_HEADER)),
             timeout_s=self._context.time_remaining(),
             session=self._text(SESSION_HEADER) or "",
-            is_curious=curiosity_of(self._text(EXPLAIN_HEADER)),
+            is_curious=is_asked(EXPLAIN_HEADER, self._text(EXPLAIN_HEADER)),
+            wants_timing=is_asked(TIMING_HEADER, self._text(TIMING_HEADER)),
+            traceparent=self._text(TRACEPARENT_HEADER) or "",
+            tracestate=self._text(TRACESTATE_HEADER) or "",
         )
 
     async def write(self, reply: Message, stalled_client_s: float) -> None:

@@ -13,6 +13,7 @@ from tandem.gateway.answers import Answer, Part
 from tandem.gateway.completion import Delta, Ending, ToolCallDelta
 from tandem.gateway.echo import Echo, Scored
 from tandem.gateway.openai_response import LOWEST_LOGPROB, Heading
+from tandem.gateway.timing import timing_ms
 from tandem.wire.gen import inference_pb2 as pb
 
 Reply = TypeVar("Reply", bound=pb.ChatReply | pb.CompleteReply)
@@ -77,6 +78,8 @@ class Form(ABC, Generic[Reply]):
             usage.prompt_tokens_details.cached_tokens = told.num_cached
         reply.path = self._answer.path
         reply.attempts = self._answer.num_attempts
+        if (timing := self._answer.timing) is not None:
+            reply.timing.CopyFrom(pb.Timing(**timing_ms(timing)))
 
     def _ids(self, deltas: Sequence[Delta]) -> list[int]:
         return [delta.token.id for delta in deltas if delta.token] if self._heading.with_token_ids else []

@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
 
 import msgspec
 from msgspec import UNSET
 
 from tandem.gateway.asgi import Exchange
-from tandem.gateway.chronicle import Chronicles
-from tandem.gateway.counters import Counters
-from tandem.gateway.openai_reply import HealthReply
-from tandem.gateway.ports import Dispatch, Doorkeeper, Gauges
+from tandem.gateway.openai_reply import HealthReply, ScrapeGroup, ScrapeLabels
+from tandem.gateway.ports import Dispatch, Doorkeeper
+from tandem.obs.telemetry import Telemetry
 
 PROBES = frozenset({b"/health", b"/live", b"/ready"})
 """Answered also where connections are too many for anything else."""
-METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Health:
-    """`/health` and `/live` are for whoever restarts the process, `/ready` for whoever sends it traffic."""
+    """`/health` and `/live` are for whoever restarts the process, `/ready` for whoever sends it traffic, `/metrics` and
+    `/metrics/targets` for Prometheus."""
 
-    __slots__ = ("_chronicles", "_counters", "_dispatch", "_doorkeeper", "_others")
+    __slots__ = ("_dispatch", "_doorkeeper", "_telemetry")
 
-    def __init__(
-        self,
-        dispatch: Dispatch,
-        doorkeeper: Doorkeeper,
-        counters: Counters,
-        chronicles: Chronicles,
-        others: Sequence[Gauges] = (),
-    ) -> None:
-        self._others = tuple(others)
+    def __init__(self, dispatch: Dispatch, doorkeeper: Doorkeeper, telemetry: Telemetry) -> None:
         self._dispatch = dispatch
         self._doorkeeper = doorkeeper
-        self._counters = counters
-        self._chronicles = chronicles
+        self._telemetry = telemetry
 
     async def health(self, exchange: Exchange) -> None:
         await exchange.send_json(200, msgspec.json.encode(HealthReply("ok")))
@@ -53,17 +43,16 @@ class Health:
             await exchange.send_json(503, body, [(b"retry-after", b"1")])
 
     async def metrics(self, exchange: Exchange) -> None:
-        gauges: dict[str, float] = {
-            "tandem_open_requests": self._chronicles.num_open,
-            "tandem_queued_requests": self._dispatch.num_queued(),
-            "tandem_served_models": len(self._dispatch.models()),
-            "tandem_ready": self._dispatch.ready() is None,
-            **{f'tandem_live_workers{{pool="{pool}"}}': n for pool, n in self._dispatch.num_live().items()},
-        }
-        for worker, state in self._dispatch.breakers().items():
-            gauges[f'tandem_worker_breaker{{worker="{worker}"}}'] = state.value
-        counts: dict[str, int] = {}
-        for other in self._others:
-            gauges |= other.gauges()
-            counts |= other.counts()
-        await exchange.send_text(METRICS_TYPE, self._counters.text(gauges, counts))
+        """On a thread, because thousands of series take longer to write than a stream may stand still."""
+        accept = (exchange.header(b"accept") or b"").decode("latin-1")
+        content_type, body = await asyncio.to_thread(self._telemetry.exposition, accept)
+        await exchange.send_body(content_type, body)
+
+    async def targets(self, exchange: Exchange) -> None:
+        """Live workers' own metrics, as Prometheus' discovery over HTTP reads them
+        (https://prometheus.io/docs/prometheus/latest/http_sd/)."""
+        found = [
+            ScrapeGroup([target.address], ScrapeLabels(target.pool, target.worker, target.model))
+            for target in self._dispatch.scrape_targets()
+        ]
+        await exchange.send_json(200, msgspec.json.encode(found))

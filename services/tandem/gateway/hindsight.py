@@ -7,6 +7,7 @@ from tandem.core.ids import WorkerRef
 from tandem.flow.waiting import Waiting
 from tandem.gateway.active import ActiveRequest
 from tandem.gateway.fleet import Fleet
+from tandem.gateway.flows import Flows
 from tandem.gateway.ports import KnownPrefixes
 
 
@@ -17,6 +18,7 @@ class Hindsight:
         self._fleet = fleet
         self._waiting = waiting
         self._prefixes = prefixes
+        self.flows = Flows()
 
     def first_drawn(self, active: ActiveRequest, worker: WorkerRef, token: Token, now: float) -> None:
         """The first token of a job says where its time went, also where the client has the token already, and how much
@@ -44,5 +46,9 @@ class Hindsight:
     def _measured(self, active: ActiveRequest, worker: WorkerRef, event: Pulled) -> None:
         """Of what came to another worker than was chosen, nobody remembers from where."""
         placement = active.life.placement
-        if placement is not None and placement.decode == worker:
+        if event.source is not None:
+            self.flows.moved(event.source.id, worker.id, "prefix", event.num_bytes)
+        elif placement is not None and placement.decode == worker:
             self._fleet.measured(placement, event)
+            if active.pinned is None:
+                self.flows.moved(placement.prefill.id, worker.id, "handoff", event.num_bytes)

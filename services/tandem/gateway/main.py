@@ -15,22 +15,26 @@ from collections.abc import Mapping
 
 import uvloop
 
-from tandem.core.clock import SystemClock
-from tandem.core.config import Config
+from tandem.core.clock import Clock, SystemClock
+from tandem.core.config import Config, GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import GatewayId, WorkerRef
 from tandem.gateway.app import create_app
+from tandem.gateway.console_routes import Console
 from tandem.gateway.dispatch import Dispatcher
 from tandem.gateway.fair_share import FairShare
 from tandem.gateway.fleet import Fleet
+from tandem.gateway.gauges import watch_prefixes, watch_quotas, watch_redis
 from tandem.gateway.grpc_server import GrpcServer
 from tandem.gateway.health import PROBES
 from tandem.gateway.http_guard import HttpLimits
+from tandem.gateway.lookout import Lookout
 from tandem.gateway.prefixes import PrefixIndex
 from tandem.gateway.request_log import RequestLog
 from tandem.gateway.server import HttpServer
 from tandem.gateway.tenancy import Tenancy
 from tandem.gateway.text_models import TextModels
+from tandem.obs.telemetry import Telemetry
 from tandem.sched.targets import LatencyTargets
 from tandem.stores.health import RedisHealth
 from tandem.stores.prefix_index import IndexReader
@@ -61,22 +65,22 @@ class Gateway:
         counters = ServiceCounters(redis.url, redis.namespace, name, health=health)
         self._share = FairShare(self._dispatcher.line, counters)
         door = self._tenancy.door
+        self._telemetry = Telemetry.start("tandem-gateway", name, config.telemetry.max_values)
+        self._watch_stores(health)
+        consoles = self._consoles(name, config.gateway, clock)
         app = create_app(
             self._dispatcher,
             door,
             config.gateway,
-            [self._prefixes, health],
-            observers=[RequestLog(config.telemetry.log_requests)],
+            telemetry=self._telemetry,
+            observers=[RequestLog(config.telemetry.log_requests), *consoles],
             targets=targets,
             clock=clock,
         )
-        limits = HttpLimits(
-            request_timeout_s=config.gateway.request_timeout_s,
-            stalled_client_s=config.gateway.stalled_client_s,
-            max_connections=config.gateway.max_connections,
-            probes=PROBES,
-        )
-        self._server = HttpServer(app, config.gateway.host, config.gateway.port, graceful_s=FLUSH_S, limits=limits)
+        for console in consoles:
+            app.serve(console.routes())
+        at = config.gateway
+        self._server = HttpServer(app, at.host, at.port, graceful_s=FLUSH_S, limits=_limits(at))
         self._grpc = GrpcServer(
             self._dispatcher,
             app.answers,
@@ -86,6 +90,11 @@ class Gateway:
             stalled_client_s=config.gateway.stalled_client_s,
         )
         self._config = config.gateway
+
+    def _consoles(self, name: GatewayId, config: GatewayConfig, clock: Clock) -> list[Console]:
+        """One, unless it is not wanted."""
+        lookout = Lookout(name, self._dispatcher, self._fleet, clock)
+        return [Console(lookout.look, self._tenancy.door, clock)] if config.console else []
 
     @property
     def url(self) -> str:
@@ -123,12 +132,29 @@ class Gateway:
         await self._share.stop()
         await self._prefixes.stop()
         await self._registry.close()
+        await asyncio.to_thread(self._telemetry.close, FLUSH_S)
+
+    def _watch_stores(self, health: RedisHealth) -> None:
+        metrics = self._telemetry.metrics
+        watch_prefixes(metrics, self._prefixes)
+        watch_redis(metrics, health)
+        if self._tenancy.shared is not None:
+            watch_quotas(metrics, self._tenancy.shared)
 
     async def _discover(self) -> Mapping[WorkerRef, str]:
         try:
             return {record.worker: record.role for record in await self._registry.list()}
         except RegistryUnavailable as error:
             raise TandemError(ErrorKind.NO_WORKER, f"the registry does not answer: {error}") from error
+
+
+def _limits(config: GatewayConfig) -> HttpLimits:
+    return HttpLimits(
+        request_timeout_s=config.request_timeout_s,
+        stalled_client_s=config.stalled_client_s,
+        max_connections=config.max_connections,
+        probes=PROBES,
+    )
 
 
 async def _run(config: Config) -> None:

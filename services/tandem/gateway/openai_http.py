@@ -13,8 +13,11 @@ from tandem.gateway.caller import (
     LANE_HEADER,
     SESSION_HEADER,
     TIMEOUT_HEADER,
+    TIMING_HEADER,
+    TRACEPARENT_HEADER,
+    TRACESTATE_HEADER,
     Caller,
-    curiosity_of,
+    is_asked,
     lane_of,
     timeout_of,
 )
@@ -96,7 +99,10 @@ class OpenAIRoutes:
             lane=lane_of(_text(exchange, LANE_HEADER)),
             timeout_s=timeout_of(_text(exchange, TIMEOUT_HEADER)),
             session=_text(exchange, SESSION_HEADER) or "",
-            is_curious=curiosity_of(_text(exchange, EXPLAIN_HEADER)),
+            is_curious=is_asked(EXPLAIN_HEADER, _text(exchange, EXPLAIN_HEADER)),
+            wants_timing=is_asked(TIMING_HEADER, _text(exchange, TIMING_HEADER)),
+            traceparent=_text(exchange, TRACEPARENT_HEADER) or "",
+            tracestate=_text(exchange, TRACESTATE_HEADER) or "",
         )
 
 

@@ -24,14 +24,33 @@ class UsageReply(msgspec.Struct):
     prompt_tokens_details: PromptTokensDetails | None
 
 
+class TimingFacts(msgspec.Struct, kw_only=True):
+    """In milliseconds. The stages add up to the total, which ends when this was written. Of several prompts they are
+    those of the one that ended last."""
+
+    total_ms: float
+    first_token_ms: float | UnsetType = UNSET
+    receive_ms: float
+    queue_ms: float
+    route_ms: float
+    prefill_queue_ms: float
+    prefill_ms: float
+    transfer_ms: float
+    decode_queue_ms: float
+    decode_ms: float
+    deliver_ms: float
+
+
 class TandemFacts(msgspec.Struct):
     """Our own addition to the last chunk and to whole bodies: remote, local, or fallback with its reason; and how many
     attempts it took, the first and each time that it went on elsewhere. `reasons`, one for each prompt, where
-    `x-tandem-explain` asked for them: costs in milliseconds."""
+    `x-tandem-explain` asked for them: costs in milliseconds. `timing`: where its time went, where `x-tandem-timing`
+    asked for it."""
 
     path: str
     attempts: int
     reasons: list[dict[str, Any]] | UnsetType = UNSET
+    timing: TimingFacts | UnsetType = UNSET
 
 
 class Logprob(msgspec.Struct):
@@ -212,6 +231,19 @@ class TokenizeReply(msgspec.Struct):
 
 class DetokenizeReply(msgspec.Struct):
     prompt: str
+
+
+class ScrapeLabels(msgspec.Struct):
+    pool: str
+    worker: str
+    model: str
+
+
+class ScrapeGroup(msgspec.Struct):
+    """Of Prometheus' HTTP service discovery: addresses as host:port, and what every series from there is labelled."""
+
+    targets: list[str]
+    labels: ScrapeLabels
 
 
 class HealthReply(msgspec.Struct):

@@ -177,8 +177,10 @@ def new_id(prefix: str) -> str:
     return prefix + uuid4().hex
 
 
-def request(ask: Ask, served: ServedModel, prompt: tuple[int, ...], identity: str, caller: Caller) -> Request:
-    """The request. Raises CONTEXT_LENGTH, or INVALID_REQUEST naming the field."""
+def request(
+    ask: Ask, served: ServedModel, prompt: tuple[int, ...], identity: str, caller: Caller, traceparent: str = ""
+) -> Request:
+    """The request, as part of a trace. Raises CONTEXT_LENGTH, or INVALID_REQUEST naming the field."""
     if not prompt:
         raise _invalid(f"{ask.prompt_param} must hold at least one token", ask.prompt_param)
     body = ask.body
@@ -193,6 +195,7 @@ def request(ask: Ask, served: ServedModel, prompt: tuple[int, ...], identity: st
         cache_salt=body.cache_salt or "",
         num_choices=ask.num_choices,
         prompt_logprobs=ask.prompt_scores,
+        traceparent=traceparent,
     )
 
 

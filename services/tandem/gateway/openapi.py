@@ -12,7 +12,15 @@ import msgspec
 from tandem.core.errors import ERROR_TABLE
 from tandem.core.lane import Lane
 from tandem.gateway.asgi import Exchange
-from tandem.gateway.caller import EXPLAIN_HEADER, LANE_HEADER, MAX_TIMEOUT_MS, SESSION_HEADER, TIMEOUT_HEADER
+from tandem.gateway.caller import (
+    EXPLAIN_HEADER,
+    LANE_HEADER,
+    MAX_TIMEOUT_MS,
+    SESSION_HEADER,
+    TIMEOUT_HEADER,
+    TIMING_HEADER,
+    TRACEPARENT_HEADER,
+)
 from tandem.gateway.openai_reply import ErrorReply
 from tandem.gateway.openai_schema import ChatMessage
 from tandem.gateway.openapi_ranges import narrowed
@@ -60,7 +68,7 @@ class Reference:
         await exchange.send_json(200, self._document)
 
     async def _show_page(self, exchange: Exchange) -> None:
-        await exchange.send_text("text/html; charset=utf-8", self._page)
+        await exchange.send_body("text/html; charset=utf-8", self._page.encode())
 
 
 def describe(routes: Sequence[Route]) -> dict[str, Any]:
@@ -112,11 +120,19 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
         meaning = "1: the answer's `tandem` tells why it went where it did, with the predicted costs."
         schema = {"type": "string", "enum": ["0", "1"]}
         found.append({"name": EXPLAIN_HEADER, "in": "header", "description": meaning, "schema": schema})
+        meaning = (
+            "1: the answer's `tandem` tells where its time went, stage by stage, and so does a header of whole ones."
+        )
+        found.append({"name": TIMING_HEADER, "in": "header", "description": meaning, "schema": schema})
+        meaning = "The client's trace, of which the answer becomes a part where the gateway traces."
+        found.append({"name": TRACEPARENT_HEADER, "in": "header", "description": meaning, "schema": {"type": "string"}})
     return found
 
 
 def _responses(route: Route) -> dict[str, Any]:
     content = {route.text: {"schema": {"type": "string"}}} if route.reply is None else _json(route.reply)
+    if route.reply is not None and route.is_list:
+        content = {"application/json": {"schema": {"type": "array", "items": _schema(route.reply)}}}
     if route.text == "application/json":
         content = {route.text: {"schema": {"type": "object"}}}
     if route.chunk is not None:
@@ -143,7 +159,11 @@ def _event(chunk: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def _json(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    return {"application/json": {"schema": {"$ref": _REF.format(name=kind.__name__)}}}
+    return {"application/json": {"schema": _schema(kind)}}
+
+
+def _schema(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    return {"$ref": _REF.format(name=kind.__name__)}
 
 
 # ---- the page

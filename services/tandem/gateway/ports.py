@@ -10,6 +10,7 @@ from tandem.admission.estimate import Spent
 from tandem.admission.tenant import OPEN, Tenant
 from tandem.core.events import Finished, PromptScored, Token
 from tandem.core.ids import BlockHash, WorkerId, WorkerRef
+from tandem.core.lane import Lane
 from tandem.core.request import Request
 from tandem.flow.ledger import PhaseLedger
 from tandem.flow.waiting import Prefixes
@@ -82,6 +83,16 @@ class TokenStream(Protocol):
     async def aclose(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class ScrapeTarget:
+    """Where a worker's own metrics are: `address` is host:port."""
+
+    address: str
+    worker: WorkerId
+    pool: Pool
+    model: str
+
+
 class Dispatch(Protocol):
     """Admits and runs requests; the fronts are translators over it."""
 
@@ -91,8 +102,8 @@ class Dispatch(Protocol):
         """None when requests can be served, else what is missing."""
         ...
 
-    def num_queued(self) -> int:
-        """Requests that wait for a place."""
+    def num_queued(self) -> Mapping[Lane, int]:
+        """Requests that wait for a place, of all lanes."""
         ...
 
     def breakers(self) -> Mapping[WorkerId, BreakerState]:
@@ -101,6 +112,10 @@ class Dispatch(Protocol):
 
     def num_live(self) -> Mapping[Pool, int]:
         """Workers that live, as this gateway sees them."""
+        ...
+
+    def scrape_targets(self) -> Sequence[ScrapeTarget]:
+        """Of live workers, those that have metrics to be fetched."""
         ...
 
     async def open(self, request: Request, caller: Caller, ledger: PhaseLedger) -> TokenStream:
@@ -171,16 +186,6 @@ class _NoPrefixes:
 
 
 NO_PREFIXES: KnownPrefixes = _NoPrefixes()
-
-
-class Gauges(Protocol):
-    """What some part of a gateway tells `/metrics`, by name."""
-
-    def gauges(self) -> Mapping[str, float]: ...
-
-    def counts(self) -> Mapping[str, int]:
-        """What only grows."""
-        ...
 
 
 class Doorkeeper(Protocol):

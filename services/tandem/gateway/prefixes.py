@@ -46,16 +46,16 @@ class Caches(Protocol):
 
 
 class PrefixIndex:
-    """Owns `reader` and closes it."""
+    """Owns `reader` and closes it. `is_reachable` and `false_hits` are to be read only."""
 
     def __init__(self, reader: IndexReader, fleet: Caches, stride: int, clock: Clock) -> None:
         self._reader = reader
         self._fleet = fleet
         self._clock = clock
         self._mirror = PrefixMirror(PrefixTable(stride))
-        self._false_hits = FalseHits()
+        self.false_hits = FalseHits()
         self._load_at = 0.0
-        self._is_reachable = True
+        self.is_reachable = True
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -98,27 +98,14 @@ class PrefixIndex:
 
     def reported(self, predicted: Prediction, num_cached: int) -> None:
         """How many tokens of a prompt were not computed, against those that were predicted."""
-        if self._false_hits.reported(predicted, num_cached):
+        if self.false_hits.reported(predicted, num_cached):
             _log.warning("%s holds less than the prefix index says; its entries are loaded again", predicted.worker)
             self._mirror.doubt(predicted.worker)
 
-    def counts(self) -> Mapping[str, int]:
-        """What only grows, for `/metrics`."""
-        return {
-            "tandem_prefix_predicted_tokens_total": self._false_hits.num_predicted,
-            "tandem_prefix_missed_tokens_total": self._false_hits.num_missed,
-        }
-
-    def gauges(self) -> Mapping[str, float]:
-        """What is, for `/metrics`."""
-        table = self._mirror.table
-        return {
-            "tandem_prefix_index_reachable": self._is_reachable,
-            "tandem_prefix_index_workers": table.num_workers,
-            "tandem_prefix_index_workers_wanted": len(self._mirror.wanted()),
-            "tandem_prefix_index_blocks": table.num_blocks,
-            "tandem_prefix_index_bytes": table.num_bytes,
-        }
+    @property
+    def num_wanted(self) -> int:
+        """Workers whose blocks are to be loaded again."""
+        return len(self._mirror.wanted())
 
     # ---- the task
 
@@ -126,21 +113,21 @@ class PrefixIndex:
         while True:
             async with surviving("the look at the prefix index"):
                 if not await self.follow():
-                    await asyncio.sleep(POLL_S if self._is_reachable else RETRY_S)
+                    await asyncio.sleep(POLL_S if self.is_reachable else RETRY_S)
 
     async def follow(self) -> bool:
         """One look at what is new. True: there is more already."""
         try:
             has_more = await self._follow()
-            self._is_reachable = True
+            self.is_reachable = True
         except IndexUnavailable:
-            self._is_reachable = False
+            self.is_reachable = False
             return False
         return has_more
 
     async def _follow(self) -> bool:
         for gone in self._mirror.expect(self._fleet.workers()):
-            self._false_hits.forget(gone)
+            self.false_hits.forget(gone)
         entries, has_more = await self._reader.read()
         await self._take(entries)
         now = self._clock.now()
@@ -168,7 +155,7 @@ class PrefixIndex:
             await self._reader.want(worker, least)
 
     def __repr__(self) -> str:
-        return f"<prefix index {'reachable' if self._is_reachable else 'unreachable'}: {self._mirror!r}>"
+        return f"<prefix index {'reachable' if self.is_reachable else 'unreachable'}: {self._mirror!r}>"
 
 
 async def _held(snapshot: Snapshot) -> HeldBlocks:

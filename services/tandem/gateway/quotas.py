@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Iterable, Iterator
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
+from tandem.admission.bucket import full
 from tandem.admission.estimate import Spent
 from tandem.admission.quota import Ask, Limits, Verdict
 from tandem.admission.quota_error import never, refusal
@@ -79,6 +80,19 @@ class TenantQuotas:
     def entries(self) -> list[Entry]:
         """Those that are open."""
         return [entry for account in self._accounts.values() for entry in account.entries.values()]
+
+    def left(self) -> Mapping[tuple[str, ...], float]:
+        """By tenant and limit, the part of it that was left when the shared books told last."""
+        found: dict[tuple[str, ...], float] = {}
+        for account in list(self._accounts.values()):
+            limits, levels = account.limits, account.levels
+            for name, level, limit in (
+                ("requests", levels.requests, limits.requests_per_minute),
+                ("tokens", levels.tokens, limits.tokens_per_minute),
+            ):
+                if level is not None and limit:
+                    found[account.tenant, name] = max(0, level) / full(limit)
+        return found
 
     async def enter(self, tenant: Tenant, num_prompt_tokens: int, max_output_tokens: int) -> Entry | FreeEntry:
         limits = tenant.limits

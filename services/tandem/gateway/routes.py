@@ -21,8 +21,9 @@ OF_COMPLETIONS = tuple(kind for kind in ErrorKind if kind is not ErrorKind.METHO
 class Route:
     """One method of one path. A path that ends in `{name}` takes all of the rest, slashes too.
 
-    `reply` is the body of a 200, `not_ready` that of a 503 that is no error, `chunk` one event of a stream; where
-    `reply` is None, a 200 is text of type `text`. `errors` are all that the handler may raise.
+    `reply` is the body of a 200, or where `is_list` what it is a list of, `not_ready` that of a 503 that is no error,
+    `chunk` one event of a stream; where `reply` is None, a 200 is text of type `text`. `errors` are all that the
+    handler may raise.
     """
 
     method: str
@@ -33,6 +34,7 @@ class Route:
     reply: type[msgspec.Struct] | None = None
     chunk: type[msgspec.Struct] | None = None
     not_ready: type[msgspec.Struct] | None = None
+    is_list: bool = False
     text: str = ""
     errors: tuple[ErrorKind, ...] = ()
 

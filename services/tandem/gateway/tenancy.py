@@ -18,12 +18,14 @@ from tandem.stores.roll import GatewayRoll
 
 
 class Tenancy:
-    """`door` and `quotas` are what `gateway.auth` asks for; without keys nobody is counted and nothing runs."""
+    """`door` and `quotas` are what `gateway.auth` asks for; without keys nobody is counted and nothing runs. `shared`:
+    the quotas where somebody is."""
 
     def __init__(self, gateway: GatewayId, config: Config, clock: Clock, health: RedisHealth) -> None:
         """Raises TandemError(INVALID_REQUEST) for a tenants file that cannot be read."""
         self.door: Doorkeeper = OpenDoor()
         self.quotas: Quotas = NoQuotas()
+        self.shared: TenantQuotas | None = None
         self._running: tuple[TenantsWatch, TenantQuotas] | None = None
         if config.gateway.auth == "off":
             return
@@ -31,7 +33,7 @@ class Tenancy:
         self.door = door = KeyDoor(read_tenants(path, policy), wall_ns)
         store = RedisQuotas(config.redis.url, config.redis.namespace, health=health)
         roll = GatewayRoll(config.redis.url, config.redis.namespace, ttl_s=store.ttl_s, health=health)
-        self.quotas = quotas = TenantQuotas(gateway, store, roll, clock)
+        self.quotas = self.shared = quotas = TenantQuotas(gateway, store, roll, clock)
         self._running = TenantsWatch(path, policy, door), quotas
 
     async def start(self) -> None:

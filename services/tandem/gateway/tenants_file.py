@@ -40,7 +40,7 @@ _COUNTS = {
     "max_concurrency": MAX_COUNT,
     "max_prompt_tokens": MAX_COUNT,
 }
-_TERMS = (*_COUNTS, "models", "lane", "weight", "cache_sharing", "disaggregation")
+_TERMS = (*_COUNTS, "models", "lane", "weight", "cache_sharing", "disaggregation", "operator")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +121,10 @@ def _term(name: str, field: Field) -> Any:
         case "disaggregation":
             # YAML reads a bare `off` as false.
             return "off" if field.value is False else _choice(field, get_args(DisaggregationPolicy))
+        case "operator":
+            if not isinstance(field.value, bool):
+                raise field.refused("must be true or false")
+            return field.value
         case _:
             return field.whole(0, _COUNTS[name])
 

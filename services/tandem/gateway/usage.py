@@ -20,7 +20,7 @@ class Usage(NamedTuple):
 class Tally:
     """Counts parts as they come. A prompt counts once, whatever the number of its choices."""
 
-    __slots__ = ("_cached", "_num_choices", "_num_prompt", "_output", "num_ended")
+    __slots__ = ("_cached", "_num_choices", "_num_prompt", "_output", "reasons")
 
     def __init__(self, num_choices: int) -> None:
         """`num_choices` of each prompt."""
@@ -28,7 +28,8 @@ class Tally:
         self._num_prompt = 0
         self._output: defaultdict[int, int] = defaultdict(int)
         self._cached: dict[int, int] = {}
-        self.num_ended = 0
+        self.reasons: dict[int, str] = {}
+        """Why each choice ended that has."""
 
     def admitted(self, num_prompt_tokens: int) -> None:
         self._num_prompt += num_prompt_tokens
@@ -41,7 +42,7 @@ class Tally:
                 return False
             self._output[part.choice] += 1
             return True
-        self.num_ended += 1
+        self.reasons[part.choice] = part.reason.value
         self._output[part.choice] = part.num_output_tokens
         if part.num_cached_tokens is not None:
             self._cached[part.choice // self._num_choices] = part.num_cached_tokens

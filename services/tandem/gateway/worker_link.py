@@ -123,6 +123,11 @@ class WorkerLink:
         """Tokens; 0 while the worker is not described yet."""
         return 0 if self._described is None else self._described.transport.layout.block_size
 
+    @property
+    def metrics_address(self) -> str:
+        """Of its own /metrics; empty while it is not described, and where it has none."""
+        return "" if self._described is None else self._described.metrics_address
+
     def look(self) -> WorkerView:
         """`view` of a worker that has one."""
         view = self.view()

@@ -81,7 +81,7 @@ OUTPUT_TOKENS = counter("tandem.output_tokens", "{token}", "Tokens given to clie
 STAGE_DURATION = histogram(
     "tandem.request.stage.duration",
     "s",
-    "What of a request's time went to a stage of it.",
+    "What of a request's time went to a stage of it, of those that were in it.",
     LATENCY,
     "stage",
     "lane",
@@ -93,7 +93,12 @@ ADMISSIONS = counter(
 PLACEMENTS = counter("tandem.placements", "{request}", "Where requests went, and why.", "path", "reason")
 MOVES = counter("tandem.moves", "{move}", "Times that a request went on elsewhere after an attempt.")
 SLO_REQUESTS = counter(
-    "tandem.slo.requests", "{request}", "Finished requests of a lane with a target.", "lane", "slo", "met"
+    "tandem.slo.requests",
+    "{request}",
+    "Requests of a lane with a target that finished, or failed by no fault of their clients.",
+    "lane",
+    "slo",
+    "met",
 )
 SLO_TARGET = gauge("tandem.slo.target", "s", "The target of a lane.", "lane", "slo")
 

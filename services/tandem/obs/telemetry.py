@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 from tandem.core.clock import Clock, SystemClock
 from tandem.obs import prometheus
+from tandem.obs.logs import watch_dropped
 from tandem.obs.metrics import Metrics
 from tandem.obs.otel_environment import OtelSettings, read_otel
 from tandem.obs.process import watch_process
@@ -45,6 +46,7 @@ class Telemetry:
         settings = read_otel(os.environ)
         metrics = Metrics(max_values)
         watch_process(metrics)
+        watch_dropped(metrics)
         if not settings.traces and not settings.metrics:
             return cls(metrics)
         resource = _resource(service, instance)

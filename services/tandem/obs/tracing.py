@@ -26,7 +26,7 @@ from opentelemetry.trace import (
 
 from tandem.obs.trace_context import TraceParent, format_traceparent, parse_traceparent, parse_tracestate
 
-Attributes = Mapping[str, str | int | float | bool]
+Attributes = Mapping[str, str | int | float | bool | tuple[str, ...]]
 
 _KINDS = {"internal": SpanKind.INTERNAL, "server": SpanKind.SERVER, "client": SpanKind.CLIENT}
 

@@ -87,7 +87,7 @@ class Breaker:
 
     def states(self, now: float) -> dict[WorkerId, BreakerState]:
         """Of the workers that have failed since they last did well."""
-        return {worker.id: _state(record, now) for worker, record in self._records.items()}
+        return {worker.id: _state(record, now) for worker, record in self._records.copy().items()}
 
     def why(self, now: float) -> str:
         """Who is left out and for how long, for people; empty when nobody is."""

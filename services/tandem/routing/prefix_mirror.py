@@ -99,7 +99,7 @@ class PrefixMirror:
 
     def wanted(self) -> list[tuple[WorkerRef, int]]:
         """Workers of whom a snapshot is wanted, each with the number of facts that it must at least stand for."""
-        return [(one.ref, self._least(one)) for one in self._followers.values() if one.next is None]
+        return [(one.ref, self._least(one)) for one in list(self._followers.values()) if one.next is None]
 
     def load(self, worker: WorkerRef, number: int, held: HeldBlocks) -> bool:
         """A snapshot that stands for the first `number` facts of this life. False when it is of no use, being too old

@@ -82,12 +82,12 @@ class PrefixTable:
     @property
     def num_blocks(self) -> int:
         """Counted for each worker that holds them."""
-        return sum(map(len, self._held.values()))
+        return sum(map(len, list(self._held.values())))
 
     @property
     def num_bytes(self) -> int:
         """Of memory."""
-        return sum(held.num_bytes for held in self._held.values())
+        return sum(held.num_bytes for held in list(self._held.values()))
 
     def __repr__(self) -> str:
         return f"<prefixes of {len(self._held)} workers, {self.num_blocks} blocks>"

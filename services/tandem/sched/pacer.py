@@ -29,12 +29,14 @@ class _Planned:
 
 
 class Pacer:
-    """Open plans and the model. `num_steps_over_target` counts plans that could not be made to fit their target."""
+    """Open plans and the model. `num_steps_over_target` counts plans that could not be made to fit their target,
+    `num_prefill_tokens` and `num_decode_tokens` what all plans were made of."""
 
     def __init__(self, max_num_batched_tokens: int) -> None:
         self.model = StepCostModel()
         self.budget = StepBudget(max_num_batched_tokens)
         self.num_steps_over_target = 0
+        self.num_prefill_tokens = self.num_decode_tokens = 0
         self._open: dict[int, _Planned] = {}
         self._target_s = 0.0
         self._num_budget_tokens = 0
@@ -70,6 +72,8 @@ class Pacer:
         # A driver that does not time its steps leaves them open.
         self._open.pop(plan.number - MAX_OPEN, None)
         self.num_steps_over_target += 0 < opened.target_s < opened.predicted_s
+        self.num_prefill_tokens += step.num_prefill_tokens
+        self.num_decode_tokens += step.num_decode_seqs
 
     def calibrated(self, cost: StepCost) -> None:
         """What steps cost here, as measured before there was work."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
 
 from tandem.core.clock import Clock, SystemClock
 
@@ -49,14 +48,6 @@ class RedisHealth:
             _log.warning("Redis fails; going on with what is known: %s of %s: %s", command, store, _words(error))
         words, _ = self._failing.get((store, command), (_words(error), 0.0))
         self._failing[store, command] = words, self._clock.now()
-
-    def gauges(self) -> Mapping[str, float]:
-        """For `/metrics`."""
-        return {"tandem_redis_up": self.is_up}
-
-    def counts(self) -> Mapping[str, int]:
-        """What only grows, for `/metrics`."""
-        return {"tandem_redis_errors_total": self.num_errors.total()}
 
     def __repr__(self) -> str:
         return f"<redis {'up' if self.is_up else self.problem}, {self.num_errors.total()} errors>"

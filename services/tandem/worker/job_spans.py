@@ -66,7 +66,7 @@ def _prefill(times: JobTimes, identity: Identity, origin: float, end: float) -> 
 
 
 def _decode(times: JobTimes, identity: Identity, origin: float, start: float) -> SpanRecord:
-    attributes: dict[str, str | int | float | bool] = {
+    attributes: dict[str, str | int | float | bool | tuple[str, ...]] = {
         **_common(times, identity),
         "tandem.output_tokens": times.num_output,
     }
@@ -90,7 +90,7 @@ def _decode(times: JobTimes, identity: Identity, origin: float, start: float) ->
 
 
 def _transfer(pull: PullTimes, identity: Identity, origin: float) -> SpanRecord:
-    attributes: dict[str, str | int | float | bool] = {
+    attributes: dict[str, str | int | float | bool | tuple[str, ...]] = {
         "tandem.transfer.kind": pull.kind,
         "tandem.transfer.outcome": pull.outcome,
         "tandem.transfer.source": str(pull.source.id),

@@ -90,7 +90,8 @@ class World:
 def counts(gateway: Gateway) -> tuple[float, float]:
     """Requests that are open, and those of them that wait."""
     told = gateway.metrics()
-    return told["tandem_open_requests"], told["tandem_queued_requests"]
+    waiting = sum(number for name, number in told.items() if name.startswith("tandem_queued_requests"))
+    return told["tandem_open_requests"], waiting
 
 
 def num_come(gateway: Gateway) -> float:

@@ -22,7 +22,7 @@ def test_gateways_know_what_workers_hold_and_prompts_are_found_there(calm: Pair)
     calm.ask(5 * BLOCK_TOKENS + 1, 7001, 1)
     until(lambda: metrics(calm.gateway)["tandem_prefix_index_blocks"] != started, "new blocks at the gateway")
     before = metrics(calm.gateway)
-    assert before["tandem_prefix_index_reachable"] == 1 and before["tandem_prefix_index_bytes"] > 0
+    assert before["tandem_prefix_index_reachable"] == 1 and before["tandem_prefix_index_size_bytes"] > 0
     calm.ask(5 * BLOCK_TOKENS + 1, 7001, 1)
     after = metrics(calm.gateway)
     predicted = "tandem_prefix_predicted_tokens_total"

@@ -20,12 +20,13 @@ from tandem.core.bundle import TokenizerBundle
 from tandem.core.config import Bytes, GatewayConfig
 from tandem.core.events import Finished, FinishReason, PromptScored, SampledToken, Token
 from tandem.core.ids import JobKey, RequestId, WorkerId
+from tandem.core.lane import Lane
 from tandem.core.request import Request
 from tandem.flow.ledger import PhaseLedger
 from tandem.gateway.app import create_app
 from tandem.gateway.caller import Caller
 from tandem.gateway.grpc_server import GrpcServer
-from tandem.gateway.ports import Doorkeeper, OpenDoor, ServedModel
+from tandem.gateway.ports import Doorkeeper, OpenDoor, ScrapeTarget, ServedModel
 from tandem.gateway.server import HttpServer
 from tandem.gateway.standing import Standing
 from tandem.gateway.text import TextModel
@@ -163,8 +164,11 @@ class ScriptedDispatch:
     def ready(self) -> str | None:
         return self.missing
 
-    def num_queued(self) -> int:
-        return 0
+    def num_queued(self) -> dict[Lane, int]:
+        return {}
+
+    def scrape_targets(self) -> list[ScrapeTarget]:
+        return []
 
     def breakers(self) -> dict[WorkerId, BreakerState]:
         return {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
 
 import msgspec
 import pytest
@@ -13,21 +14,24 @@ from tandem.core.clock import SystemClock
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, FinishReason, PromptScored, SampledToken, Token
 from tandem.core.ids import JobKey, RequestId, WorkerId
+from tandem.core.lane import Lane
 from tandem.core.request import Request
 from tandem.flow.ledger import PhaseLedger
 from tandem.gateway.answers import Answers
 from tandem.gateway.caller import Caller
 from tandem.gateway.chronicle import Chronicles
 from tandem.gateway.completion import Delta, Ending
-from tandem.gateway.counters import Counters
 from tandem.gateway.echo import PromptScores
 from tandem.gateway.manner import Manners
+from tandem.gateway.measures import Measures
 from tandem.gateway.merge import merged
 from tandem.gateway.openai_schema import CompletionBody
-from tandem.gateway.ports import ServedModel
+from tandem.gateway.ports import ScrapeTarget, ServedModel
+from tandem.gateway.record import AnswerRecord
 from tandem.gateway.standing import Standing
 from tandem.gateway.text import TextModel
 from tandem.gateway.usage import Tally
+from tandem.obs.metrics import Metrics
 from tandem.routing.breaker import BreakerState
 from tandem.routing.view import Pool
 from tests.unit.gateway.instant import instant_events
@@ -41,6 +45,7 @@ class SlowToClose:
     path = "remote"
     num_attempts = 1
     workers = ("p1", "d1")
+    reasons: ClassVar[dict[str, object]] = {}
     standing = Standing()
 
     def __init__(self, request: Request) -> None:
@@ -60,6 +65,16 @@ class SlowToClose:
         self.is_closed = True
 
 
+class Records:
+    """An observer that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.taken: list[AnswerRecord] = []
+
+    def answered(self, record: AnswerRecord) -> None:
+        self.taken.append(record)
+
+
 class SlowDispatch:
     """Takes a while to open the `slow_at`-th request."""
 
@@ -75,8 +90,11 @@ class SlowDispatch:
     def ready(self) -> str | None:
         return None
 
-    def num_queued(self) -> int:
-        return 0
+    def num_queued(self) -> dict[Lane, int]:
+        return {}
+
+    def scrape_targets(self) -> list[ScrapeTarget]:
+        return []
 
     def breakers(self) -> dict[WorkerId, BreakerState]:
         return {}
@@ -105,9 +123,9 @@ def several() -> CompletionBody:
 async def test_all_prompts_are_closed_to_the_end_though_the_closing_is_cancelled(
     served: ServedModel, num_cancels: int
 ) -> None:
-    dispatch, counters = SlowDispatch(served), Counters()
+    dispatch, records = SlowDispatch(served), Records()
     with ThreadPoolExecutor(1) as executor:
-        chronicles = Chronicles(SystemClock(), [counters])
+        chronicles = Chronicles(SystemClock(), Measures(Metrics()), observers=[records])
         answers = Answers(dispatch, executor, chronicles, Manners())
         seen = asyncio.Event()
 
@@ -124,13 +142,14 @@ async def test_all_prompts_are_closed_to_the_end_though_the_closing_is_cancelled
         await asyncio.wait({task})
     assert task.cancelled()
     assert [stream.is_closed for stream in dispatch.opened] == [True] * 3
-    assert chronicles.num_open == 0 and dict(counters.requests) == {("completion", "cancelled"): 1}
+    assert chronicles.num_open == 0
+    assert [(record.endpoint, record.outcome) for record in records.taken] == [("completion", "cancelled")]
 
 
 async def test_prompts_that_were_admitted_are_closed_when_the_client_leaves_while_others_wait(
     served: ServedModel,
 ) -> None:
-    dispatch, chronicles = SlowDispatch(served, slow_at=2), Chronicles(SystemClock())
+    dispatch, chronicles = SlowDispatch(served, slow_at=2), Chronicles(SystemClock(), Measures(Metrics()))
     with ThreadPoolExecutor(1) as executor:
         task = asyncio.create_task(Answers(dispatch, executor, chronicles, Manners()).complete(several(), CALLER))
         await dispatch.waiting.wait()
@@ -197,4 +216,4 @@ def test_a_tally_counts_a_prompts_cache_once_for_all_of_its_choices() -> None:
     assert (tally.usage().num_prompt, tally.usage().num_output, tally.usage().num_cached) == (30, 1, None)
     for choice, cached in ((0, 8), (1, 8), (2, None), (3, 16)):
         tally.take(Ending(FinishReason.STOP, 4, cached, choice))
-    assert (tally.usage().num_output, tally.usage().num_cached, tally.num_ended) == (16, 24, 4)
+    assert (tally.usage().num_output, tally.usage().num_cached, len(tally.reasons)) == (16, 24, 4)

@@ -12,7 +12,8 @@ import pytest
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.standing import Standing, duration
 
-SAMPLE = re.compile(r'[a-z_]+(\{[a-z]+="[a-z_0-9]+"(,[a-z]+="[a-z_0-9]+")*\})? [0-9.e+]+')
+LABEL = r'[a-z_]+="[^"\\\\]*"'
+SAMPLE = re.compile(rf"[a-z_:]+(\{{{LABEL}(,{LABEL})*\}})? [-0-9.e+]+")
 Front = Any  # the fixtures' class lives in conftest
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -151,7 +152,7 @@ def test_every_request_is_counted_once_by_its_outcome(front: Front, http: httpx.
     http.post("/v1/completions", json={"model": "tiny", "prompt": "x"})
     after = metrics(http)
     grown = {name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name, 0)}
-    outcome = 'tandem_requests_total{{endpoint="{}",outcome="{}"}}'.format
+    outcome = 'tandem_requests_total{{endpoint="{}",outcome="{}",lane="interactive",tenant="open"}}'.format
     num_paris = len(front.ids("Paris"))
     assert {name: grown[name] for name in grown if name.startswith("tandem_requests")} == {
         outcome("chat", "finished"): 1,
@@ -160,8 +161,9 @@ def test_every_request_is_counted_once_by_its_outcome(front: Front, http: httpx.
         outcome("completion", "kv_lost"): 1,
         outcome("completion", "internal"): 1,
     }
-    assert grown["tandem_prompt_tokens_total"] == sum(len(r.prompt_tokens) for r in front.dispatch.requests)
-    assert grown["tandem_output_tokens_total"] == 4 * (num_paris + 1) + 1 + 2 * num_paris
+    of = 'tandem_{}_tokens_total{{path="remote",tenant="open"}}'.format
+    assert grown[of("prompt")] == sum(len(r.prompt_tokens) for r in front.dispatch.requests)
+    assert grown[of("output")] == 4 * (num_paris + 1) + 1 + 2 * num_paris
     assert after["tandem_ready"] == 1
     assert after['tandem_live_workers{pool="mixed"}'] == 1
     assert 'tandem_http_responses_total{status="404"}' in grown

@@ -24,10 +24,12 @@ from tandem.gateway.asgi import Exchange, header_value
 from tandem.gateway.chronicle import Chronicles
 from tandem.gateway.completion import Completion
 from tandem.gateway.manner import Manners
+from tandem.gateway.measures import Measures
 from tandem.gateway.openai_http import OpenAIRoutes
 from tandem.gateway.ports import OpenDoor, ServedModel
 from tandem.gateway.standing import Standing
 from tandem.gateway.text import TextModel
+from tandem.obs.metrics import Metrics
 
 REQUEST = Request(id=RequestId("r"), model="m", prompt_tokens=(1,), sampling=SamplingParams(max_tokens=1))
 
@@ -178,7 +180,7 @@ def test_long_prompts_are_tokenized_by_a_thread(
 
     async def scenario(executor: RecordingExecutor) -> list[Any]:
         client = Client(json.dumps({"model": "tiny", "prompt": "a" * num_chars}).encode())
-        answers = Answers(front.dispatch, executor, Chronicles(SystemClock()), Manners())
+        answers = Answers(front.dispatch, executor, Chronicles(SystemClock(), Measures(Metrics())), Manners())
         await OpenAIRoutes(answers, OpenDoor(), 1 << 20, 10.0).completions(client.exchange())
         return client.sent
 

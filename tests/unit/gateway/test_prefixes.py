@@ -62,7 +62,7 @@ class Cluster:
         return set(self.gateway.table.held(self.ref) or ())
 
     def num_wanted(self) -> float:
-        return self.gateway.gauges()["tandem_prefix_index_workers_wanted"]
+        return self.gateway.num_wanted
 
     async def close(self) -> None:
         await self.gateway.stop()
@@ -155,7 +155,7 @@ async def test_what_was_to_be_read_from_another_and_was_not_there_is_missed_by_t
     assert (lent.worker, lent.num_before, lent.num_tokens) == (other, 10, 20)
     for prediction in (own, lent):
         cluster.gateway.reported(prediction, 10)
-    assert cluster.gateway.counts()["tandem_prefix_missed_tokens_total"] == 20
+    assert cluster.gateway.false_hits.num_missed == 20
     (only,) = cluster.gateway.predict(asked, placed, 0)
     assert (only.worker, only.num_tokens) == (other, 30)
     assert not cluster.gateway.predict(asked, Placement(cluster.ref, cluster.ref), 0)

@@ -37,7 +37,8 @@ NUM_CASES = 30
 """Of each operation in each mode."""
 REFUSALS = (ErrorKind.QUOTA, ErrorKind.OVERLOADED, ErrorKind.SLO_MISS, ErrorKind.NO_WORKER, ErrorKind.DRAINING)
 WITH_BODIES = ["POST /v1/chat/completions", "POST /v1/completions", "POST /tokenize", "POST /detokenize"]
-WITHOUT = ["GET /v1/models", "GET /v1/models/{model}", "GET /health", "GET /live", "GET /ready", "GET /metrics"]
+WITHOUT = ["GET /v1/models", "GET /v1/models/{model}", "GET /health", "GET /live", "GET /ready", "GET /metrics",
+           "GET /metrics/targets"]  # fmt: skip
 DOCUMENTS = ["GET /openapi.json", "GET /docs"]
 POSITIVE, NEGATIVE = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
 

@@ -32,6 +32,7 @@ tenants:
     weight: 2.5
     cache_sharing: public
     disaggregation: strict
+    operator: true
   other:
     requests_per_minute: 0
     keys: [{{hash: "{OTHER_HASH}"}}]
@@ -61,9 +62,11 @@ def test_all_of_it_is_read() -> None:
         weight=2.5,
         cache_sharing="public",
         disaggregation="strict",
+        operator=True,
     )
     other = found.tenants["other"]  # type: ignore[index]
     assert (other.requests_per_minute, other.lane, other.disaggregation) == (0, Lane.STANDARD, "off")
+    assert not other.operator
     key = found.keys[key_digest(KEY)]
     assert (key.tenant.id, key.label, key.expires_ns) == ("acme", "laptop", JAN_31_2027)
 
@@ -91,6 +94,7 @@ def test_all_of_it_is_read() -> None:
         (tenants_of("", ", weight: 0"), "tenants.acme.weight: must be more than 0"),
         (tenants_of("", ", weight: .nan"), "tenants.acme.weight: must be"),
         (tenants_of("", ", cache_sharing: yes"), "tenants.acme.cache_sharing: must be text"),
+        (tenants_of("", ", operator: 1"), "tenants.acme.operator: must be true or false"),
         (tenants_of("", ", disaggregation: maybe"), "tenants.acme.disaggregation: must be one of"),
         (tenants_of("{}"), "tenants.acme.keys[0]: must be a mapping"),
         (tenants_of("{hash: 12}"), "tenants.acme.keys[0].hash: must be text"),

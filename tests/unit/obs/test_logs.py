@@ -18,8 +18,8 @@ import pytest
 from tandem.core.config import TelemetryConfig
 from tandem.obs.instruments import LOG_LINES_DROPPED
 from tandem.obs.log_limit import ALIKE
-from tandem.obs.logs import NOISY, set_up_logging, watch_dropped
-from tandem.obs.metrics import Metrics
+from tandem.obs.logs import NOISY, set_up_logging
+from tandem.obs.telemetry import Telemetry
 
 
 @pytest.fixture(autouse=True)
@@ -69,13 +69,12 @@ def test_json_names_the_process() -> None:
 
 
 def test_lines_that_are_left_out_are_counted() -> None:
-    metrics = Metrics()
+    telemetry = Telemetry.start("tandem-test", "t-1", 10)
     set_up()
-    watch_dropped(metrics)
     for _ in range(int(ALIKE.burst) + 7):
         logging.getLogger("tandem.test").info("the same")
-    (family,) = metrics.collect()
-    assert family.instrument is LOG_LINES_DROPPED and family.points == {(): 7}
+    (told,) = [each.points for each in telemetry.metrics.collect() if each.instrument is LOG_LINES_DROPPED]
+    assert told == {(): 7}
 
 
 def test_a_warning_is_a_line_of_json() -> None:

@@ -1,0 +1,105 @@
+"""Measures what telemetry adds to an engine's step and to a gateway's streamed token; tunes nothing.
+
+    python -m loadtest telemetry [--quick] [--core N] [--before DIRECTORY] [--json FILE]
+
+Two processes on one core, one with all telemetry and one without, have rounds in turn, and so have a few pairs of
+fresh ones: no two processes have their memory laid out alike. What counts is processor time, which the kernel books to
+each process, because it holds on a busy machine too; what a side does while the other has its turn counts as its own.
+
+With telemetry: a step is told to all who look at steps, metrics are scraped once a second, and a gateway also logs
+each request as JSON to a file, traces each to a receiver of OTLP, and has a console polling. Without: nobody looks, and
+what counts by itself counts nothing. `--before` is a checkout of an older commit, which is the side without then: what
+telemetry has cost in all, ledgers and time stamps that every request has among it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from loadtest.paired import Added, added
+from loadtest.tables import table
+from loadtest.telemetry_sides import Place
+from loadtest.telemetry_steps import BATCHES, StepRound, measure_steps
+from loadtest.telemetry_streams import NUM_STREAMS, NUM_TOKENS, StreamRound, measure_streams
+
+LIMIT = 0.03
+"""The most that telemetry may add."""
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """All rounds, by batch and of streams. `step_s`: what the model of a step is taken to take."""
+
+    step_s: float
+    before: str
+    steps: dict[int, list[tuple[StepRound, StepRound]]]
+    streams: list[tuple[StreamRound, StreamRound]]
+
+
+def main(argv: Sequence[str]) -> int:
+    args = _parser().parse_args(argv)
+    cores = sorted(os.sched_getaffinity(0))
+    core = (cores[-1] if len(cores) > 1 else -1) if args.core is None else args.core
+    if len(cores) > 1:
+        os.sched_setaffinity(0, set(cores) - {core})
+    place = Place(core, args.before)
+    launches, num_pairs, seconds = (1, 4, 1.0) if args.quick else (4, 10, 1.0)
+    before = str(args.before or "")
+    report = Report(step_s=args.step_ms / 1e3, before=before, steps={batch: [] for batch in BATCHES}, streams=[])
+    for _ in range(launches):
+        for batch, pairs in measure_steps(place, num_pairs, seconds).items():
+            report.steps[batch] += pairs
+        report.streams += measure_streams(place, num_pairs, seconds)
+    sys.stdout.write(text(report))
+    if args.json:
+        args.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="loadtest telemetry", description="Measure what telemetry adds.")
+    parser.add_argument("--quick", action="store_true", help="a minute, of fewer rounds")
+    parser.add_argument("--core", type=int, help="of what is measured (default: the last one)")
+    parser.add_argument("--before", type=Path, metavar="DIRECTORY", help="a checkout that the side without runs")
+    parser.add_argument(
+        "--step-ms", type=float, default=2.0, help="what the model takes of a step (default: %(default)s)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all rounds there too")
+    return parser
+
+
+def text(report: Report) -> str:
+    without = f"the commit in {report.before}" if report.before else "nobody looking and nothing counted"
+    heads = ["", "without, us", "with, us", "added, us", "added", "95%", f"of {LIMIT:.0%}", "pairs"]
+    rows = []
+    for batch, pairs in report.steps.items():
+        spent = [(off.step_s + report.step_s, on.step_s + report.step_s) for off, on in pairs]
+        rows.append(_row(f"a step of {batch}", added(spent), report.step_s))
+    spent = [(off.token_s, on.token_s) for off, on in report.streams]
+    rows.append(_row("a streamed token", added(spent), 0.0))
+    rates = added([(off.wall_s / off.num_tokens, on.wall_s / on.num_tokens) for off, on in report.streams])
+    return (
+        f"What telemetry adds, in processor time; without: {without}.\n\n{table(heads, rows)}\n"
+        f"A step is the engine's own work and {report.step_s * 1e3:g} ms of a model's. Streams: {NUM_STREAMS} of"
+        f" {NUM_TOKENS} tokens each, {1 / rates.off:,.0f} tokens/s without and {1 / rates.on:,.0f} with, by the clock"
+        f" on the wall {rates.share:+.1%} ({rates.low:+.1%} to {rates.high:+.1%}) a token.\n"
+    )
+
+
+def _row(name: str, found: Added, model_s: float) -> list[str]:
+    off, on = (seconds - model_s for seconds in (found.off, found.on))
+    return [
+        name,
+        f"{off * 1e6:.1f}",
+        f"{on * 1e6:.1f}",
+        f"{found.share * found.off * 1e6:+.1f}",
+        f"{found.share:+.2%}",
+        f"{found.low:+.2%} to {found.high:+.2%}",
+        found.verdict(LIMIT),
+        str(found.num_pairs),
+    ]

@@ -1,0 +1,210 @@
+// Draws the workers by pool and what moves between them; never asks the gateway for anything.
+import { byId, el, mark, say, svg, sync, width } from "./dom.js";
+import { bytes, count, percent, plural, rate } from "./format.js";
+
+const POOLS = [["prefill", "Prefill"], ["mixed", "Mixed"], ["decode", "Decode"], ["", "Away"]];
+const STATES = {
+  live: ["●", "live"], draining: ["◐", "draining"], trial: ["◍", "on trial"], resting: ["✕", "failing"],
+  away: ["○", "away"],
+};
+const DENSE = 12;
+const MAX_WIRES = 40;
+const MAX_LISTED = 8;
+const LABELLED = 6;
+
+export class WorkerMap {
+  constructor() {
+    this.body = byId("map-body");
+    this.wires = svg("svg", { class: "wires", "aria-hidden": "true" });
+    this.pools = el("div", { class: "pools" });
+    this.empty = el("p", { class: "empty", hidden: true });
+    this.body.append(this.wires, this.pools, this.empty);
+    this.flows = [];
+    new ResizeObserver(() => this.draw()).observe(this.body);
+  }
+
+  show(feed) {
+    const { workers, gateway, num_workers } = feed.state;
+    this.tell(gateway, workers, num_workers);
+    const pools = POOLS.map(([pool, name]) => ({ pool, name, workers: workers.filter((worker) => worker.pool === pool) }));
+    mark(this.body, "data-dense", workers.length > DENSE);
+    sync(this.pools, pools.filter((pool) => pool.workers.length), ({ pool }) => pool, makePool, (parts, pool) => {
+      say(parts.number, pool.workers.length);
+      sync(parts.list, pool.workers, ({ id }) => id, makeWorker, (card, worker) => showWorker(card, worker, feed));
+    });
+    this.flows = moving(feed);
+    this.list();
+    this.draw();
+  }
+
+  tell(gateway, workers, number) {
+    const live = workers.filter(({ state }) => state !== "away").length;
+    const hidden = number > workers.length ? `, ${number - workers.length} more not shown` : "";
+    say(byId("map-note"), workers.length ? `${live} of ${plural(number, "worker")} live${hidden}` : "");
+    this.empty.hidden = workers.length > 0;
+    say(this.empty, `No workers yet. This gateway looks for them in Redis${gateway.missing ? ` (${gateway.missing})` : ""}.`);
+  }
+
+  /* The flows in words: for whoever does not see the map, and for figures that do not fit into it. */
+  list() {
+    const rows = this.flows.slice(0, MAX_LISTED);
+    const box = byId("flows");
+    box.hidden = rows.length === 0;
+    sync(box, rows, ({ key }) => key, makeFlow, (parts, flow) => {
+      mark(parts.node, "data-idle", !flow.moves);
+      say(parts.ends, `${flow.source} → ${flow.target}`);
+      say(parts.kind, flow.kind === "prefix" ? "prefix loan" : "hand-off");
+      say(parts.speed, flow.moves ? `${bytes(flow.speed)}/s, ${rate(flow.moves)}/s` : `still; ${bytes(flow.total)} so far`);
+    });
+  }
+
+  draw() {
+    const frame = this.body.getBoundingClientRect();
+    mark(this.wires, "viewBox", `0 0 ${Math.round(frame.width)} ${Math.round(frame.height)}`);
+    const boxes = new Map();
+    for (const card of this.pools.querySelectorAll(".worker")) boxes.set(card.dataset.id, place(card, frame));
+    const seen = this.flows.filter(({ source, target }) => boxes.has(source) && boxes.has(target)).slice(0, MAX_WIRES);
+    const most = Math.max(1, ...seen.map(({ speed }) => speed));
+    const wires = seen.map((flow) => ({ ...flow, most, ...route(boxes, flow, frame) }));
+    label(wires);
+    sync(this.wires, wires, ({ key }) => key, makeWire, showWire);
+  }
+}
+
+function moving(feed) {
+  const found = feed.state.flows.map(([source, target, kind, moves, total]) => {
+    const name = `${source} ${target} ${kind}`;
+    return {
+      key: name, source, target, kind, total, moves: feed.rate(`moves ${name}`, 0) ?? 0, speed: feed.rate(`bytes ${name}`, 0) ?? 0,
+    };
+  });
+  return found.sort((one, other) => other.speed - one.speed || other.total - one.total || (one.key < other.key ? -1 : 1));
+}
+
+function makePool({ pool, name }) {
+  const list = el("ul", { class: "workers" });
+  const number = el("span", { class: "faint" });
+  const node = el("div", { class: "pool", "data-pool": pool || "away" }, el("h3", {}, name, " ", number), list);
+  return { node, list, number };
+}
+
+function makeWorker({ id }) {
+  const parts = {
+    sign: el("span", { class: "sign-state", "aria-hidden": "true" }), state: el("span", { class: "state" }),
+    load: el("span", { class: "load" }), kv: el("b"), mix: el("b"), model: el("span", { class: "model faint" }),
+    held: el("i", { class: "kv-held" }), leased: el("i", { class: "kv-leased" }), promised: el("i", { class: "kv-promised" }),
+    prefill: el("i", { class: "mix-prefill" }), decode: el("i", { class: "mix-decode" }),
+  };
+  const node = el("li", { class: "worker", "data-id": id },
+    el("div", { class: "worker-head" }, parts.sign, el("strong", {}, id), parts.state),
+    parts.load,
+    el("div", { class: "gauge" }, el("span", {}, "KV"), el("span", { class: "bar" }, parts.held, parts.leased, parts.promised), parts.kv),
+    el("div", { class: "gauge" }, el("span", {}, "Steps"), el("span", { class: "bar" }, parts.prefill, parts.decode), parts.mix),
+    parts.model);
+  return { node, ...parts };
+}
+
+function showWorker(parts, worker, feed) {
+  const [sign, state] = STATES[worker.state] ?? ["?", worker.state];
+  say(parts.sign, sign);
+  say(parts.state, state);
+  mark(parts.node, "data-state", worker.state);
+  const isAway = worker.state === "away";
+  const queued = worker.num_queued_tokens ? `, ${count(worker.num_queued_tokens)} tokens to compute` : "";
+  say(parts.load, isAway ? "its stream is down" : `${worker.num_running} running, ${worker.num_waiting} waiting${queued}`);
+  showBlocks(parts, worker);
+  showSteps(parts, worker, feed);
+  say(parts.model, worker.zone ? `${worker.model} · ${worker.zone}` : worker.model);
+}
+
+/* What is leased is held too; what is promised is not. */
+function showBlocks(parts, worker) {
+  const all = worker.num_blocks || 1;
+  const held = worker.num_blocks - worker.num_free_blocks;
+  const leased = Math.min(held, worker.num_leased_blocks);
+  width(parts.held, (held - leased) / all);
+  width(parts.leased, leased / all);
+  width(parts.promised, Math.min(worker.num_promised_blocks, worker.num_free_blocks) / all);
+  say(parts.kv, worker.num_blocks ? percent(held / all) : "");
+  parts.kv.title = `${count(held)} of ${count(worker.num_blocks)} blocks held, ${count(leased)} of them leased, ` +
+    `${count(worker.num_promised_blocks)} promised`;
+}
+
+function showSteps(parts, worker, feed) {
+  const prefill = feed.rate(`prefill ${worker.id} ${worker.life}`);
+  const decode = feed.rate(`decode ${worker.id} ${worker.life}`);
+  const all = (prefill ?? 0) + (decode ?? 0);
+  width(parts.prefill, all ? prefill / all : 0);
+  width(parts.decode, all ? decode / all : 0);
+  say(parts.mix, all ? `${[prefill, decode].filter(Boolean).map(rate).join(" + ")} tok/s` : "idle");
+  parts.mix.title = `${rate(prefill)} prompt tokens and ${rate(decode)} output tokens each second`;
+}
+
+function makeFlow({ kind }) {
+  const parts = { ends: el("span", { class: "mono" }), kind: el("span", { class: "faint" }), speed: el("b") };
+  return { node: el("div", { class: "flow" }, el("i", { class: `wire-sign ${kind}` }), ...Object.values(parts)), ...parts };
+}
+
+// ---- wires
+
+function place(card, frame) {
+  const box = card.getBoundingClientRect();
+  return {
+    left: box.left - frame.left, right: box.right - frame.left, top: box.top - frame.top, bottom: box.bottom - frame.top,
+    middle: (box.top + box.bottom) / 2 - frame.top,
+  };
+}
+
+/* From side to side between columns; along the margin within one, or where columns are stacked. */
+function route(boxes, { source, target, kind }, frame) {
+  const [from, to] = [boxes.get(source), boxes.get(target)];
+  const shift = kind === "prefix" ? 7 : 0;
+  if (to.left >= from.right || to.right <= from.left) {
+    const isRight = to.left >= from.right;
+    const [x1, x2] = isRight ? [from.right, to.left] : [from.left, to.right];
+    const [y1, y2] = [from.middle + shift, to.middle + shift];
+    const bend = (x2 - x1) / 2;
+    return { line: `M${x1} ${y1}C${x1 + bend} ${y1} ${x2 - bend} ${y2} ${x2} ${y2}`, ...spot(x1, x2, y1, y2), isWide: Math.abs(bend) > 45 };
+  }
+  const isLeft = from.left >= 18;
+  const x = isLeft ? from.left : from.right;
+  const room = isLeft ? from.left : Math.max(6, frame.width - from.right);
+  const bow = (isLeft ? -1 : 1) * Math.min(room, 26 + shift) * 1.2;
+  const [y1, y2] = [from.middle + shift, to.middle + shift];
+  return { line: `M${x} ${y1}C${x + bow} ${y1} ${x + bow} ${y2} ${x} ${y2}`, x, y: (y1 + y2) / 2, isWide: false };
+}
+
+/* Near its source, where wires of several sources have not met yet: at 28 % of the curve. */
+function spot(x1, x2, y1, y2) {
+  const [t, u] = [0.28, 0.72];
+  const whole = (first, last, bent) => u ** 3 * first + 3 * u * u * t * bent[0] + 3 * u * t * t * bent[1] + t ** 3 * last;
+  const middle = (x1 + x2) / 2;
+  return { x: whole(x1, x2, [middle, middle]), y: whole(y1, y2, [y1, y2]) };
+}
+
+/* The fastest have words, as many as do not lie on each other. */
+function label(wires) {
+  const taken = [];
+  for (const wire of wires) {
+    const isFree = taken.every(({ x, y }) => Math.abs(x - wire.x) > 70 || Math.abs(y - wire.y) > 15);
+    wire.text = wire.moves && wire.isWide && isFree && taken.length < LABELLED ? `${bytes(wire.speed)}/s` : "";
+    if (wire.text) taken.push(wire);
+  }
+}
+
+function makeWire({ kind }) {
+  const parts = { base: svg("path", { class: "base" }), drops: svg("path", { class: "drops" }), text: svg("text", { "text-anchor": "middle" }) };
+  return { node: svg("g", { class: `wire ${kind}` }, ...Object.values(parts)), ...parts };
+}
+
+function showWire({ node, base, drops, text }, { line, x, y, speed, most, moves, text: told }) {
+  mark(node, "data-idle", !moves);
+  mark(base, "d", line);
+  mark(drops, "d", line);
+  base.style.strokeWidth = moves ? 1.5 + 5 * Math.sqrt(speed / most) : 1;
+  // Drops pass faster where more moves; a second for each at the slowest.
+  drops.style.animationDuration = `${(1.6 / (1 + Math.min(3, Math.sqrt(moves) / 2))).toFixed(1)}s`;
+  mark(text, "x", x);
+  mark(text, "y", y + 4);
+  say(text, told);
+}

@@ -1,0 +1,106 @@
+"""Starts and asks a Prometheus server over deploy/prometheus; never changes there more than addresses and intervals."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from tests.deploy.files import PROMETHEUS, read_yaml
+from tests.deploy.programs import program
+from tests.e2e.cluster import spawn
+from tests.e2e.gateway.processes import PATIENCE_S, until
+from tests.ports import free_port
+
+INTERVAL_S = 1
+
+
+class Prometheus:
+    """A running server, asked over its HTTP API."""
+
+    def __init__(self, url: str) -> None:
+        self._http = httpx.Client(base_url=url, timeout=PATIENCE_S, trust_env=False)
+
+    def is_ready(self) -> bool:
+        try:
+            return self._http.get("/-/ready").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def get(self, what: str, **parameters: str) -> Any:
+        """The `data` of an API call, which must not fail."""
+        answer = self._http.get(f"/api/v1/{what}", params=parameters).json()
+        assert answer["status"] == "success", (answer["errorType"], answer["error"], parameters)
+        return answer["data"]
+
+    def query(self, expression: str) -> dict[tuple[tuple[str, str], ...], float]:
+        """Labels, in their order, and the value of each series now; of a scalar without labels."""
+        data = self.get("query", query=expression)
+        if data["resultType"] == "scalar":
+            return {(): float(data["result"][1])}
+        return {tuple(sorted(one["metric"].items())): float(one["value"][1]) for one in data["result"]}
+
+    def value(self, expression: str) -> float:
+        """Of the one series; 0 while there is none."""
+        values = self.query(expression).values()
+        assert len(values) <= 1, expression
+        return next(iter(values), 0.0)
+
+    def has_data(self, expression: str) -> bool:
+        """A series with a number."""
+        return any(map(math.isfinite, self.query(expression).values()))
+
+    def close(self) -> None:
+        self._http.close()
+
+
+def configuration(gateway_url: str) -> str:
+    """deploy/prometheus/prometheus.yml for a gateway, with short intervals."""
+    text = (PROMETHEUS / "prometheus.yml").read_text()
+    text, places = re.subn(r"\bgateway:8000\b", urlsplit(gateway_url).netloc, text)
+    text, intervals = re.subn(r"(\w+_interval): \w+", rf"\1: {INTERVAL_S}s", text)
+    assert (places, intervals) == (2, 3)
+    return text
+
+
+@contextmanager
+def prometheus(directory: Path, gateway_url: str) -> Iterator[Prometheus]:
+    """A server that looks at a cluster, with its rules and its exemplars."""
+    file = directory / "prometheus.yml"
+    file.write_text(configuration(gateway_url))
+    for rules in read_yaml(file)["rule_files"]:
+        shutil.copy(PROMETHEUS / rules, directory)
+    address = f"127.0.0.1:{free_port()}"
+    options = {
+        "config.file": file,
+        "storage.tsdb.path": directory / "data",
+        "web.listen-address": address,
+        "enable-feature": "exemplar-storage",
+        "log.level": "warn",
+    }
+    log = directory / "prometheus.log"
+    with log.open("wb") as stream:
+        flags = [f"--{name}={value}" for name, value in options.items()]
+        process = spawn(program("prometheus"), *flags, stdout=stream, stderr=subprocess.STDOUT)
+    server = Prometheus(f"http://{address}")
+    try:
+        until(server.is_ready, "a Prometheus that is ready")
+        yield server
+    finally:
+        server.close()
+        process.terminate()
+        process.wait(PATIENCE_S)
+    assert "level=error" not in log.read_text()
+
+
+def filled_in(expression: str, values: Mapping[str, str]) -> str:
+    """With Grafana's variables replaced, all of which must be known."""
+    return re.sub(r"\$(\w+)", lambda found: values[found[1]], expression)

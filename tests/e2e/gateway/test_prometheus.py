@@ -1,0 +1,215 @@
+"""A real Prometheus over a real cluster under load: every query of every dashboard and alert evaluates, every panel has
+data that can have some, and figures are those that clients saw."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tandem.admission.keys import hash_text, key_digest
+from tests.deploy.files import dashboards, panel_queries, panels, rules
+from tests.e2e.gateway.http import prompt
+from tests.e2e.gateway.processes import PATIENCE_S, Cluster, Gateway, cluster, until
+from tests.e2e.gateway.prometheus import Prometheus, filled_in, prometheus
+from tests.otlp import OtlpReceiver, otlp_receiver
+
+SETTINGS = (
+    *("--served-model-name", "tiny", "--kv-transport", "local", "--kv-cache-memory", "32MiB"),
+    *("--max-num-batched-tokens", "64", "--max-num-seqs", "8", "--speculative-method", "ngram"),
+    *("--ttft-ms", "20000", "--itl-ms", "20000", "--standard-ttft-ms", "20000", "--early-rejection", "off"),
+)
+TENANTS = {
+    "split": "lane: interactive, cache_sharing: public, tokens_per_minute: 100000000, ",
+    "whole": "lane: standard, cache_sharing: public, disaggregation: 'off', ",
+    "slow": "lane: batch, requests_per_minute: 2, ",
+}
+LENGTH = 600
+VALUES = dict.fromkeys(("tenant", "lane", "pool", "worker"), ".*") | {"__rate_interval": "1m", "__range": "1m"}
+
+EMPTY: dict[str, str] = {}
+"""Panels that have no data in a cluster that is well, and why."""
+
+QUIET = {
+    *("TandemTargetDown", "TandemGatewayNotReady", "TandemNoWorker", "TandemWorkerUnhealthy", "TandemBreakerOpen"),
+    *("TandemRedisDown", "TandemQuotasAlone", "TandemPrefixIndexUnreachable", "TandemBlocksQuarantined"),
+    *("TandemRequestsFail", "TandemTransfersFail", "TandemFallsBack", "TandemLeasesStay", "TandemRefuses"),
+}
+"""Alerts whose condition must not even hold for a moment here; those of speed may on a busy machine."""
+
+
+@dataclass(slots=True)
+class Watched:
+    """A cluster that had its load. `statuses` are those that each tenant's clients got."""
+
+    gateway: Gateway
+    server: Prometheus
+    receiver: OtlpReceiver
+    statuses: dict[str, Counter[int]] = field(default_factory=dict)
+
+    def ask(self, tenant: str, salt: int, **body: Any) -> int:
+        given = {"model": "tiny", "prompt": prompt(LENGTH, salt), "max_tokens": 48, "temperature": 0, **body}
+        headers = {"x-api-key": f"tdm_{tenant}"}
+        url = f"{self.gateway.url}/v1/completions"
+        status = httpx.post(url, json=given, headers=headers, timeout=PATIENCE_S, trust_env=False).status_code
+        self.statuses[tenant][status] += 1
+        return status
+
+    def num(self, status: int) -> int:
+        return sum(found[status] for found in self.statuses.values())
+
+
+def start(running: Cluster, directory: Path) -> Gateway:
+    """A pair of workers and a gateway that has moved a block between them."""
+    lines = [f"  {name}: {{{limits}keys: [{{hash: '{digest(name)}'}}]}}\n" for name, limits in TENANTS.items()]
+    file = directory / "tenants.yaml"
+    file.write_text("tenants:\n" + "".join(lines))
+    running.worker("p", "prefill")
+    running.worker("d", "decode")
+    gateway = running.gateway("gateway", "--auth", "keys", "--tenants", str(file))
+    for program in running.programs:
+        program.wait_ready()
+    gateway.wait_serving()
+    return gateway
+
+
+def digest(tenant: str) -> str:
+    return hash_text(key_digest(f"tdm_{tenant}"))
+
+
+def load(watched: Watched) -> None:
+    """More than runs at once, some of it twice, until each worker was scraped more than once."""
+    is_over = threading.Event()
+
+    def work(tenant: str, first: int) -> None:
+        for salt in itertools.count(first):
+            watched.ask(tenant, salt, stream=True)
+            watched.ask(tenant, salt)
+            if is_over.is_set():
+                return
+
+    tenants = [*["split"] * 8, *["whole"] * 3]
+    threads = [
+        threading.Thread(target=work, args=(tenant, 10_000 * (number + 1))) for number, tenant in enumerate(tenants)
+    ]
+    for thread in threads:
+        thread.start()
+    for salt in range(6):
+        watched.ask("slow", salt, max_tokens=4)
+    try:
+        until(lambda: seen_twice(watched.server), "figures of all processes that have grown")
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+
+
+def seen_twice(server: Prometheus) -> bool:
+    """Finished requests and steps of either worker grew from one scrape to another."""
+    grown = server.query("increase(tandem_steps_total[1m]) > 0")
+    workers = {dict(labels)["worker"] for labels in grown}
+    paths = server.query("increase(tandem_placements_total[1m]) > 0")
+    return workers == {"p", "d"} and {dict(labels)["path"] for labels in paths} >= {"remote", "local"}
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory, redis_url: str, model: Path) -> Iterator[Watched]:
+    directory = tmp_path_factory.mktemp("watched")
+    with otlp_receiver("grpc") as receiver, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
+        patch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+        patch.setenv("OTEL_METRICS_EXPORTER", "none")
+        with cluster(directory, redis_url, model, *SETTINGS, "--namespace", "watched") as running:
+            gateway = start(running, directory)
+            with prometheus(directory, gateway.url) as server:
+                watched = Watched(gateway, server, receiver, {name: Counter() for name in TENANTS})
+                until(lambda: server.value("sum(up)") == 3, "three targets that are up")
+                lend(watched)
+                load(watched)
+                asked = sum(found.total() for found in watched.statuses.values())
+                until(lambda: server.value("sum(tandem_requests_total)") == asked, "a scrape of all that was asked")
+                yield watched
+
+
+def lend(watched: Watched) -> None:
+    """A prompt that only the decode worker holds, which the prefill worker then reads from there."""
+    watched.ask("whole", 1, prompt=prompt(4000, 1))
+    until(lambda: watched.server.value("tandem_prefix_index_blocks") >= 240, "an index that knows the prompt")
+    watched.ask("split", 1, prompt=prompt(4000, 1))
+
+
+def test_all_processes_are_scraped_and_told_apart(watched: Watched) -> None:
+    targets = watched.server.get("targets")["activeTargets"]
+    assert [target["lastError"] for target in targets] == ["", "", ""]
+    labels = [target["labels"] for target in targets]
+    told = {(found["job"], found.get("worker"), found.get("pool"), found.get("model")) for found in labels}
+    assert told == {
+        ("tandem-gateway", None, None, None),
+        ("tandem-worker", "p", "prefill", "tiny"),
+        ("tandem-worker", "d", "decode", "tiny"),
+    }
+
+
+def test_figures_are_what_clients_saw(watched: Watched) -> None:
+    server = watched.server
+    assert server.value('sum(tandem_requests_total{outcome="finished"})') == watched.num(200) > 0
+    assert server.value('sum(tandem_requests_total{outcome="quota_exceeded"})') == watched.num(429) > 0
+    assert server.value('sum(tandem_admissions_total{decision="refused",tenant="slow"})') == watched.num(429)
+    assert server.value('sum(tandem_http_responses_total{status="429"})') == watched.num(429)
+    assert server.value("sum(gen_ai_server_time_to_first_token_seconds_count)") == watched.num(200)
+    assert server.value("sum(tandem_placements_total)") == watched.num(200)
+    lengths = 'sum(gen_ai_client_token_usage_sum{gen_ai_token_type="output"})'
+    assert server.value("sum(tandem_output_tokens_total)") == server.value(lengths) > 0
+
+
+def test_every_panel_has_data_unless_it_cannot(watched: Watched) -> None:
+    """Of each panel one query at least; all evaluate."""
+    has_data = dict.fromkeys((where for where, _ in panels()), False)
+    for query in panel_queries():
+        has_data[query.where] |= watched.server.has_data(filled_in(query.expression, VALUES))
+    assert {where for where, found in has_data.items() if not found} == EMPTY.keys()
+
+
+def test_every_rule_evaluates_and_a_cluster_that_is_well_is_quiet(watched: Watched) -> None:
+    groups = watched.server.get("rules")["groups"]
+    states = [(rule["name"], rule["health"], rule.get("lastError", "")) for group in groups for rule in group["rules"]]
+    assert {state for state in states if state[1:] != ("ok", "")} == set()
+    assert {name for name, *_ in states} == {
+        rule.get("alert") or rule["record"] for rule in (*rules("alert"), *rules("record"))
+    }
+    holding = {rule["alert"] for rule in rules("alert") if watched.server.query(rule["expr"])}
+    assert not holding & QUIET
+    assert {rule["alert"] for rule in rules("alert")} >= QUIET
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("tenant", set(TENANTS)),
+        ("lane", {"interactive", "standard", "batch"}),
+        ("pool", {"prefill", "decode"}),
+        ("worker", {"p", "d"}),
+    ],
+)
+def test_variables_offer_what_there_is(watched: Watched, name: str, expected: set[str]) -> None:
+    every = (variable for board in dashboards() for variable in board["templating"]["list"])
+    query = next(variable["query"]["query"] for variable in every if variable["name"] == name)
+    series = query.removeprefix("label_values(").rpartition(",")[0]
+    assert set(watched.server.get(f"label/{name}/values", **{"match[]": filled_in(series, VALUES)})) == expected
+
+
+def test_exemplars_lead_to_traces(watched: Watched) -> None:
+    """Those of the first token are of requests whose root span was sent."""
+    now = watched.server.value("time()")
+    asked = "gen_ai_server_time_to_first_token_seconds_bucket"
+    found = watched.server.get("query_exemplars", query=asked, start=str(now - 600), end=str(now))
+    traces = {one["labels"]["trace_id"] for series in found for one in series["exemplars"]}
+    assert traces
+    watched.receiver.wait(lambda receiver: traces <= {span.trace_id.hex() for _, span in receiver.spans})

@@ -1,0 +1,40 @@
+"""Records of answers that never were; asserts nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tandem.flow.ledger import StageSeconds
+from tandem.gateway.record import AnswerRecord
+from tandem.gateway.usage import Usage
+
+_RECORD = AnswerRecord(
+    id="chatcmpl-1",
+    label="mine",
+    trace="",
+    endpoint="chat",
+    model="tiny",
+    tenant="acme",
+    lane="interactive",
+    outcome="finished",
+    error="",
+    path="remote",
+    reason="",
+    num_attempts=1,
+    workers=("p", "d"),
+    is_streamed=True,
+    usage=Usage(10, 4, 2),
+    came_at=1_800_000_000.0,
+    total_s=0.5,
+    first_token_s=0.1,
+    token_s=0.1,
+    longest_gap_s=0.2,
+    num_gaps=3,
+    num_late_gaps=0,
+    stages=StageSeconds(receive=0.1, decode=0.4),
+)
+
+
+def record(**changes: Any) -> AnswerRecord:
+    return replace(_RECORD, **changes)
