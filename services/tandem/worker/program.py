@@ -39,10 +39,10 @@ async def start_worker(
     transport = await asyncio.to_thread(open_transport, config.handoff.transport, model.pool, agent)
     try:
         peer = await asyncio.to_thread(_describe, model, me, transport)
+        worker = Worker(config, model, me, server, trust, Way(transport, peer), clock or SystemClock())
     except BaseException:
         await asyncio.to_thread(transport.close)
         raise
-    worker = Worker(config, model, me, server, trust, Way(transport, peer), clock or SystemClock())
     try:
         await worker.start()
     except BaseException:

@@ -20,10 +20,12 @@ from tandem.core.errors import ErrorKind
 from tandem.core.events import Cancelled, Failed, Finished, FinishReason, Token
 from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerRef
 from tandem.core.request import Generate, Prefill, RemotePrefix, Request, Resume
+from tandem.wire.gen import worker_pb2 as pb
 from tests.e2e.client import Client, hand_over, new_request
 from tests.e2e.cluster import WorkerProcess
 from tests.e2e.worker.conftest import LEASE_S, MODEL_NAME, Start
 from tests.golden.penalties import processors
+from tests.scrape import Scrape
 
 pytestmark = pytest.mark.slow
 _salts = itertools.count(1)
@@ -63,6 +65,11 @@ def pair(request: pytest.FixtureRequest, start: Start) -> Iterator[Pair]:
         assert program.stop() == 0, program.log
 
 
+async def scrape(client: Client) -> Scrape:
+    reply = await client.stub.Describe(pb.DescribeRequest())
+    return await asyncio.to_thread(Scrape.of, reply.metrics_address)
+
+
 def fresh_request(num_prompt: int, max_tokens: int) -> Request:
     """No two share a prefix, so that all KV has to be computed and moved."""
     salt = next(_salts)
@@ -99,6 +106,33 @@ async def test_split_in_two_the_tokens_are_the_same(pair: Pair, num_prompt: int)
         assert tokens == await in_one_place(taker, request)
         await giver.settled()
         await taker.settled()
+
+
+async def test_what_both_tell_at_metrics_adds_up(pair: Pair) -> None:
+    async with pair.clients() as (giver, taker):
+        befores = [await scrape(client) for client in (giver, taker)]
+        key, _ = await hand_over(giver, taker, fresh_request(100, 24))
+        assert isinstance(await taker.end_of(key), Finished)
+        await giver.settled()
+        await taker.settled()
+        gave, took = [await scrape(client) for client in (giver, taker)]
+
+        def grown(name: str, **attributes: str) -> tuple[float, float]:
+            now = (gave.sum(name, **attributes), took.sum(name, **attributes))
+            return tuple(new - before.sum(name, **attributes) for new, before in zip(now, befores, strict=True))  # type: ignore[return-value]
+
+        assert grown("tandem_step_prefill_tokens_total") == grown("vllm:prompt_tokens_total") == (100, 0)
+        assert grown("tandem_generated_tokens_total") == grown("vllm:generation_tokens_total") == (1, 23)
+        assert grown("tandem_jobs_total", kind="prefill", outcome="handed_over") == (1, 0)
+        assert grown("tandem_jobs_total", kind="resume", outcome="finished") == (0, 1)
+        assert grown("tandem_jobs_total") == (1, 1)
+        pulled = taker.pulled(key)
+        assert pulled is not None and pulled.num_blocks == 7
+        assert grown("tandem_transfer_bytes_total", transport=pair.transport) == (0, pulled.num_bytes)
+        for each in (gave, took):
+            used, free = (each.sum("tandem_kv_blocks", state=state) for state in ("used", "free"))
+            assert used + free == each.sum("tandem_kv_capacity") > 0
+            assert each.sum("process_memory_usage_bytes") > 0
 
 
 @pytest.fixture(scope="module")

@@ -92,6 +92,7 @@ async def test_an_older_attempt_is_refused(nodes: Nodes) -> None:
 
 async def test_cancel_ends_running_and_waiting_jobs(nodes: Nodes) -> None:
     node = await nodes.start(engine=EngineConfig(block_size=4, max_num_batched_tokens=8, max_num_seqs=1))
+    pace(node.executor)
     running = await node.client.generate(new_request(MODEL, PROMPT, 900))
     waiting = await node.client.generate(new_request(MODEL, PROMPT, 900))
     await node.client.num_tokens(running, 2)

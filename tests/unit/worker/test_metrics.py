@@ -1,0 +1,272 @@
+"""What workers say of themselves at /metrics and in traces: figures that add up, over real gRPC and real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tandem.core.config import EngineConfig, WorkerConfig
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import Finished, Pulled, Token
+from tandem.core.ids import HandoffId
+from tandem.core.request import Prefill, Request, Resume
+from tandem.wire.gen import worker_pb2 as pb
+from tests.e2e.client import hand_over, new_request
+from tests.otlp import OtlpReceiver, attributes, otlp_receiver
+from tests.ports import free_port
+from tests.scrape import Scrape
+from tests.unit.worker.conftest import Gate, Node, Nodes, pace
+from tests.unit.worker.fake_model import BLOCK_SIZE, MODEL, continuation
+from tests.unit.worker.test_loans import NUM_BLOCKS, PROMPT, borrow, warm
+
+BLOCK_BYTES = 64
+
+
+async def address_of(node: Node) -> str:
+    reply = await node.client.stub.Describe(pb.DescribeRequest())
+    return str(reply.metrics_address)
+
+
+async def scrape(node: Node) -> Scrape:
+    return await asyncio.to_thread(Scrape.of, await address_of(node))
+
+
+async def run(node: Node, num_prompt: int, max_tokens: int) -> None:
+    """Of a prompt that no other begins like."""
+    prompt = [num_prompt, *range(500, 499 + num_prompt)]
+    key = await node.client.generate(new_request(MODEL, prompt, max_tokens))
+    assert isinstance(await node.client.end_of(key), Finished)
+
+
+async def test_steps_tokens_and_jobs_add_up(nodes: Nodes) -> None:
+    node = await nodes.start()
+    # Steps of eight tokens: no prompt leaves a single one, which would be told as a decode.
+    for num_prompt, max_tokens in ((20, 5), (31, 1), (12, 9)):
+        await run(node, num_prompt, max_tokens)
+    seen = await scrape(node)
+    assert seen.sum("tandem_step_prefill_tokens_total") == 20 + 31 + 12
+    assert seen.sum("tandem_generated_tokens_total") == 5 + 1 + 9
+    # The first token of each comes with its prompt.
+    assert seen.sum("tandem_step_decode_tokens_total") == 4 + 0 + 8
+    assert seen.sum("tandem_steps_total", kind="prefill") == 3 + 4 + 2
+    assert seen.sum("tandem_steps_total", kind="decode") == 12
+    for name in ("tandem_step_duration_seconds", "tandem_step_predicted_duration_seconds"):
+        assert seen.sum(f"{name}_count") == seen.sum("tandem_steps_total") == 21
+    # Two steps of eight and one of four, three and one of seven, one and one of four.
+    assert seen.sum("tandem_step_saturated_total") == 2 + 3 + 1
+    assert seen.sum("tandem_jobs_total", kind="generate", outcome="finished") == seen.sum("tandem_jobs_total") == 3
+    assert seen.sum("tandem_job_queue_duration_seconds_count", kind="generate") == 3
+    assert seen.sum("tandem_prefix_queried_tokens_total") == 63 and seen.sum("tandem_prefix_hit_tokens_total") == 0
+    assert seen.sum("tandem_worker_info") == seen.sum("tandem_worker_healthy") == 1
+    assert seen.sum("tandem_worker_gateways") == 1 and seen.sum("tandem_worker_draining") == 0
+
+
+async def test_vllms_names_say_the_same(nodes: Nodes) -> None:
+    node = await nodes.start()
+    await run(node, 20, 5)
+    await run(node, 20, 5)
+    seen = await scrape(node)
+    assert seen.sum("vllm:prompt_tokens_total", model_name=MODEL) == 20 + 4
+    assert seen.sum("vllm:generation_tokens_total", model_name=MODEL) == 10
+    assert seen.sum("vllm:prefix_cache_queries_total") == 40 and seen.sum("vllm:prefix_cache_hits_total") == 16
+    assert {"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"} <= seen.names()
+
+
+async def test_blocks_by_state_are_all_the_blocks_there_are(nodes: Nodes) -> None:
+    node = await nodes.start(engine=EngineConfig(block_size=4, max_num_batched_tokens=8, max_num_seqs=1))
+    pace(node.executor)
+    running = await node.client.generate(new_request(MODEL, range(30), 900))
+    waiting = await node.client.generate(new_request(MODEL, range(40), 900))
+    await node.client.num_tokens(running, 2)
+    seen = await scrape(node)
+    used, free = (seen.sum("tandem_kv_blocks", state=state) for state in ("used", "free"))
+    assert used + free == seen.sum("tandem_kv_capacity") == 512 and used >= 8
+    assert 0 < seen.sum("tandem_kv_free_ratio") < 1
+    assert (seen.sum("tandem_sequences", state="running"), seen.sum("tandem_sequences", state="waiting")) == (1, 1)
+    assert seen.sum("tandem_queued_tokens", lane="interactive") == seen.sum("tandem_queued_tokens") >= 40 - 4 * 7
+    await node.client.cancel(running, waiting)
+    await node.client.settled()
+    # Books are good for a tenth of a second, so those of before may be told once more.
+    while (seen := await scrape(node)).sum("tandem_kv_blocks", state="used"):
+        await asyncio.sleep(0.05)
+    assert seen.sum("tandem_kv_blocks", state="free") == 512 and seen.sum("tandem_kv_blocks", state="cached") >= 7
+    assert seen.sum("tandem_jobs_total", outcome="cancelled") == 2 and seen.sum("tandem_kv_free_ratio") == 1
+
+
+async def test_a_transfer_is_counted_in_bytes_where_it_is_read(nodes: Nodes) -> None:
+    giver, taker = await nodes.start(), await nodes.start()
+    prompt = list(range(1, 60))
+    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, prompt, 12))
+    assert isinstance(await taker.client.end_of(key), Finished)
+    await giver.client.settled()
+    gave, took = await scrape(giver), await scrape(taker)
+    assert gave.sum("tandem_jobs_total", kind="prefill", outcome="handed_over") == 1
+    assert took.sum("tandem_jobs_total", kind="resume", outcome="finished") == 1
+    assert gave.sum("tandem_generated_tokens_total") == 1 and took.sum("tandem_generated_tokens_total") == 11
+    pulled = took.sum("tandem_transfer_bytes_total", kind="handoff", transport="local")
+    assert pulled == 15 * BLOCK_BYTES == took.sum("tandem_transfer_bytes_total")
+    assert took.sum("tandem_transfers_total", kind="handoff", outcome="done") == took.sum("tandem_transfers_total") == 1
+    assert 0 < took.sum("tandem_transfer_exposed_bytes_total") <= pulled
+    assert took.sum("tandem_transfer_duration_seconds_count") == 1
+    assert 0 < took.sum("tandem_transfer_busy_seconds_total") <= took.sum("tandem_transfer_duration_seconds_sum")
+    assert gave.sum("tandem_transfers_total") == 0
+
+
+async def test_a_borrowed_prefix_is_a_transfer_and_a_hit(nodes: Nodes) -> None:
+    lender, borrower = await nodes.start(), await nodes.start()
+    await warm(lender)
+    key = await borrow(borrower, lender.worker.me, new_request(MODEL, PROMPT, 3))
+    assert isinstance(await borrower.client.end_of(key), Finished)
+    seen = await scrape(borrower)
+    assert seen.sum("tandem_prefix_borrowed_tokens_total") == NUM_BLOCKS * BLOCK_SIZE
+    assert seen.sum("tandem_prefix_hit_tokens_total") == NUM_BLOCKS * BLOCK_SIZE
+    assert seen.sum("tandem_transfer_bytes_total", kind="prefix") == NUM_BLOCKS * BLOCK_BYTES
+    assert seen.sum("tandem_transfers_total", kind="prefix", outcome="done") == 1
+    computed = len(PROMPT) - NUM_BLOCKS * BLOCK_SIZE
+    assert seen.sum("tandem_step_prefill_tokens_total") == computed
+
+
+async def test_a_transfer_that_fails_is_counted_as_one(nodes: Nodes) -> None:
+    taker = await nodes.start()
+    nobody = replace(taker.worker.me, address=f"127.0.0.1:{free_port()}", id=type(taker.worker.me.id)("nobody"))
+    job = Resume(request=new_request(MODEL, PROMPT, 3), attempt=1, handoff=HandoffId("h"), source=nobody)
+    await taker.client.submit(job)
+    await taker.client.end_of(job.key)
+    seen = await scrape(taker)
+    assert seen.sum("tandem_transfers_total", kind="handoff", outcome="failed") == 1
+    assert seen.sum("tandem_jobs_total", kind="resume", outcome="failed") == 1
+
+
+async def test_a_scrape_does_not_wait_for_a_step(nodes: Nodes) -> None:
+    node = await nodes.start()
+    await run(node, 20, 5)
+    before = await scrape(node)
+    gate = Gate(node.executor)
+    key = await node.client.generate(new_request(MODEL, range(30), 2))
+    assert await asyncio.to_thread(gate.entered.wait, 30.0)
+    seen = await scrape(node)
+    assert seen.sum("tandem_kv_capacity") == 512, "the books of before"
+    assert seen.sum("tandem_sequences", state="running") + seen.sum("tandem_sequences", state="waiting") == 1
+    assert seen.sum("tandem_steps_total") == before.sum("tandem_steps_total")
+    gate.open()
+    await node.client.end_of(key)
+
+
+async def test_it_listens_where_it_is_told_to_or_nowhere(nodes: Nodes) -> None:
+    port = free_port()
+    chosen = await nodes.start(worker=WorkerConfig(metrics_port=port))
+    assert await address_of(chosen) == f"127.0.0.1:{port}"
+    await scrape(chosen)
+    with pytest.raises(TandemError, match="metrics") as refused:
+        await nodes.start(worker=WorkerConfig(metrics_port=port))
+    assert (refused.value.kind, refused.value.param) == (ErrorKind.INVALID_REQUEST, "worker.metrics_port")
+    assert await address_of(await nodes.start(worker=WorkerConfig(metrics_port=-1))) == ""
+
+
+async def test_where_it_is_announced_its_metrics_are_too(nodes: Nodes) -> None:
+    port, metrics_port = free_port(), free_port()
+    worker = WorkerConfig(port=port, announce=f"localhost:{port}", metrics_port=metrics_port)
+    assert await address_of(await nodes.start(worker=worker)) == f"localhost:{metrics_port}"
+
+
+# ---- traces
+
+
+TRACE, ROOT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+def traced(request: Request, flags: str = "01") -> Request:
+    return replace(request, traceparent=f"00-{TRACE}-{ROOT}-{flags}")
+
+
+def send_to(receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", receiver.protocol)
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+
+
+def seconds(span: Any) -> float:
+    return float(span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
+
+
+async def test_one_trace_goes_through_both_workers(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    with otlp_receiver("http/protobuf") as receiver:
+        send_to(receiver, monkeypatch)
+        giver, taker = await nodes.start(), await nodes.start()
+        await run(giver, 20, 3)
+        prompt = list(range(1, 60))
+        unsampled = traced(new_request(MODEL, prompt[::-1], 3), flags="00")
+        await taker.client.end_of((await hand_over(giver.client, taker.client, unsampled))[0])
+        key, _ = await hand_over(giver.client, taker.client, traced(new_request(MODEL, prompt, 12)))
+        assert isinstance(await taker.client.end_of(key), Finished)
+        await giver.client.settled()
+        await giver.worker.stop()
+        await taker.worker.stop()
+        prefill, decode, transfer = (receiver.span(name) for name in ("prefill", "decode", "transfer"))
+        assert len(receiver.spans) == 3, "nobody traces the other two"
+        assert {span.trace_id.hex() for span in (prefill, decode, transfer)} == {TRACE}
+        assert prefill.parent_span_id.hex() == decode.parent_span_id.hex() == ROOT
+        assert transfer.parent_span_id == decode.span_id
+        told = attributes(prefill.attributes)
+        assert (told["tandem.worker"], told["tandem.job.outcome"]) == ("w0", "handed_over")
+        assert [attributes(event.attributes)["tandem.tokens"] for event in prefill.events] == [8] * 7 + [3]
+        during = range(prefill.start_time_unix_nano, prefill.end_time_unix_nano + 1)
+        assert all(event.time_unix_nano in during for event in prefill.events)
+        token = next(event for event in giver.client.events[key] if isinstance(event, Token))
+        assert token.stages is not None
+        assert seconds(prefill) == pytest.approx(token.stages.prefill_queue_s + token.stages.prefill_s, abs=1e-5)
+        assert attributes(decode.attributes)["tandem.output_tokens"] == 11
+        pulled = taker.client.pulled(key)
+        read = attributes(transfer.attributes)
+        assert isinstance(pulled, Pulled) and read["tandem.transfer.bytes"] == pulled.num_bytes == 15 * BLOCK_BYTES
+        assert read["tandem.transfer.source"] == "w0" and read["tandem.transfer.transport"] == "local"
+        assert seconds(transfer) == pytest.approx(pulled.total_s, abs=1e-5)
+        assert decode.start_time_unix_nano <= transfer.start_time_unix_nano <= transfer.end_time_unix_nano
+        assert {resource["service.name"] for resource, _ in receiver.spans} == {"tandem-worker"}
+        assert {resource["service.instance.id"] for resource, _ in receiver.spans} == {"w0", "w1"}
+
+
+async def test_a_worker_that_stops_says_which_jobs_that_cost(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    with otlp_receiver("http/protobuf") as receiver:
+        send_to(receiver, monkeypatch)
+        node = await nodes.start()
+        pace(node.executor)
+        key = await node.client.generate(traced(new_request(MODEL, PROMPT, 900)))
+        await node.client.num_tokens(key, 3)
+        await node.worker.stop()
+        decode = receiver.span("decode")
+        assert decode.status.message == "the worker stopped" and decode.parent_span_id.hex() == ROOT
+        told = attributes(decode.attributes)
+        assert (told["error.type"], told["tandem.job.outcome"]) == (ErrorKind.WORKER_LOST.value, "failed")
+        assert told["tandem.output_tokens"] >= 3 and not receiver.span("prefill").status.message
+        tokens = [event for event in node.client.events[key] if isinstance(event, Token)]
+        assert [token.stages is not None for token in tokens] == [True] + [False] * (len(tokens) - 1)
+        assert [token.token.id for token in tokens] == continuation(PROMPT, len(tokens))
+
+
+async def test_a_variable_that_means_nothing_is_named(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "pigeon")
+    with pytest.raises(TandemError, match="OTEL_TRACES_EXPORTER") as refused:
+        await nodes.start()
+    assert refused.value.kind is ErrorKind.INVALID_REQUEST
+
+
+async def test_a_receiver_that_hangs_holds_up_no_job(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    with otlp_receiver("http/protobuf", is_open=False) as receiver:
+        send_to(receiver, monkeypatch)
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
+        node = await nodes.start()
+        for _ in range(3):
+            key = await node.client.generate(traced(new_request(MODEL, PROMPT, 3)))
+            assert isinstance(await node.client.end_of(key), Finished)
+        await asyncio.to_thread(receiver.wait, lambda it: it.num_calls > 0)
+        key = await node.client.generate(traced(new_request(MODEL, PROMPT, 3)))
+        assert isinstance(await node.client.end_of(key), Finished)
+        assert receiver.spans == []
+        prefill = Prefill(request=traced(new_request(MODEL, PROMPT, 3)), attempt=1, handoff=HandoffId("h"))
+        await node.client.submit(prefill)
+        assert await node.client.end_of(prefill.key) == Finished(prefill.key, None, 1, NUM_BLOCKS * BLOCK_SIZE)
+        receiver.is_open.set()
