@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tandem.obs.instruments import all_instruments
+from tandem.obs.prometheus import prometheus_name
 from tests.deploy.files import ROOT, Query, dashboards, known_series, panel_queries, panels, rule_queries, rules
 from tests.deploy.promql import names_in
 
@@ -36,6 +38,16 @@ def test_every_name_exists(query: Query) -> None:
 def test_a_name_that_does_not_exist_is_found() -> None:
     assert unknown_names("sum by (nobody) (rate(tandem_nothing_total[1m]))") == {"nobody", "tandem_nothing_total"}
     assert unknown_names('tandem_ready{lane="batch"}') == {"lane"}
+
+
+def test_every_figure_is_on_a_board() -> None:
+    """A worker's info is in what variables offer."""
+    queries = [query.expression for query in panel_queries()]
+    queries += [one["query"]["query"] for board in dashboards() for one in board["templating"]["list"][1:]]
+    shown = {selector.metric for query in queries for selector in names_in(query).selectors}
+    names = {prometheus_name(instrument) for instrument in all_instruments()}
+
+    assert {name for name in names if not shown & {name, f"{name}_bucket", f"{name}_sum"}} == set()
 
 
 def test_the_committed_files_are_what_the_generator_writes() -> None:

@@ -139,6 +139,8 @@ class Metrics:
     def counter(self, instrument: Instrument) -> Counter:
         assert instrument.kind is Kind.COUNTER, instrument
         made = Counter(instrument, self._bounded)
+        if not instrument.attributes:
+            made.of()  # told as 0 before it first counts: a series that begins with 1 has not grown
         self._add(instrument, made.family)
         return made
 

@@ -16,8 +16,8 @@ import httpx
 
 from tests.deploy.files import PROMETHEUS, read_yaml
 from tests.deploy.programs import program
-from tests.e2e.cluster import spawn
-from tests.e2e.gateway.processes import PATIENCE_S, until
+from tests.e2e.cluster import PATIENCE_S, spawn
+from tests.e2e.gateway.processes import until
 from tests.ports import free_port
 
 INTERVAL_S = 1
@@ -54,9 +54,11 @@ class Prometheus:
         assert len(values) <= 1, expression
         return next(iter(values), 0.0)
 
-    def has_data(self, expression: str) -> bool:
-        """A series with a number."""
-        return any(map(math.isfinite, self.query(expression).values()))
+    def has_data(self, expression: str, since: float) -> bool:
+        """A number at some moment, as a board draws them."""
+        now = str(self.value("time()"))
+        found = self.get("query_range", query=expression, start=str(since), end=now, step=f"{INTERVAL_S}s")["result"]
+        return any(math.isfinite(float(value)) for series in found for _, value in series["values"])
 
     def close(self) -> None:
         self._http.close()

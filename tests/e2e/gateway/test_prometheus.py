@@ -15,26 +15,42 @@ import httpx
 import pytest
 
 from tandem.admission.keys import hash_text, key_digest
-from tests.deploy.files import dashboards, panel_queries, panels, rules
+from tests.deploy.files import dashboards, panel_queries, rules
+from tests.e2e.cluster import PATIENCE_S
 from tests.e2e.gateway.http import prompt
-from tests.e2e.gateway.processes import PATIENCE_S, Cluster, Gateway, cluster, until
+from tests.e2e.gateway.processes import Cluster, Gateway, cluster, until
 from tests.e2e.gateway.prometheus import Prometheus, filled_in, prometheus
 from tests.otlp import OtlpReceiver, otlp_receiver
 
 SETTINGS = (
     *("--served-model-name", "tiny", "--kv-transport", "local", "--kv-cache-memory", "32MiB"),
     *("--max-num-batched-tokens", "64", "--max-num-seqs", "8", "--speculative-method", "ngram"),
-    *("--ttft-ms", "20000", "--itl-ms", "20000", "--standard-ttft-ms", "20000", "--early-rejection", "off"),
+    *(
+        "--disaggregation",
+        "auto",
+        "--ttft-ms",
+        "20000",
+        "--itl-ms",
+        "20000",
+        "--standard-ttft-ms",
+        "20000",
+        "--early-rejection",
+        "off",
+    ),
 )
 TENANTS = {
-    "split": "lane: interactive, cache_sharing: public, tokens_per_minute: 100000000, ",
+    "split": "lane: interactive, cache_sharing: public, disaggregation: prefer, tokens_per_minute: 100000000, ",
     "whole": "lane: standard, cache_sharing: public, disaggregation: 'off', ",
+    "either": "lane: standard, ",
     "slow": "lane: batch, requests_per_minute: 2, ",
 }
 LENGTH = 600
 VALUES = dict.fromkeys(("tenant", "lane", "pool", "worker"), ".*") | {"__rate_interval": "1m", "__range": "1m"}
 
-EMPTY: dict[str, str] = {}
+EMPTY = {
+    "tandem-prefix / Breakers": "no worker fails",
+    "tandem-prefix / Commands that failed": "Redis does what is asked of it",
+}
 """Panels that have no data in a cluster that is well, and why."""
 
 QUIET = {
@@ -47,20 +63,23 @@ QUIET = {
 
 @dataclass(slots=True)
 class Watched:
-    """A cluster that had its load. `statuses` are those that each tenant's clients got."""
+    """A cluster that had its load. `began_at` in seconds since the epoch; `statuses` are those that each tenant's
+    clients got."""
 
     gateway: Gateway
     server: Prometheus
     receiver: OtlpReceiver
-    statuses: dict[str, Counter[int]] = field(default_factory=dict)
+    began_at: float
+    statuses: dict[str, Counter[int]] = field(default_factory=lambda: {name: Counter() for name in TENANTS})
 
-    def ask(self, tenant: str, salt: int, **body: Any) -> int:
+    def ask(self, tenant: str, salt: int, **body: Any) -> str:
+        """The path that it took; empty where it was refused."""
         given = {"model": "tiny", "prompt": prompt(LENGTH, salt), "max_tokens": 48, "temperature": 0, **body}
         headers = {"x-api-key": f"tdm_{tenant}"}
         url = f"{self.gateway.url}/v1/completions"
-        status = httpx.post(url, json=given, headers=headers, timeout=PATIENCE_S, trust_env=False).status_code
-        self.statuses[tenant][status] += 1
-        return status
+        answer = httpx.post(url, json=given, headers=headers, timeout=PATIENCE_S, trust_env=False)
+        self.statuses[tenant][answer.status_code] += 1
+        return str(answer.headers.get("x-tandem-path", ""))
 
     def num(self, status: int) -> int:
         return sum(found[status] for found in self.statuses.values())
@@ -129,20 +148,24 @@ def watched(tmp_path_factory: pytest.TempPathFactory, redis_url: str, model: Pat
         with cluster(directory, redis_url, model, *SETTINGS, "--namespace", "watched") as running:
             gateway = start(running, directory)
             with prometheus(directory, gateway.url) as server:
-                watched = Watched(gateway, server, receiver, {name: Counter() for name in TENANTS})
+                watched = Watched(gateway, server, receiver, server.value("time()"))
                 until(lambda: server.value("sum(up)") == 3, "three targets that are up")
-                lend(watched)
+                begin(watched)
                 load(watched)
                 asked = sum(found.total() for found in watched.statuses.values())
                 until(lambda: server.value("sum(tandem_requests_total)") == asked, "a scrape of all that was asked")
+                # A rate is of two scrapes, and asked for each second between them.
+                until(lambda: server.value("min(count_over_time(tandem_requests_total[1m]))") > 2, "two more")
                 yield watched
 
 
-def lend(watched: Watched) -> None:
-    """A prompt that only the decode worker holds, which the prefill worker then reads from there."""
+def begin(watched: Watched) -> None:
+    """What only an idle cluster does for certain: a prompt that the decode worker alone holds is read from there by the
+    prefill worker, and a short one is not worth a split."""
     watched.ask("whole", 1, prompt=prompt(4000, 1))
     until(lambda: watched.server.value("tandem_prefix_index_blocks") >= 240, "an index that knows the prompt")
     watched.ask("split", 1, prompt=prompt(4000, 1))
+    until(lambda: "local;reason=" in watched.ask("either", 2, prompt=[3, 4, 5], max_tokens=2), "a reason not to split")
 
 
 def test_all_processes_are_scraped_and_told_apart(watched: Watched) -> None:
@@ -170,11 +193,13 @@ def test_figures_are_what_clients_saw(watched: Watched) -> None:
 
 
 def test_every_panel_has_data_unless_it_cannot(watched: Watched) -> None:
-    """Of each panel one query at least; all evaluate."""
-    has_data = dict.fromkeys((where for where, _ in panels()), False)
-    for query in panel_queries():
-        has_data[query.where] |= watched.server.has_data(filled_in(query.expression, VALUES))
-    assert {where for where, found in has_data.items() if not found} == EMPTY.keys()
+    """Each of its queries."""
+    empty = {
+        query.where
+        for query in panel_queries()
+        if not watched.server.has_data(filled_in(query.expression, VALUES), watched.began_at)
+    }
+    assert empty == EMPTY.keys()
 
 
 def test_every_rule_evaluates_and_a_cluster_that_is_well_is_quiet(watched: Watched) -> None:

@@ -28,6 +28,15 @@ def test_a_counter_has_a_series_for_each_combination_of_attributes() -> None:
     assert pets.of("dog", "acme") is cell
 
 
+def test_a_counter_without_attributes_is_told_before_it_counts() -> None:
+    """Else its first count would not look like growth."""
+    metrics = Metrics()
+    visits = counter("visits", "{visit}", "Visits.")
+    metrics.counter(visits)
+    metrics.counter(PETS)
+    assert [(family.instrument, family.points) for family in metrics.collect()] == [(visits, {(): 0})]
+
+
 def test_a_value_on_a_bound_is_in_the_bucket_below_it() -> None:
     metrics = Metrics()
     speed = metrics.histogram(SPEED).of("batch")
