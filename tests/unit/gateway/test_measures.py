@@ -172,10 +172,22 @@ def test_a_pace_is_each_choice_s_own() -> None:
     assert pace.mean_s is None and pace.first_at is None
     for choice in (0, 1, 0, 1, 0):
         pace.left(choice)
+    pace.end()
     assert firsts == [1.0] == [pace.first_at]
     assert (pace.num_gaps, pace.num_late, pace.longest_s) == (3, 1, 4.0)
     assert pace.mean_s == pytest.approx((1.5 + 0.75 + 4.0) / 3)
     assert Spread(tuple(pace.gaps.counts), pace.gaps.sum, {}).counts == (0, 1, 2)
+
+
+def test_a_long_answer_s_gaps_are_counted_while_it_lasts() -> None:
+    times = iter(range(1000))
+    pace = Pace(lambda: float(next(times)), Buckets((0.5, 2.0)), 0.5, lambda at: None)
+    for _ in range(1000):
+        pace.left(0)
+    assert sum(pace.gaps.counts) > 900
+    pace.end()
+    assert (pace.gaps.counts, pace.gaps.sum) == ([0, 999, 0], 999.0)
+    assert (pace.num_gaps, pace.num_late, pace.mean_s) == (999, 999, 1.0)
 
 
 def test_without_a_promise_nothing_is_late() -> None:
@@ -183,4 +195,5 @@ def test_without_a_promise_nothing_is_late() -> None:
     pace = Pace(lambda: next(times), Buckets(()), 0.0, lambda at: None)
     for _ in range(2):
         pace.left(0)
+    pace.end()
     assert pace.num_late == 0 and pace.num_gaps == 1
