@@ -96,6 +96,10 @@ class PhaseLedger:
             spent[self.phase] += max(0.0, now - self._since)
         receive, queue, route, first, handover, decode, deliver, _ = spent
         told = JobStages(*map(sum, zip(*self._told.values(), strict=True))) if self._told else None
+        if told is not None:
+            # A worker begins with what it has accepted, also while its word that it has is on its way.
+            begun = min(route, max(0.0, told.prefill_queue_s + told.prefill_s - first))
+            route, first = route - begun, first + begun
         parts = [0.0, first] if told is None else _clipped(first, told.prefill_queue_s, told.prefill_s)
         pulled = (
             [handover, 0.0, 0.0]

@@ -64,6 +64,12 @@ def test_choices_wait_side_by_side() -> None:
     assert ledger.seconds(0.0).prefill == 3.5
 
 
+def test_a_first_token_may_come_before_the_word_that_its_job_was_accepted() -> None:
+    ledger = walked((P.QUEUE, 0.0), (P.ROUTE, 1.0), (P.DECODE, 4.0), (P.OVER, 9.0))
+    ledger.told(1, JobStages(prefill_queue_s=0.5, prefill_s=2.0))
+    assert ledger.seconds(0.0) == StageSeconds(queue=1.0, route=0.5, prefill_queue=0.5, prefill=2.0, decode=5.0)
+
+
 def test_nobody_has_told() -> None:
     """Then all of a phase is what takes most of it."""
     stages = walked(*SPLIT).seconds(0.0)
@@ -75,7 +81,7 @@ def test_a_worker_cannot_tell_of_more_than_there_was() -> None:
     ledger = walked(*SPLIT)
     ledger.told(1, JobStages(prefill_queue_s=2.0, prefill_s=100.0, transfer_s=100.0, decode_s=1.0))
     stages = ledger.seconds(0.0)
-    assert (stages.prefill_queue, stages.prefill, stages.transfer) == (2.0, 3.0, 1.5)
+    assert (stages.route, stages.prefill_queue, stages.prefill, stages.transfer) == (0.0, 2.0, 3.5, 1.5)
     assert stages.total == 15.0
 
 
