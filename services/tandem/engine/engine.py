@@ -151,7 +151,7 @@ class Engine:
                 effects.append(Emit(PromptScored(name, progress.first_scored, progress.scores)))
             for part in progress.parts:
                 self.num_generated += len(part.tokens)
-                effects += tokens(part, times.drew(part, now) if times.undrawn and part.tokens else None)
+                effects += tokens(part, times.drew(part, now) if part.tokens and part.key in times.undrawn else None)
                 effects += [] if part.has_ended else self._evacuation.computed(part)
             if isinstance(progress.job, Prefill):
                 effects += self._giver.offer(progress.job, progress, now)

@@ -114,11 +114,9 @@ class Timekeeper:
         for sheet, num_tokens in plan.chunks:
             sheet.computed(Chunk(plan.begun_at, now, num_tokens))
 
-    def drew(self, part: Progress, now: float) -> JobStages | None:
-        """A choice drew tokens in the plan that has ended; None unless they are its first here."""
-        sheet = self.undrawn.pop(part.key, None)
-        if sheet is None:
-            return None
+    def drew(self, part: Progress, now: float) -> JobStages:
+        """One of the `undrawn` choices drew its first tokens here, in the plan that has ended."""
+        sheet = self.undrawn.pop(part.key)
         plan, job = self._plan, sheet.job
         if sheet.started_at is None:
             sheet.started_at = plan.begun_at

@@ -29,9 +29,9 @@ BLOCK_BYTES = 100
 class Line:
     """An engine with blocks of two tokens and steps of four, and all that it has said of times."""
 
-    def __init__(self, plan_depth: int = 1, num_blocks: int = 40, max_num_seqs: int = 4) -> None:
+    def __init__(self, plan_depth: int = 1, num_blocks: int = 40, max_num_seqs: int = 4, budget: int = 4) -> None:
         limits = SchedulerLimits(
-            max_num_batched_tokens=4, max_num_seqs=max_num_seqs, max_model_len=2000, digest_handoffs=False
+            max_num_batched_tokens=budget, max_num_seqs=max_num_seqs, max_model_len=2000, digest_handoffs=False
         )
         handoff = HandoffLimits(block_bytes=BLOCK_BYTES)
         self.engine = Engine(BlockPool(num_blocks, 2), limits, handoff, "model", plan_depth=plan_depth)
@@ -135,6 +135,14 @@ def test_a_chunk_of_one_token_is_one(num_prompt: int) -> None:
     sizes = [4, 1] if num_prompt == 5 else [1]
     assert [chunk.num_tokens for chunk in line.last.chunks] == sizes
     assert line.last.chunks[-1].ended_at == line.last.first_token_at
+
+
+def test_steps_that_have_room_for_one_token_compute_chunks_of_one() -> None:
+    line = Line(max_num_seqs=1, budget=1)
+    line.submit(generate(num_prompt=3, max_tokens=1), 0.0)
+    for now in range(3):
+        line.step(now, now + 0.5)
+    assert line.last.chunks == (Chunk(0, 0.5, 1), Chunk(1, 1.5, 1), Chunk(2, 2.5, 1))
 
 
 def test_what_was_cached_is_told_and_not_computed() -> None:
@@ -241,6 +249,19 @@ def test_each_choice_tells_its_own_first_token_and_all_are_one_job() -> None:
     line.step(4.0, 5.0)
     assert (line.last.outcome, line.last.num_output, line.last.ended_at) == ("finished", 5, 5.0)
     assert len(line.ended) == 1 and line.num_kept == 0
+
+
+def test_a_job_has_failed_if_one_of_its_choices_has() -> None:
+    line = Line()
+    line.submit(generate(max_tokens=2, num_choices=2), 0.0)
+    line.step(1.0, 2.0)
+    line.step(2.0, 3.0)
+    line.begin(3.0)
+    plan = line.plans.pop(0)
+    broken, whole = (piece.seq for piece in plan.slices)
+    results = (SliceResult(broken, error="gone"), SliceResult(whole, (SampledToken(50),)))
+    line.take(line.engine.finish(StepResult(plan.number, results), 4.0))
+    assert (line.last.outcome, line.last.error, line.last.num_output) == ("failed", "gone", 3)
 
 
 def test_a_choice_that_ended_before_the_first_token_draws_none() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tandem.core.clock import wall_ns
 from tandem.core.config import EngineConfig, WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, Pulled, Token
@@ -113,6 +114,8 @@ async def test_a_transfer_is_counted_in_bytes_where_it_is_read(nodes: Nodes) -> 
     assert took.sum("tandem_transfer_duration_seconds_count") == 1
     assert 0 < took.sum("tandem_transfer_busy_seconds_total") <= took.sum("tandem_transfer_duration_seconds_sum")
     assert gave.sum("tandem_transfers_total") == 0
+    # A Resume's prompt was looked up where it was computed.
+    assert (gave.sum("tandem_prefix_queried_tokens_total"), took.sum("tandem_prefix_queried_tokens_total")) == (59, 0)
 
 
 async def test_a_borrowed_prefix_is_a_transfer_and_a_hit(nodes: Nodes) -> None:
@@ -151,6 +154,7 @@ async def test_a_scrape_does_not_wait_for_a_step(nodes: Nodes) -> None:
     assert seen.sum("tandem_kv_capacity") == 512, "the books of before"
     assert seen.sum("tandem_sequences", state="running") + seen.sum("tandem_sequences", state="waiting") == 1
     assert seen.sum("tandem_steps_total") == before.sum("tandem_steps_total")
+    assert not (await node.client.stub.Describe(pb.DescribeRequest())).HasField("books"), "the step still runs"
     gate.open()
     await node.client.end_of(key)
 
@@ -195,6 +199,7 @@ def seconds(span: Any) -> float:
 async def test_one_trace_goes_through_both_workers(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     with otlp_receiver("http/protobuf") as receiver:
         send_to(receiver, monkeypatch)
+        began = wall_ns()
         giver, taker = await nodes.start(), await nodes.start()
         await run(giver, 20, 3)
         prompt = list(range(1, 60))
@@ -210,6 +215,9 @@ async def test_one_trace_goes_through_both_workers(nodes: Nodes, monkeypatch: py
         assert {span.trace_id.hex() for span in (prefill, decode, transfer)} == {TRACE}
         assert prefill.parent_span_id.hex() == decode.parent_span_id.hex() == ROOT
         assert transfer.parent_span_id == decode.span_id
+        assert (
+            began < decode.start_time_unix_nano < prefill.start_time_unix_nano < decode.end_time_unix_nano < wall_ns()
+        )
         told = attributes(prefill.attributes)
         assert (told["tandem.worker"], told["tandem.job.outcome"]) == ("w0", "handed_over")
         assert [attributes(event.attributes)["tandem.tokens"] for event in prefill.events] == [8] * 7 + [3]
