@@ -63,7 +63,8 @@ proto: setup ## generate services/tandem/wire/gen from proto/
 boards: setup ## generate deploy/grafana/dashboards from deploy/grafana/boards
 	$(BIN)/python .ci/generate_dashboards.py
 
-bench: setup ## what the door and the prefix index cost; then compare workloads with the bare engine and installed peers
+bench: setup ## what the door, telemetry and the prefix index cost; then compare workloads with the bare engine and installed peers
 	@$(BIN)/python -m loadtest door --quick
+	@$(BIN)/python -m loadtest telemetry --quick
 	@$(BIN)/python -m loadtest index
 	@$(BIN)/python -m loadtest bench $(ARGS)

@@ -16,21 +16,23 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tandem.core.clock import SystemClock
+from tandem.core.clock import Clock, SystemClock
 from tandem.core.config import Config
 from tandem.core.events import Failed, Finished, KVFact
 from tandem.core.ids import RequestId
 from tandem.core.request import Generate, Request, SamplingParams
 from tandem.engine.compose import compose_engine
 from tandem.engine.effects import Effect, Emit
+from tandem.engine.ports import StepObserver
 from tandem.kv.layout import KVGroup, KVLayout
 from tandem.sched.plan import StepResult
 from tandem.sim.executor import SimExecutor
 from tandem.worker.driver import EngineDriver, Snapshot
 from tandem.worker.in_turn import InTurn
+from tandem.worker.steps import RecentSteps
 
 MAX_MODEL_LEN = 2048
 NUM_PROMPT_TOKENS = 16
@@ -50,13 +52,18 @@ class CountingPipeline(InTurn):
 
 
 class Ends:
-    """An `EffectSink` that knows how many jobs have ended, and hands every batch of effects on to `heard`."""
+    """An `EffectSink` that knows the last snapshot and how many jobs have ended; all effects are `heard`."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self.num_ended = 0
+        self.snapshot = Snapshot()
+        self.heard: Callable[[Sequence[Effect]], None] | None = None
 
     def dispatch(self, effects: Sequence[Effect], snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        if self.heard is not None:
+            self.heard(effects)
         ended = sum(isinstance(each, Emit) and isinstance(each.event, Finished | Failed) for each in effects)
         if ended:
             with self._changed:
@@ -78,15 +85,17 @@ class Ends:
 
 
 class Bench:
-    """One engine; rounds come one after the other."""
+    """One engine; rounds come one after the other. `request` is what each request says beside its prompt."""
 
-    def __init__(self, observers: Sequence[Any] = (), sink: Ends | None = None) -> None:
+    def __init__(self, clock: Clock, observers: Sequence[StepObserver], **request: Any) -> None:
         executor = SimExecutor(LAYOUT, NUM_BLOCKS, lambda _: 0.0)
-        self.engine = compose_engine(Config(), executor, "f", MAX_MODEL_LEN)
-        self.sink = sink or Ends()
+        self.sink = Ends()
         self.pipeline = CountingPipeline(executor)
-        self._clock = SystemClock()
-        self.driver = EngineDriver(self.engine, self.pipeline, self.sink, self._clock, 60.0, observers)
+        self._clock = clock
+        self._request = request
+        engine = compose_engine(Config(), executor, "f", MAX_MODEL_LEN)
+        observers = (RecentSteps(), *observers)
+        self.driver = EngineDriver(engine, self.pipeline, self.sink, clock, 60.0, observers)
         self._numbers = itertools.count()
         self.driver.start()
 
@@ -112,9 +121,48 @@ class Bench:
         number = next(self._numbers)
         prompt = tuple((number * 31 + place) % 1000 for place in range(NUM_PROMPT_TOKENS))
         sampling = SamplingParams(max_tokens=NUM_OUTPUT_TOKENS, temperature=0.0)
-        return Generate(
-            request=Request(id=RequestId(f"r{number}"), model="m", prompt_tokens=prompt, sampling=sampling), attempt=1
-        )
+        identity = RequestId(f"r{number}")
+        request = Request(id=identity, model="m", prompt_tokens=prompt, sampling=sampling, **self._request)
+        return Generate(request=request, attempt=1)
+
+
+def _observed(clock: Clock) -> tuple[Bench, str]:
+    """As a worker composes it, for requests that are all traced; returns where its /metrics are too."""
+    from tandem.core.bundle import TokenizerBundle
+    from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+    from tandem.engine.effects import Ended
+    from tandem.engine.ports import TransportPeer
+    from tandem.worker.gauges import BookReader, Sources
+    from tandem.worker.identity import Identity
+    from tandem.worker.telemetry import WorkerTelemetry
+
+    me = WorkerRef(WorkerId("bench"), Incarnation(1), "127.0.0.1:1")
+    identity = Identity(
+        me=me,
+        pool="mixed",
+        model="m",
+        fingerprint="f",
+        max_model_len=MAX_MODEL_LEN,
+        bundle=TokenizerBundle(tokenizer_json=b"{}"),
+        bundle_digest="",
+        transport=TransportPeer(me, LAYOUT, ()),
+        transport_kind="local",
+    )
+    telemetry = WorkerTelemetry(Config(), identity, clock)
+    bench = Bench(clock, [telemetry.steps], traceparent=f"00-{1:032x}-{1:016x}-01")
+    reader = BookReader(lambda: bench.driver.call(lambda engine, now: (engine.books(), [])), clock)
+    sink = bench.sink
+    telemetry.watch(
+        Sources(snapshot=lambda: sink.snapshot, books=reader.read, is_healthy=lambda: True, num_gateways=lambda: 1)
+    )
+
+    def heard(effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Ended):
+                telemetry.job_ended(effect.times)
+
+    sink.heard = heard
+    return bench, telemetry.open()
 
 
 def main() -> int:
@@ -125,8 +173,9 @@ def main() -> int:
     if args.core is not None:
         os.sched_setaffinity(0, {args.core})
     sys.setswitchinterval(0.001)
-    bench = Bench()
-    _say({"ready": True})
+    clock = SystemClock()
+    bench, metrics = _observed(clock) if args.side == "on" else (Bench(clock, ()), None)
+    _say({"metrics": metrics})
     for asked in _asked():
         _say(bench.round(**asked))
     return 0

@@ -63,8 +63,27 @@ def main() -> int:
     name, _, address = args.worker.partition("@")
     DoorGateway.worker = WorkerRef(WorkerId(name), Incarnation(1), address)
     config = Config(gateway=GatewayConfig(port=0, auth="off"), redis=RedisConfig(url=args.redis))
-    uvloop.run(_serve(_told(config, args.log) if args.side == "on" else config))
+    uvloop.run(_serve(_told(config, args.log) if args.side == "on" else _untold(config)))
     return 0
+
+
+def _untold(config: Config) -> Config:
+    """Without the console, and with nothing in the place of what counts tokens and answers, as far as this commit has
+    it. What a request's ledger costs stays."""
+    try:
+        from tandem.gateway.measures import Measures
+        from tandem.gateway.pace import Pace
+    except ImportError:
+        return config
+
+    def nothing(*_: Any) -> None:
+        pass
+
+    for name in ("responded", "admitted", "refused", "begun", "answered"):
+        setattr(Measures, name, nothing)
+    setattr(Pace, "left", nothing)  # noqa: B010 - not an assignment to a method, to the eye of mypy
+    telemetry = replace(config.telemetry, log_requests="off")
+    return replace(config, telemetry=telemetry, gateway=replace(config.gateway, console=False))
 
 
 def _told(config: Config, log: str) -> Config:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import threading
-import urllib.request
 from contextlib import ExitStack
 
 import msgspec
 
-from loadtest.telemetry_sides import NUM_TURNS, TURNS, Child, Place, pushing, sink
+from loadtest.telemetry_sides import NUM_TURNS, TURNS, Child, Place, get, pushing, sink
 
 BATCHES = (1, 8, 32)
 """Sequences that decode at once."""
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class StepRound(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +47,7 @@ def measure_steps(place: Place, num_rounds: int, seconds: float) -> dict[int, li
 
 def _round(sides: list[Child], batch: int, seconds: float) -> tuple[StepRound, StepRound]:
     asked = {"batch": batch, "seconds": seconds / NUM_TURNS}
-    scraper = threading.Thread(target=_scrape, args=[sides[1].said.get("metrics")])
+    scraper = threading.Thread(target=get, args=[f"http://{sides[1].said['metrics']}/metrics"])
     turns: tuple[list[StepRound], list[StepRound]] = ([], [])
     for number, side in enumerate(TURNS, 1):
         if number == len(TURNS):
@@ -66,9 +64,3 @@ def _sum(turns: list[StepRound]) -> StepRound:
         wall_s=sum(turn.wall_s for turn in turns),
         cpu_s=sum(turn.cpu_s for turn in turns),
     )
-
-
-def _scrape(address: str | None) -> None:
-    if address is not None:
-        with _DIRECT.open(f"http://{address}/metrics", timeout=10) as response:
-            response.read()

@@ -20,14 +20,13 @@ import uvloop
 
 from loadtest.door_backend import BY_STEP
 from loadtest.door_client import Connection, ask
-from loadtest.telemetry_sides import NUM_TURNS, TURNS, Child, Place, pushing, sink
+from loadtest.telemetry_sides import NUM_TURNS, TURNS, Child, Place, get, pushing, sink
 from tandem.core.clock import SystemClock
 from tandem.stores.embedded import EmbeddedServer
 
 NUM_TOKENS = 128
 """Of an answer. What a request costs once is borne by so many."""
 NUM_STREAMS = 32
-LOOKED_AT = ("/metrics",)
 
 
 class StreamRound(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +68,19 @@ class _Turn(NamedTuple):
     wall_s: float
 
 
+class Looker:
+    """A Prometheus and a console."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._seen = "life=&since=0"
+
+    def look(self) -> None:
+        get(f"{self._url}/metrics")
+        state = json.loads(get(f"{self._url}/console/state?{self._seen}"))
+        self._seen = f"life={state['gateway']['life']}&since={state['number']}"
+
+
 class Streams:
     """The connections to both, and their rounds."""
 
@@ -76,29 +88,24 @@ class Streams:
         self._sides = sides
         self._clock = SystemClock()
         self._connections: list[list[Connection]] = []
-        self._lookers: list[tuple[Connection, str]] = []
+        self._looker = Looker(sides[1].said["url"])
 
     async def open(self) -> None:
         for side in self._sides:
             url = side.said["url"]
             self._connections.append([await Connection.open(url, self._clock) for _ in range(NUM_STREAMS)])
-        url = self._sides[1].said["url"]
-        self._lookers = [(await Connection.open(url, self._clock), path) for path in LOOKED_AT]
 
     def close(self) -> None:
-        for connection in [
-            *(each for each, _ in self._lookers),
-            *(each for side in self._connections for each in side),
-        ]:
-            connection.close()
+        for side in self._connections:
+            for connection in side:
+                connection.close()
 
     async def round(self, seconds: float) -> tuple[StreamRound, StreamRound]:
         """Each side has its turns for so many seconds."""
         began = [side.cpu_s() for side in self._sides]
         turns: tuple[list[_Turn], list[_Turn]] = ([], [])
         for number, side in enumerate(TURNS, 1):
-            looks = [self._look(*each) for each in self._lookers] if number == len(TURNS) else []
-            looking = asyncio.gather(*looks)
+            looking = asyncio.gather(*([asyncio.to_thread(self._looker.look)] if number == len(TURNS) else []))
             turns[side].append(await self._turn(side, seconds / NUM_TURNS))
             await looking
         off, on = (
@@ -123,9 +130,6 @@ class Streams:
         await asyncio.gather(*(use(connection) for connection in self._connections[side]))
         return _Turn(num_answers * NUM_TOKENS, self._clock.now() - began)
 
-    async def _look(self, connection: Connection, path: str) -> None:
-        await connection.send(f"GET {path} HTTP/1.1\r\nhost: door\r\n\r\n".encode())
-
 
 def measure_streams(place: Place, num_rounds: int, seconds: float) -> list[tuple[StreamRound, StreamRound]]:
     """Rounds (without, with) of fresh processes."""
@@ -134,7 +138,7 @@ def measure_streams(place: Place, num_rounds: int, seconds: float) -> list[tuple
         rounds = uvloop.run(_rounds(gateways, num_rounds, seconds))
         # What was to be on was on.
         assert json.loads(gateways.log.read_text().splitlines()[-1])["outcome"] == "finished"
-        # assert gateways.sink.last_words()["traces"][0] > 0
+        assert gateways.sink.last_words()["traces"][0] > 0
     return rounds
 
 

@@ -20,6 +20,7 @@ MAX_MESSAGE = 8192
 """Characters; also of each field."""
 MAX_EXCEPTION = 16384
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_JSON = json.JSONEncoder(default=str)
 _WORD = re.compile(r"[!#-<>-~]+")
 
 
@@ -72,9 +73,9 @@ class JsonFormatter(logging.Formatter):
         self._origin = origin._asdict()
 
     def format(self, record: logging.LogRecord) -> str:
-        at = datetime.fromtimestamp(record.created, UTC)
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds")
         line: dict[str, Any] = {
-            "timestamp": f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond:06d}Z",
+            "timestamp": at.removesuffix("+00:00") + "Z",
             "severity": record.levelname,
             "logger": record.name,
             "message": _cut(message_of(record), MAX_MESSAGE),
@@ -85,7 +86,7 @@ class JsonFormatter(logging.Formatter):
         raised = _exception(record)
         if raised is not None:
             line["exception"] = raised
-        return json.dumps(line, default=str)
+        return _JSON.encode(line)
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
