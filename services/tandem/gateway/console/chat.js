@@ -62,7 +62,7 @@ export class Chat {
 
   async send() {
     const text = this.text.value.trim();
-    if (!text || this.running) return;
+    if (!text || this.running || byId("chat-send").disabled) return;
     if (!this.turns.length) this.talk.replaceChildren();
     this.text.value = "";
     this.turns.push({ role: "user", content: text });
