@@ -42,12 +42,19 @@ class Console:
         """The page needs no key, because there is nothing in it; what it shows does."""
         return [
             Route(method="GET", path=PATH, handler=self._show_page, summary="The console"),
+            Route(method="GET", path=_ASSETS, handler=self._send_back, summary="The console"),
             Route(method="GET", path=_ASSETS + "state", handler=self._show_state, summary="What it shows"),
             Route(method="GET", path=_ASSETS + "{file}", handler=self._show_file, summary="What it loads"),
         ]
 
     async def _show_page(self, exchange: Exchange) -> None:
         await self._send(exchange, PAGE)
+
+    async def _send_back(self, exchange: Exchange) -> None:
+        """From below its name, where it would not find what it loads."""
+        exchange.is_counted = False
+        await exchange.start(308, [(b"location", b"../console"), (b"content-length", b"0")])
+        await exchange.write(b"", more=False)
 
     async def _show_file(self, exchange: Exchange) -> None:
         name = str(exchange.scope["path"]).removeprefix(_ASSETS)

@@ -206,7 +206,10 @@ def test_with_keys_it_asks_for_one_and_waits_for_a_gateway_that_is_gone(locked: 
         expect(door).to_be_visible()
         expect(said).to_have_text("")
         seen.keep("key")
-        seen.page.keyboard.type("tdm_wrong")
+        seen.page.keyboard.type("schlüssel")
+        seen.page.keyboard.press("Enter")
+        expect(said).to_contain_text("letters, digits")
+        seen.page.locator("#door-key").fill("tdm_wrong")
         seen.page.keyboard.press("Enter")
         expect(said).to_contain_text("not valid")
         assert seen.page.evaluate("document.querySelectorAll('.worker').length") == 0

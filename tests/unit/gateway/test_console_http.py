@@ -158,6 +158,11 @@ async def test_there_is_nothing_else(rig: Rig, path: str) -> None:
     assert (await rig.client.get(path)).status_code == 404
 
 
+async def test_a_stroke_too_many_leads_back(rig: Rig) -> None:
+    reply = await rig.client.get("/console/")
+    assert reply.status_code == 308 and str(reply.next_request and reply.next_request.url) == "http://gateway/console"
+
+
 async def test_only_reading_is_served(rig: Rig) -> None:
     assert (await rig.client.post("/console/state")).status_code == 405
 

@@ -7,7 +7,7 @@ export const key = () => sessionStorage.getItem(NAME) ?? "";
 
 export const headers = () => (key() ? { authorization: `Bearer ${key()}` } : {});
 
-/* The reason, once per refusal; `onKey` is called with each key that is put in. */
+/* `onKey` is called with each key that is put in. */
 export class Door {
   constructor(onKey) {
     this.dialog = byId("door");
@@ -18,9 +18,12 @@ export class Door {
     this.dialog.addEventListener("cancel", (event) => this.mayClose || event.preventDefault());
     byId("door-form").addEventListener("submit", (event) => {
       event.preventDefault();
-      sessionStorage.setItem(NAME, this.field.value.trim());
+      const shown = this.field.value.trim();
+      // What a header cannot carry never gets as far as to be refused.
+      if (!/^[\x21-\x7e]+$/.test(shown)) return this.ask("A key has letters, digits and signs, and no blanks.", this.mayClose);
+      sessionStorage.setItem(NAME, shown);
       say(byId("door-said"), "Trying this key …");
-      onKey();
+      return onKey();
     });
   }
 
@@ -35,7 +38,8 @@ export class Door {
     this.field.select();
   }
 
-  isOpen(needsKey) {
+  /* The gateway answers; `needsKey`: because of the key that was shown. */
+  passed(needsKey) {
     byId("key").hidden = !needsKey;
     if (!this.dialog.open || this.mayClose && !byId("door-said").textContent) return;
     this.dialog.close();

@@ -32,9 +32,10 @@ function show({ status, state }) {
   mark(link, "data-state", status);
   say(link, LINKS[status]);
   mark(document.body, "data-stale", status !== "live");
+  mark(document.body, "data-blank", !state);
   tell(status, state);
   if (status !== "live") return;
-  door.isOpen(Boolean(state.viewer.tenant));
+  door.passed(Boolean(state.viewer.tenant));
   say(byId("key"), state.viewer.tenant ? `Key: ${state.viewer.tenant}` : "Key");
   say(byId("version"), `${state.gateway.version}, up ${span(state.gateway.up_s)}`);
   showTiles(feed);

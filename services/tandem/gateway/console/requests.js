@@ -52,7 +52,7 @@ export class Requests {
     const stages = bar(this.feed.state.stages);
     const { kind, facts } = path(row.path);
     const outcome = signOf(row.outcome);
-    const button = el("button", { type: "button", class: "row", tabindex: "-1", "data-number": row.number, onclick: () => showDetail(row, this.feed.state.stages) },
+    const button = el("button", { type: "button", class: "row", tabindex: "-1", "aria-haspopup": "dialog", "data-number": row.number, onclick: () => showDetail(row, this.feed.state.stages) },
       el("span", { class: "at" }, clock(row.at + row.total / 1000)),
       el("span", { class: `outcome ${outcome === "✕" ? "bad" : "faint"}`, title: row.outcome }, outcome, el("span", { class: "hidden" }, ` ${row.outcome}`)),
       el("span", { class: "who" }, el("span", { class: "mono" }, row.model), row.tenant ? el("span", { class: "faint" }, ` ${row.tenant}`) : null),
