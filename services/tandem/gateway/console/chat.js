@@ -143,7 +143,8 @@ class Answer {
     this.began = performance.now();
     this.first = null;
     this.thought = el("p", { class: "thought faint", hidden: true });
-    this.words = el("p", { class: "words" });
+    this.said = document.createTextNode("");
+    this.words = el("p", { class: "words" }, this.said);
     this.foot = el("div", { class: "foot" }, el("span", { class: "faint" }, "waiting for the first token …"));
     this.node = el("div", { class: "turn model", "data-state": "running" }, this.thought, this.words, this.foot);
   }
@@ -156,7 +157,7 @@ class Answer {
     }
     if (delta.content) {
       this.text += delta.content;
-      this.words.append(delta.content);
+      this.said.appendData(delta.content);
     }
     if (delta.content || delta.reasoning_content) this.tick();
     this.facts = event.tandem ?? this.facts;
