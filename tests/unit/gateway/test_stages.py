@@ -1,6 +1,7 @@
 """Where a request's time goes, by scripted workers: its phases, its one record and its one trace, however it ends.
 
-Workers tell stages of a thousand hours where all of a phase is to be one stage's: they are cut to what there was.
+Workers tell stages of a thousand hours where all of a phase is to be one stage's: they are cut to what there was, which
+for those of a prefill begins when the worker is asked.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tests.unit.gateway.watched import CLIENT_TRACE, Watched, job_at, phase_of, 
 ALL = 3.6e6
 """Seconds, of which a phase has fewer."""
 P = LedgerPhase
-IN_GATEWAY = {Stage.RECEIVE, Stage.QUEUE, Stage.ROUTE, Stage.DELIVER}
+IN_GATEWAY = {Stage.RECEIVE, Stage.QUEUE, Stage.DELIVER}
 
 
 def staged(key: JobKey, index: int, **stages: float) -> Token:
@@ -96,7 +97,7 @@ async def test_two_workers_share_it(rig: Rig) -> None:
         decode.tell(token(key, 2), ended(key, 3))
         record = await seen.record(asked)
         the_trace(seen, record)
-    assert stages_of(record) == set(Stage) - {Stage.PREFILL_QUEUE}
+    assert stages_of(record) == set(Stage) - {Stage.ROUTE, Stage.PREFILL_QUEUE}
     assert record.stages.transfer == pytest.approx(1e-9) and record.stages.decode_queue > record.stages.transfer
     assert (record.path, record.workers) == ("remote", ("p", "d"))
 
@@ -138,7 +139,7 @@ async def test_what_is_lost_begins_again_and_its_time_counts_where_it_was_spent(
         decode.tell(pulled(again), token(again, 1), token(again, 2), ended(again, 3))
         record = await seen.record(asked)
         the_trace(seen, record)
-    assert stages_of(record) == set(Stage) - {Stage.PREFILL_QUEUE, Stage.DECODE_QUEUE}
+    assert stages_of(record) == set(Stage) - {Stage.ROUTE, Stage.PREFILL_QUEUE, Stage.DECODE_QUEUE}
     assert (record.path, record.num_attempts) == ("remote", 2)
     assert seen.family("tandem.moves").points == {(): 1.0}
 
@@ -165,7 +166,7 @@ async def test_a_choice_that_moves_while_it_decodes_decodes_all_the_while(rig: R
         record = await seen.record(asked)
     phases = [phase for phase, _ in active.ledger.moves]
     assert phases == [P.QUEUE, P.ROUTE, P.FIRST, P.DECODE, P.DELIVER, P.OVER]
-    assert stages_of(record) == {*IN_GATEWAY, Stage.PREFILL, Stage.DECODE}
+    assert stages_of(record) == {*IN_GATEWAY, Stage.ROUTE, Stage.PREFILL, Stage.DECODE}
 
 
 async def test_choices_decode_until_the_last_of_them_does(rig: Rig) -> None:
@@ -197,7 +198,7 @@ async def test_of_several_prompts_the_last_one_s_time_is_told(rig: Rig) -> None:
         worker.tell(staged(first, 0, prefill_s=ALL), ended(first, 1))
         record = await seen.record(asked)
         the_trace(seen, record)
-    assert stages_of(record) - IN_GATEWAY == {Stage.PREFILL, Stage.DECODE}
+    assert stages_of(record) - IN_GATEWAY - {Stage.ROUTE} == {Stage.PREFILL, Stage.DECODE}
     assert record.usage.num_prompt == 4 and record.usage.num_output == 2
     assert worker.jobs[0].request.traceparent == worker.jobs[1].request.traceparent
 
