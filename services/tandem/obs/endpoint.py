@@ -50,7 +50,7 @@ class MetricsEndpoint:
         self._thread.start()
 
     def close(self) -> None:
-        """Nobody listens any more, connections are cut, and every thread has ended. More than once is fine."""
+        """Nobody listens any more, and connections are cut, which ends their threads. More than once is fine."""
         if self._server is None or self._thread is None:
             return
         self._server.shutdown()

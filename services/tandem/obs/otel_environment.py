@@ -102,6 +102,9 @@ def _check_spans(environ: Mapping[str, str]) -> None:
         raise _meaningless("OTEL_TRACES_SAMPLER_ARG", "a ratio is from 0 to 1")
     for name in ("SCHEDULE_DELAY", "EXPORT_TIMEOUT", "MAX_QUEUE_SIZE", "MAX_EXPORT_BATCH_SIZE"):
         _check_positive(f"OTEL_BSP_{name}", environ, whole=True)
+    for variable, value in environ.items():
+        if variable.startswith("OTEL_") and variable.endswith("_LIMIT") and not value.strip().isdecimal():
+            raise _meaningless(variable, f"{value!r} is no whole number")
     largest = _number("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", environ, 512)
     if largest > _number("OTEL_BSP_MAX_QUEUE_SIZE", environ, 2048):
         raise _meaningless("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "a batch cannot be larger than the queue")

@@ -18,7 +18,9 @@ from tandem.obs.endpoint import Exposition, MetricsEndpoint
 def every_thread_ends() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
-    assert set(threading.enumerate()) <= before
+    for thread in set(threading.enumerate()) - before:
+        thread.join(30.0)
+        assert not thread.is_alive(), thread
 
 
 @contextmanager
@@ -139,6 +141,7 @@ def test_only_so_many_are_served_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_who_is_idle_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert module._Handler.timeout == module.TIMEOUT_S
     monkeypatch.setattr(module._Handler, "timeout", 0.05)
     with an_endpoint() as endpoint:
         host, _, port = endpoint.address.rpartition(":")
@@ -147,7 +150,8 @@ def test_who_is_idle_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
             assert connection.recv(1) == b""
 
 
-def test_closing_cuts_who_is_there() -> None:
+def test_closing_cuts_who_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module._Handler, "timeout", 600.0)
     with an_endpoint() as endpoint:
         host, _, port = endpoint.address.rpartition(":")
         connection = connected(endpoint)

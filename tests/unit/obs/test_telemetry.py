@@ -15,7 +15,7 @@ import pytest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_CUMULATIVE
 
 from tandem.obs import exporters
-from tandem.obs.instruments import INTER_TOKEN_LATENCY, MOVES, OUTPUT_TOKENS, READY
+from tandem.obs.instruments import INTER_TOKEN_LATENCY, MOVES, OUTPUT_TOKENS, READY, REQUEST_DURATION
 from tandem.obs.telemetry import Telemetry
 from tandem.obs.tracing import OFF, SpanEvent, SpanRecord
 from tests.otlp import OtlpReceiver, attributes, otlp_receiver
@@ -63,7 +63,9 @@ def a_request(telemetry: Telemetry) -> str:
 
 
 @BOTH
-def test_spans_arrive(protocol: Literal["grpc", "http/protobuf"], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spans_arrive(
+    protocol: Literal["grpc", "http/protobuf"], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     with otlp_receiver(protocol) as receiver:
         send_to(receiver, monkeypatch)
         telemetry = started()
@@ -77,6 +79,7 @@ def test_spans_arrive(protocol: Literal["grpc", "http/protobuf"], monkeypatch: p
         assert attributes(chat.events[0].attributes) == {"tokens": 3}
         resource, _ = receiver.spans[0]
         assert (resource["service.name"], resource["service.instance.id"]) == ("tandem-gateway", "gateway-1")
+        assert caplog.records == []
 
 
 @BOTH
@@ -110,6 +113,25 @@ def test_metrics_arrive(protocol: Literal["grpc", "http/protobuf"], monkeypatch:
         assert (seen.count, seen.sum) == (2, 9.011) and not seen.HasField("min") and not seen.HasField("max")
         (exemplar,) = seen.exemplars
         assert (exemplar.trace_id.hex(), exemplar.as_double, exemplar.time_unix_nano) == ("ab" * 16, 0.011, 5 * 10**9)
+
+
+@BOTH
+def test_any_number_of_series_arrives(
+    protocol: Literal["grpc", "http/protobuf"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than a gRPC server takes in one message."""
+    names = {f"{'tenant' * 20}-{number}" for number in range(3 * exporters.MAX_BATCH + 1)}
+    with otlp_receiver(protocol) as receiver:
+        send_to(receiver, monkeypatch)
+        telemetry = Telemetry.start("tandem-gateway", "gateway-1", len(names))
+        lasted = telemetry.metrics.histogram(REQUEST_DURATION)
+        for name in names:
+            lasted.of("chat", "m" * 200, name, "interactive", "").record(0.1)
+        telemetry.close(30.0)
+        came = [metric.histogram for _, metric in receiver.metrics if metric.name == REQUEST_DURATION.name]
+        assert sum(each.ByteSize() for each in came) > 4 * 2**20
+        points = [attributes(point.attributes)["tenant"] for each in came for point in each.data_points]
+        assert len(points) == len(names) and set(points) == names
 
 
 def test_nothing_is_sent_unless_a_variable_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +175,9 @@ def test_the_standard_variables_are_honoured(
         monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
         monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.instance.id=blue,deployment.environment.name=test")
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "api-key=s3cret")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", "")
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "")
         monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT", "2")
         telemetry = started()
         telemetry.metrics.counter(MOVES).add(1)
@@ -224,7 +248,14 @@ def test_a_receiver_that_hangs_costs_nobody_anything(
         for _ in range(20):
             a_request(telemetry)
         telemetry.close(0.1)
-        assert "could not be sent" in caplog.text
+        left = {each.name: each for each in threading.enumerate() if each.name.startswith(("telemetry", "Otel"))}
+        if protocol == "grpc":  # its calls can be ended
+            for thread in left.values():
+                thread.join(30.0)
+                assert not thread.is_alive(), thread
+        else:
+            assert "telemetry-spans-close" in left, "close waited for it"
+        assert "spans could not be sent" in caplog.text and "metrics could not be sent" in caplog.text
         assert telemetry.exposition("")[1]
 
 
@@ -253,18 +284,25 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(receiver.spans) == 8
 
 
-def test_a_figure_that_cannot_be_read_is_logged(
+def test_a_figure_that_cannot_be_read_is_logged_and_the_next_ones_are_sent(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken() -> dict[tuple[str, ...], float]:
+    has_failed = threading.Event()
+
+    def read() -> dict[tuple[str, ...], float]:
+        if has_failed.is_set():
+            return {(): 1}
+        has_failed.set()
         raise RuntimeError("the owner is gone")
 
     with otlp_receiver("http/protobuf") as receiver:
         send_to(receiver, monkeypatch)
+        monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "10")
         telemetry = started()
-        telemetry.metrics.watch(READY, broken)
+        telemetry.metrics.watch(READY, read)
+        receiver.wait(lambda it: any(metric.name == "tandem.ready" for _, metric in it.metrics))
         telemetry.close(30.0)
-        assert receiver.num_calls == 0 and "the owner is gone" in caplog.text
+        assert "metrics could not be sent" in caplog.text and "the owner is gone" in caplog.text
 
 
 def test_figures_can_go_to_the_terminal(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

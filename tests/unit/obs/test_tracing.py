@@ -7,10 +7,11 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, Tracer, TracerProvider
+from opentelemetry.sdk.trace import Span as SdkSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, DEFAULT_ON, Sampler, TraceIdRatioBased
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, DEFAULT_ON, Sampler, TraceIdRatioBased
 from opentelemetry.trace import SpanKind, StatusCode
 
 from tandem.obs.trace_context import parse_traceparent, parse_tracestate
@@ -116,6 +117,14 @@ def test_what_is_not_sampled_passes_on_what_came(tracing: Callable[[], Tracing],
     trace.end(a_span("chat", 1.0, 2.0))
 
 
+@pytest.mark.parametrize("came", ["", "garbage", CLIENT + "x", CLIENT.upper()])
+def test_what_is_no_header_is_not_passed_on(came: str) -> None:
+    for tracing in (OFF, Traced(ALWAYS_OFF).tracing):
+        assert tracing.begin(came, "", 1.0).traceparent == ""
+    trace = Traced().tracing.begin(came, "", 1.0)
+    assert parse_traceparent(trace.traceparent) and trace.id != "ab" * 16
+
+
 def test_no_span_is_made_where_it_is_not_wanted() -> None:
     traced = Traced(ALWAYS_OFF)
     traced.tracing.begin("", "", 1.0).end(a_span("chat", 1.0, 2.0))
@@ -125,8 +134,47 @@ def test_no_span_is_made_where_it_is_not_wanted() -> None:
         assert not sampling.tracing.is_wanted(parent)
         sampling.tracing.record(parent, a_span("decode", 1.0, 2.0))
     assert sampling.spans == {}
+    always = Traced(ALWAYS_ON)
+    always.tracing.record(UNSAMPLED, a_span("decode", 1.0, 2.0))
+    assert always.spans == {}, "its trace would lack the parent"
     assert not OFF.is_wanted(CLIENT)
     OFF.record(CLIENT, a_span("decode", 1.0, 2.0))
+
+
+def test_what_is_not_sampled_costs_one_question_to_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def counted(kind: type, name: str) -> None:
+        real = getattr(kind, name)
+
+        def call(*args: object, **kwargs: object) -> object:
+            calls.append(name)
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(kind, name, call)
+
+    counted(Tracer, "start_span")
+    for name in ("set_attributes", "add_event", "end"):
+        counted(SdkSpan, name)
+    traced = Traced()
+    told = SpanRecord(
+        name="x",
+        start=1.0,
+        end=2.0,
+        attributes={"a": 1},
+        events=(SpanEvent("chunk", 1.0, {}),),
+        children=(a_span("y", 1.0, 2.0),),
+    )
+    OFF.begin(CLIENT, "a=1", 1.0).end(told)
+    OFF.record(CLIENT, told)
+    traced.tracing.record(UNSAMPLED, told)
+    assert not traced.tracing.is_wanted(UNSAMPLED)
+    assert calls == []
+    traced.tracing.begin(UNSAMPLED, "a=1", 1.0).end(told)
+    assert calls == ["start_span"]
+    calls.clear()
+    traced.tracing.begin(CLIENT, "a=1", 1.0).end(told)
+    assert [calls.count(name) for name in ("start_span", "add_event", "end")] == [2, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -174,7 +222,8 @@ TRACED = Traced()
         ("a=1,B=2", []),
         ("a", []),
         (",".join(f"k{i}=v" for i in range(33)), []),
-        ("a=" + "v" * 520, []),
+        (",".join(f"k{i}=" + "v" * 200 for i in range(3)), []),
+        ("a=" + "v" * 300, []),
         ("", []),
     ],
 )
