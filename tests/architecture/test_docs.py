@@ -12,7 +12,7 @@ from tandem.admission.tenant import Tenant
 from tandem.core.errors import ERROR_TABLE, ErrorKind
 from tandem.core.lane import Lane
 from tandem.gateway import openai_schema
-from tandem.gateway.caller import LANE_HEADER, TIMEOUT_HEADER
+from tandem.gateway.caller import EXPLAIN_HEADER, LANE_HEADER, TIMEOUT_HEADER, TIMING_HEADER, TRACEPARENT_HEADER
 from tandem.gateway.openai_schema import ChatBody, CompletionBody
 from tandem.gateway.tenants_watch import read_tenants
 
@@ -76,7 +76,7 @@ def test_every_reason_is_in_the_table() -> None:
 
 def test_the_headers_are_the_code_s() -> None:
     told = {name for row in rows(HTTP, "Headers") for name in names(row[0])}
-    assert {LANE_HEADER, TIMEOUT_HEADER} <= told
+    assert {LANE_HEADER, TIMEOUT_HEADER, EXPLAIN_HEADER, TIMING_HEADER, TRACEPARENT_HEADER} <= told
     assert all(f"`{lane.label}`" in HTTP for lane in Lane)
 
 

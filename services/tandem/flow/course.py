@@ -46,8 +46,7 @@ class Course:
         """Where its time goes: the request decodes for as long as one of its choices does."""
         if len(self.strands) == 1:
             return self.strands[0].ledger_phase
-        phases = (strand.ledger_phase for strand in self.strands)
-        return max(phases, key=lambda phase: phase.value, default=LedgerPhase.DELIVER)
+        return max((strand.ledger_phase for strand in self.strands), default=LedgerPhase.DELIVER)
 
     @property
     def key(self) -> JobKey:

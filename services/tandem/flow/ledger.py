@@ -8,7 +8,7 @@ over, because two workers speak over two streams.
 
 from __future__ import annotations
 
-from enum import Enum, auto
+from enum import IntEnum
 from typing import NamedTuple
 
 from tandem.core.stages import JobStages, Stage
@@ -17,18 +17,18 @@ MAX_MOVES = 64
 """Of one request, that are remembered one by one. All of them count."""
 
 
-class LedgerPhase(Enum):
+class LedgerPhase(IntEnum):
     """FIRST: workers have it, and the first token is waited for. HANDOVER: the first token is here, and its KV is on
-    its way to whoever draws the second. OVER: nothing counts any more."""
+    its way to whoever draws the second. OVER: nothing counts any more. The values are places in a list."""
 
-    RECEIVE = auto()
-    QUEUE = auto()
-    ROUTE = auto()
-    FIRST = auto()
-    HANDOVER = auto()
-    DECODE = auto()
-    DELIVER = auto()
-    OVER = auto()
+    RECEIVE = 0
+    QUEUE = 1
+    ROUTE = 2
+    FIRST = 3
+    HANDOVER = 4
+    DECODE = 5
+    DELIVER = 6
+    OVER = 7
 
 
 class StageSeconds(NamedTuple):
@@ -64,9 +64,9 @@ class PhaseLedger:
         self.began_at = began_at
         self._since = began_at
         self.phase = LedgerPhase.RECEIVE
-        self._seconds = dict.fromkeys(LedgerPhase, 0.0)
+        self._seconds = [0.0] * len(LedgerPhase)
         self._told: dict[int, JobStages] = {}
-        self._lost: dict[LedgerPhase, float] = {}
+        self._lost = [0.0] * len(LedgerPhase)
         self.moves: list[tuple[LedgerPhase, float]] = []
 
     def move(self, phase: LedgerPhase, now: float) -> None:
@@ -76,7 +76,7 @@ class PhaseLedger:
             return
         spent = max(0.0, now - self._since)
         if phase is LedgerPhase.QUEUE and self.phase in (LedgerPhase.FIRST, LedgerPhase.HANDOVER):
-            self._lost[self.phase] = self._lost.get(self.phase, 0.0) + spent
+            self._lost[self.phase] += spent
         else:
             self._seconds[self.phase] += spent
         self.phase, self._since = phase, max(now, self._since)
@@ -94,8 +94,8 @@ class PhaseLedger:
         spent = self._seconds.copy()
         if self.phase is not LedgerPhase.OVER:
             spent[self.phase] += max(0.0, now - self._since)
+        receive, queue, route, first, handover, decode, deliver, _ = spent
         told = JobStages(*map(sum, zip(*self._told.values(), strict=True))) if self._told else None
-        first, handover = spent[LedgerPhase.FIRST], spent[LedgerPhase.HANDOVER]
         parts = [0.0, first] if told is None else _clipped(first, told.prefill_queue_s, told.prefill_s)
         pulled = (
             [handover, 0.0, 0.0]
@@ -104,15 +104,15 @@ class PhaseLedger:
         )
         between = first + handover - sum(parts) - sum(pulled)
         return StageSeconds(
-            receive=spent[LedgerPhase.RECEIVE],
-            queue=spent[LedgerPhase.QUEUE],
-            route=spent[LedgerPhase.ROUTE],
+            receive=receive,
+            queue=queue,
+            route=route,
             prefill_queue=parts[0],
-            prefill=parts[1] + self._lost.get(LedgerPhase.FIRST, 0.0),
-            transfer=pulled[0] + self._lost.get(LedgerPhase.HANDOVER, 0.0),
+            prefill=parts[1] + self._lost[LedgerPhase.FIRST],
+            transfer=pulled[0] + self._lost[LedgerPhase.HANDOVER],
             decode_queue=pulled[1],
-            decode=pulled[2] + spent[LedgerPhase.DECODE],
-            deliver=spent[LedgerPhase.DELIVER] + max(0.0, between),
+            decode=pulled[2] + decode,
+            deliver=deliver + max(0.0, between),
         )
 
     def __repr__(self) -> str:

@@ -34,7 +34,7 @@ from tandem.gateway.openai_request import (
     request,
 )
 from tandem.gateway.openai_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from tandem.gateway.ports import Dispatch, ServedModel
+from tandem.gateway.ports import Dispatch, ServedModel, TokenStream
 from tandem.gateway.prompt import Prompt, checked_tokens, encode, given_prompts
 from tandem.gateway.response_format import GrammarCheck
 from tandem.gateway.speech import heard
@@ -90,17 +90,25 @@ class Answer:
             caller = replace(caller, session=self.ask.body.user)
         try:
             for job in jobs:
-                with self._chronicle.decision(job):
-                    stream = await dispatch.open(job, caller, self._chronicle.ledger())
+                stream = await self._enter(dispatch, job, caller)
                 self.jobs.append(job)
                 self._completions.append(
                     Completion(job, stream, self._detokenizer, show_stop_tokens=self.ask.include_stop)
                 )
-                self._chronicle.ways.append(stream)
                 self._tally.admitted(len(job.prompt_tokens))
         except BaseException as error:
             await self.__aexit__(type(error), error, error.__traceback__)
             raise
+
+    async def _enter(self, dispatch: Dispatch, job: Request, caller: Caller) -> TokenStream:
+        chronicle = self._chronicle
+        try:
+            stream = await dispatch.open(job, caller, chronicle.ledger(job.sampling.max_tokens))
+        except TandemError as error:
+            chronicle.refused(job, error)
+            raise
+        chronicle.admitted(job, stream)
+        return stream
 
     @property
     def id(self) -> str:

@@ -38,11 +38,13 @@ class Exchange:
     """
 
     __slots__ = (
-        "_receive", "_send", "complete", "is_counted", "late_error", "request_id", "scope", "started", "status",
+        "_headers", "_receive", "_send", "complete", "is_counted", "late_error", "request_id", "scope", "started",
+        "status",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
+        self._headers: dict[bytes, bytes] = dict(reversed(list(scope["headers"])))
         self._receive = receive
         self._send = send
         self.started = False
@@ -57,7 +59,7 @@ class Exchange:
 
     def header(self, name: bytes) -> bytes | None:
         """The first header of this lower-case name."""
-        return next((value for key, value in self.scope["headers"] if key == name), None)
+        return self._headers.get(name)
 
     async def read_body(self, limit: int) -> bytes:
         """The whole body, of at most `limit` bytes. Raises BODY_TOO_LARGE as soon as that is known, UNSUPPORTED where

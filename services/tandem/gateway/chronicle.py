@@ -148,22 +148,18 @@ class Chronicle:
         self.model = model
         self.pace.gaps = self._chronicles.measures.gaps(self._asked.lane, model)
 
-    def ledger(self) -> PhaseLedger:
-        """Of the next prompt's request."""
+    def ledger(self, max_tokens: int = 0) -> PhaseLedger:
+        """Of the next prompt's request, which may draw so many tokens."""
+        self._max_tokens = max_tokens
         self._ledgers.append(PhaseLedger(self._caller.came_at))
         return self._ledgers[-1]
 
-    @contextmanager
-    def decision(self, request: Request) -> Iterator[None]:
-        """Around what admits a prompt's request or refuses it."""
-        measures, tenant = self._chronicles.measures, self._caller.tenant.id
-        self._max_tokens = request.sampling.max_tokens
-        try:
-            yield
-        except TandemError as error:
-            measures.refused(request.lane, tenant, error)
-            raise
-        measures.admitted(request.lane, tenant)
+    def admitted(self, request: Request, way: Way) -> None:
+        self.ways.append(way)
+        self._chronicles.measures.admitted(request.lane, self._caller.tenant.id)
+
+    def refused(self, request: Request, error: TandemError) -> None:
+        self._chronicles.measures.refused(request.lane, self._caller.tenant.id, error)
 
     @property
     def timing(self) -> Timing | None:
@@ -179,11 +175,12 @@ class Chronicle:
             return
         self._is_open = False
         now = self._chronicles.clock.now()
+        self.pace.end()
         for ledger in self._ledgers:
             ledger.move(LedgerPhase.OVER, now)
-        index, _ = self._last(now)
+        index, stages = self._last(now)
         way = self.ways[index] if index < len(self.ways) else None
-        record = self._record(error, tally, _outcome(error, is_complete), way, now)
+        record = self._record(error, tally, _outcome(error, is_complete), way, stages)
         self._chronicles.close(record)
         if self.trace.is_sampled:
             facts = SpanFacts(self._ledgers[index], self._max_tokens, tally.reasons, {} if way is None else way.reasons)
@@ -203,12 +200,14 @@ class Chronicle:
 
     def _last(self, now: float) -> tuple[int, StageSeconds]:
         """Which prompt's request ended last, or has not, as it waited least for others; and its stages."""
+        if len(self._ledgers) == 1:
+            return 0, self._ledgers[0].seconds(now)
         stages = [ledger.seconds(now) for ledger in self._ledgers or [self.ledger()]]
         index = min(range(len(stages)), key=lambda index: stages[index].deliver)
         return index, stages[index]
 
     def _record(
-        self, error: BaseException | None, tally: Tally, outcome: str, way: Way | None, now: float
+        self, error: BaseException | None, tally: Tally, outcome: str, way: Way | None, stages: StageSeconds
     ) -> AnswerRecord:
         path, why = _path(way.path if way is not None else "")
         return AnswerRecord(
@@ -228,13 +227,13 @@ class Chronicle:
             is_streamed=self._asked.is_streamed,
             usage=tally.usage(),
             came_at=self._began,
-            total_s=now - self._caller.came_at,
+            total_s=stages.total,
             first_token_s=self._first_token_s(),
             token_s=self.pace.mean_s,
             longest_gap_s=self.pace.longest_s,
             num_gaps=self.pace.num_gaps,
             num_late_gaps=self.pace.num_late,
-            stages=self._last(now)[1],
+            stages=stages,
         )
 
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import islice
+from operator import sub
 
 from tandem.obs.metrics import Buckets
+
+_GATHERED = 16
+"""Times of a choice that wait to be looked at together: one by one they were a tenth of what a token costs."""
 
 
 class Pace:
     """On the clock that `now` reads. A gap is between two tokens of one choice; one that is longer than `late_s` is
-    late, and 0 promises nothing. All gaps go into `gaps` too, and `begun` hears when the
-    first token leaves."""
+    late, and 0 promises nothing. All gaps go into `gaps` too, and `begun` hears when the first token leaves."""
 
     __slots__ = (
-        "_begun", "_firsts", "_lasts", "_late_s", "_now", "first_at", "gaps", "longest_s", "num_gaps", "num_late",
+        "_begun", "_late_s", "_now", "_stamps", "_sum_s", "first_at", "gaps", "longest_s", "num_gaps", "num_late",
     )  # fmt: skip
 
     def __init__(self, now: Callable[[], float], gaps: Buckets, late_s: float, begun: Callable[[float], None]) -> None:
@@ -22,34 +26,45 @@ class Pace:
         self.longest_s = 0.0
         self.num_gaps = 0
         self.num_late = 0
-        self._now = now
         self.gaps = gaps
         self._begun = begun
+        self._now = now
         self._late_s = late_s or math.inf
-        self._firsts: dict[int, float] = {}
-        self._lasts: dict[int, float] = {}
+        self._sum_s = 0.0
+        self._stamps: dict[int, list[float]] = {}
 
     def left(self, choice: int) -> None:
         """Called for every token of every stream."""
-        now, lasts = self._now(), self._lasts
-        if choice in lasts:
-            gap = now - lasts[choice]
-            self.gaps.record(gap)
-            self.num_gaps += 1
-            if gap > self.longest_s:
-                self.longest_s = gap
-            if gap > self._late_s:
-                self.num_late += 1
-        else:
-            self._firsts[choice] = now
-            if self.first_at is None:
-                self.first_at = now
-                self._begun(now)
-        lasts[choice] = now
+        stamps = self._stamps.get(choice)
+        if stamps is None:
+            stamps = self._stamps[choice] = []
+        stamps.append(self._now())
+        if len(stamps) > _GATHERED:
+            self._gather(stamps)
+        elif self.first_at is None:
+            self.first_at = stamps[0]
+            self._begun(stamps[0])
+
+    def end(self) -> None:
+        """Count what is left to be counted."""
+        for stamps in self._stamps.values():
+            self._gather(stamps)
 
     @property
     def mean_s(self) -> float | None:
         """Of all gaps; None: there is none."""
-        if not self.num_gaps:
-            return None
-        return (sum(self._lasts.values()) - sum(self._firsts.values())) / self.num_gaps
+        return self._sum_s / self.num_gaps if self.num_gaps else None
+
+    def _gather(self, stamps: list[float]) -> None:
+        """The last one stays, as the next gap's beginning."""
+        if len(stamps) < 2:
+            return
+        gaps = list(map(sub, islice(stamps, 1, None), stamps))
+        longest = max(gaps)
+        self.gaps.record_all(gaps)
+        self.num_gaps += len(gaps)
+        self._sum_s += stamps[-1] - stamps[0]
+        self.longest_s = max(self.longest_s, longest)
+        if longest > self._late_s:
+            self.num_late += sum(gap > self._late_s for gap in gaps)
+        del stamps[:-1]

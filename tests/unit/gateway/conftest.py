@@ -168,7 +168,7 @@ class ScriptedDispatch:
         return {}
 
     def scrape_targets(self) -> list[ScrapeTarget]:
-        return []
+        return [ScrapeTarget("127.0.0.1:9100", WorkerId("p1"), "prefill", "tiny")]
 
     def breakers(self) -> dict[WorkerId, BreakerState]:
         return {}

@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 import httpx
+import pytest
 from google.protobuf.message import Message
 
 from tandem.core.ids import RequestId
@@ -46,7 +47,8 @@ class Choice:
 
 @dataclass(slots=True)
 class Outcome:
-    """`error` is kind, message, parameter and type. `usage` are the tokens of prompt, answer, both, and cache."""
+    """`error` is kind, message, parameter and type. `usage` are the tokens of prompt, answer, both, and cache. `timed`:
+    what a time is told of; the times themselves never are the same."""
 
     choices: dict[int, Choice] = field(default_factory=dict)
     prompt_logprobs: dict[int, Any] = field(default_factory=dict)
@@ -54,6 +56,7 @@ class Outcome:
     usage: tuple[int | None, ...] = ()
     model: str = ""
     path: str = ""
+    timed: frozenset[str] = frozenset()
     error: tuple[str | None, ...] = ()
     retry_after: str | None = None
     label: str | None = None
@@ -81,6 +84,13 @@ def asked_both_ways(http: httpx.Client, stub: Any, kind: str, body: dict[str, An
     sent = {"x-request-id": "mine", **metadata}.items()
     over_http = [ask_http(http, kind, body, stream, sent) for stream in (False, True)]
     return over_http + [ask_grpc(stub, kind, body, stream, sent) for stream in (False, True)]
+
+
+def checked_times(timing: Mapping[str, float]) -> frozenset[str]:
+    """The names of what is timed, where that adds up."""
+    stages = [value for name, value in timing.items() if name not in ("total_ms", "first_token_ms")]
+    assert sum(stages) == pytest.approx(timing.get("total_ms", 0.0), abs=0.01)
+    return frozenset(timing)
 
 
 # ---- HTTP
@@ -114,6 +124,7 @@ def _take_json(outcome: Outcome, kind: str, said: Any) -> None:
     if "prompt_logprobs" in said:
         outcome.prompt_logprobs[0] = said["prompt_logprobs"]
     outcome.path = said.get("tandem", {}).get("path", outcome.path)
+    outcome.timed |= checked_times(said.get("tandem", {}).get("timing", {}))
     if usage := said.get("usage"):
         cached = usage["prompt_tokens_details"] and usage["prompt_tokens_details"]["cached_tokens"]
         outcome.usage = (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"], cached)
@@ -179,6 +190,10 @@ def _take_error(outcome: Outcome, error: Any) -> None:
 def _take_reply(outcome: Outcome, kind: str, reply: Any) -> None:
     outcome.model = outcome.model or reply.model
     outcome.path = reply.path or outcome.path
+    if reply.HasField("timing"):
+        names = {field.name for field in reply.timing.DESCRIPTOR.fields}
+        names -= set() if reply.timing.HasField("first_token_ms") else {"first_token_ms"}
+        outcome.timed |= checked_times({name: getattr(reply.timing, name) for name in names})
     outcome.tier += reply.service_tier
     for scored in reply.prompt_logprobs:
         outcome.prompt_logprobs[scored.prompt] = [_proto_prompt_scores(entry) for entry in scored.tokens]

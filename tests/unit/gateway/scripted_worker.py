@@ -53,6 +53,7 @@ class ScriptedWorker(WorkerServicer):
         self.hold_submit: asyncio.Event | None = None
         self.mute = False
         self.max_model_len = 512
+        self.metrics_address = ""
         self.ref = WorkerRef(WorkerId(name), Incarnation(incarnation or next(_incarnations)), "")
         self._bundle = bundle
         self._streams: list[asyncio.Queue[Sequence[JobEvent] | None]] = []
@@ -91,6 +92,7 @@ class ScriptedWorker(WorkerServicer):
         reply = pb.DescribeReply(pool=self.pool, model="tiny", fingerprint="f", max_model_len=self.max_model_len)
         reply.worker.CopyFrom(encode_worker(self.ref))
         reply.role = self.role
+        reply.metrics_address = self.metrics_address
         reply.bundle_digest = self._bundle.digest
         if request.with_bundle:
             for field in ("tokenizer_json", "chat_template", "generation_config_json", "special_tokens_json"):

@@ -13,7 +13,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.standing import Standing, duration
 
 LABEL = r'[a-z_]+="[^"\\\\]*"'
-SAMPLE = re.compile(rf"[a-z0-9_:]+(\{{{LABEL}(,{LABEL})*\}})? [-0-9.e+]+")
+SAMPLE = re.compile(rf"[a-z_:0-9]+(\{{{LABEL}(,{LABEL})*\}})? [-0-9.e+]+")
 Front = Any  # the fixtures' class lives in conftest
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -166,7 +166,35 @@ def test_every_request_is_counted_once_by_its_outcome(front: Front, http: httpx.
     assert grown[of("output")] == 4 * (num_paris + 1) + 1 + 2 * num_paris
     assert after["tandem_ready"] == 1
     assert after['tandem_live_workers{pool="mixed"}'] == 1
+    duration = "gen_ai_server_request_duration_seconds_count"
+    assert sum(number for name, number in grown.items() if name.startswith(duration)) == 5
+    first = [name for name in grown if name.startswith("gen_ai_server_time_to_first_token_seconds_count")]
+    assert sum(grown[name] for name in first) == 4, "all but the one whose model nobody serves"
+    gaps = [name for name in grown if name.startswith("tandem_inter_token_latency_seconds_count")]
+    assert sum(grown[name] for name in gaps) == 5 * (num_paris - 1) + num_paris, "the end of a sequence is no token"
+    admitted = 'tandem_admissions_total{decision="admitted",reason="",lane="interactive",tenant="open"}'
+    assert grown[admitted] == 5
     assert 'tandem_http_responses_total{status="404"}' in grown
+
+
+def test_models_that_clients_make_up_are_no_series(front: Front, http: httpx.Client) -> None:
+    for number in range(50):
+        http.post("/v1/completions", json={"model": f"made-up-{number}", "prompt": "x"})
+    assert not [name for name in metrics(http) if "made-up" in name]
+
+
+def test_openmetrics_for_who_takes_it(front: Front, http: httpx.Client) -> None:
+    front.instant("Paris")
+    http.post("/v1/chat/completions", json=CHAT)
+    answer = http.get("/metrics", headers={"accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.1"})
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    assert answer.text.endswith("# EOF\n") and "tandem_requests_total{" in answer.text
+
+
+def test_prometheus_is_told_where_workers_are(front: Front, http: httpx.Client) -> None:
+    assert http.get("/metrics/targets").json() == [
+        {"targets": ["127.0.0.1:9100"], "labels": {"pool": "prefill", "worker": "p1", "model": "tiny"}}
+    ]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 from typing import Any
 
@@ -11,6 +12,7 @@ import httpx
 import pytest
 
 from tandem.core.errors import ERROR_TABLE, ErrorKind, TandemError
+from tandem.core.stages import Stage
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 URL = "/v1/chat/completions"
@@ -211,6 +213,35 @@ def test_reasons_are_told_to_who_asks(front: Front, http: httpx.Client, is_strea
     assert told({}).keys() == told({"x-tandem-explain": "0"}).keys() == {"path", "attempts"}
     refused = http.post(URL, json=CHAT, headers={"x-tandem-explain": "yes"})
     assert refused.status_code == 400 and error_of(refused)["param"] == "x-tandem-explain"
+
+
+def test_a_whole_answer_tells_where_its_time_went_in_a_header_too(front: Front, http: httpx.Client) -> None:
+    front.answer("x")
+    answer = http.post(URL, json=CHAT, headers={"x-tandem-timing": "1"})
+    timing = answer.json()["tandem"]["timing"]
+    told = dict(re.findall(r"(\w+);dur=([0-9.e-]+)(?:, |$)", answer.headers["x-tandem-timing"]))
+    assert {f"{name}_ms": float(ms) for name, ms in told.items()} | {
+        "first_token_ms": timing["first_token_ms"]
+    } == timing
+    assert {*told} == {*(stage.value for stage in Stage), "total"}
+    assert all(round(ms, 3) == ms for ms in timing.values())
+    for refused in (
+        http.post(URL, json=CHAT | {"model": "none"}, headers={"x-tandem-timing": "1"}),
+        http.post(URL, json=CHAT, headers={"x-tandem-timing": "0"}),
+    ):
+        assert "x-tandem-timing" not in refused.headers and "timing" not in refused.text
+
+
+@pytest.mark.parametrize(
+    "given", ["00-zz-cd-01", "01", "x" * 5000, f"00-{'0' * 32}-{'cd' * 8}-01", f"00-{'ab' * 16}-{'cd' * 8}-01"]
+)
+def test_a_trace_that_nobody_here_traces_is_passed_on_if_it_is_one(
+    front: Front, http: httpx.Client, given: str
+) -> None:
+    front.answer("x")
+    assert http.post(URL, json=CHAT, headers={"traceparent": given}).status_code == 200
+    passed_on = front.dispatch.requests[-1].traceparent
+    assert passed_on == (given if given.startswith("00-abab") else "")
 
 
 def test_a_session_is_named_by_a_header_or_by_the_user(front: Front, http: httpx.Client) -> None:

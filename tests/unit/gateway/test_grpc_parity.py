@@ -12,6 +12,7 @@ import pytest
 
 from tandem.core.errors import ERROR_TABLE, ErrorKind, TandemError
 from tandem.core.events import FinishReason
+from tandem.core.stages import Stage
 from tandem.gateway.standing import QuotaRefusal, Standing
 from tandem.wire.gen import inference_pb2 as pb
 from tests.unit.gateway.conftest import Front, ScriptedStream
@@ -222,6 +223,26 @@ def test_what_the_dispatch_raises_is_told_alike(
     assert grpc_streamed.error == streamed.error == whole.error
     assert grpc_streamed.choices == streamed.choices and bool(streamed.choices) == begun
     assert whole.retry_after == grpc_streamed.retry_after == "3"
+
+
+@pytest.mark.parametrize("kind", ["chat", "completion"])
+def test_where_time_went_is_told_alike(front: Front, http: httpx.Client, stub: Any, kind: str) -> None:
+    stages = {f"{stage.value}_ms" for stage in Stage}
+    for asked, given, timed in (
+        ("1", {}, {*stages, "total_ms", "first_token_ms"}),
+        ("1", {"max_tokens": 0, "echo": True} if kind == "completion" else {}, None),
+        ("0", {}, set()),
+    ):
+        front.instant(UNICODE)
+        outcomes = asked_both_ways(http, stub, kind, whole_body(kind, given), **{"x-tandem-timing": asked})
+        assert not any(outcome.error for outcome in outcomes)
+        assert [outcome.plain() for outcome in outcomes[1:]] == [outcomes[0].plain()] * 3
+        assert outcomes[0].timed == timed or (timed is None and {*stages, "total_ms"} <= outcomes[0].timed)
+    refused = asked_both_ways(http, stub, kind, whole_body(kind, {}), **{"x-tandem-timing": "2"})
+    assert {outcome.error[2] for outcome in refused} == {"x-tandem-timing"}
+    front.stream("Par", TandemError(ErrorKind.KV_LOST, "gone"))
+    failed = asked_both_ways(http, stub, kind, whole_body(kind, {}), **{"x-tandem-timing": "1"})
+    assert all(outcome.error[0] == "kv_lost" and not outcome.timed for outcome in failed)
 
 
 def test_no_worker_is_told_alike(front: Front, http: httpx.Client, stub: Any) -> None:

@@ -1,0 +1,67 @@
+"""Where a request's time went, as its client is told, beside what that client measured; never what anything took."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tandem.core.clock import SystemClock
+from tandem.core.stages import Stage
+from tests.e2e.gateway.conftest import Pair
+from tests.e2e.gateway.http import completion
+
+TIMED = {"x-tandem-timing": "1"}
+WITHIN = 0.01
+NUM_TRIES = 20
+"""Of which one is to come close: between what the gateway sees and what its client does, this machine may pause."""
+clock, salts = SystemClock(), itertools.count(5_300_000)
+
+
+@pytest.fixture(scope="module")
+def http() -> Iterator[httpx.Client]:
+    with httpx.Client(trust_env=False, timeout=60) as http:
+        yield http
+
+
+def asked(http: httpx.Client, url: str, max_tokens: int, *, stream: bool) -> tuple[dict[str, float], float]:
+    """What the answer's timing says, in milliseconds, and what the client waited for it."""
+    body = completion(1000, next(salts), max_tokens, stream=stream)
+    began = clock.now()
+    with http.stream("POST", f"{url}/v1/completions", json=body, headers=TIMED) as answer:
+        assert answer.status_code == 200
+        if not stream:
+            whole = answer.read()
+            ended = clock.now()
+            return json.loads(whole)["tandem"]["timing"], 1e3 * (ended - began)
+        for line in answer.iter_lines():
+            ended = clock.now()
+            told: Any = json.loads(line[6:]) if line.startswith("data: {") else {}
+            if "tandem" in told:
+                return told["tandem"]["timing"], 1e3 * (ended - began)
+    raise AssertionError("the stream tells nothing of its time")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("split", [True, False])
+def test_the_stages_add_up_to_what_the_client_waited(calm: Pair, http: httpx.Client, split: bool, stream: bool) -> None:
+    url, off = (calm.gateway if split else calm.whole).url, []
+    num_tokens = 400
+    for _ in range(NUM_TRIES):
+        timing, waited_ms = asked(http, url, num_tokens, stream=stream)
+        stages = {stage: timing[f"{stage.value}_ms"] for stage in Stage}
+        assert sum(stages.values()) == pytest.approx(timing["total_ms"], abs=0.01)
+        assert 0 < timing["first_token_ms"] < timing["total_ms"] <= waited_ms
+        assert min(stages[stage] for stage in (Stage.RECEIVE, Stage.PREFILL, Stage.DECODE)) > 0
+        assert (stages[Stage.TRANSFER] > 0) <= split
+        if waited_ms < 1000:  # a request of a second or so
+            num_tokens *= 2
+            continue
+        off.append(1 - timing["total_ms"] / waited_ms)
+        if off[-1] < WITHIN:
+            return
+    raise AssertionError(f"of what the client waited nobody knows where it went: {off}")

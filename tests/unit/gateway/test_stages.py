@@ -1,0 +1,258 @@
+"""Where a request's time goes, by scripted workers: its phases, its one record and its one trace, however it ends.
+
+Workers tell stages of a thousand hours where all of a phase is to be one stage's: they are cut to what there was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tandem.core.errors import ErrorKind
+from tandem.core.events import Failed, Finished, FinishReason, JobEvent, Moving, Token
+from tandem.core.ids import HandoffId, HandoffKey, JobKey
+from tandem.core.stages import JobStages, Stage
+from tandem.flow.ledger import LedgerPhase
+from tandem.gateway.record import AnswerRecord
+from tests.unit.gateway.rig import Rig, pulled, token
+from tests.unit.gateway.scripted_worker import until
+from tests.unit.gateway.watched import CLIENT_TRACE, Watched, job_at, phase_of, watched
+
+ALL = 3.6e6
+"""Seconds, of which a phase has fewer."""
+P = LedgerPhase
+IN_GATEWAY = {Stage.RECEIVE, Stage.QUEUE, Stage.ROUTE, Stage.DELIVER}
+
+
+def staged(key: JobKey, index: int, **stages: float) -> Token:
+    return replace(token(key, index), stages=JobStages(**stages))
+
+
+def ended(key: JobKey, count: int) -> Finished:
+    return Finished(key, FinishReason.LENGTH, count, 0)
+
+
+def stages_of(record: AnswerRecord) -> set[Stage]:
+    """Those that it was in, once they were seen to add up."""
+    assert record.stages.total == pytest.approx(record.total_s, abs=1e-9)
+    return {stage for stage in Stage if record.stages.of(stage) > 0}
+
+
+def the_trace(seen: Watched, record: AnswerRecord) -> dict[str, object]:
+    """The attributes of the root, once its tree was seen to be whole and the client's."""
+    spans = list(seen.spans.get_finished_spans())
+    (root,) = [span for span in spans if span.parent is not None and span.parent.is_remote]
+    assert root.context is not None and root.parent is not None and root.attributes is not None
+    assert f"{root.context.trace_id:032x}" == CLIENT_TRACE == record.trace
+    assert f"{root.parent.span_id:016x}" == "cd" * 8
+    inside = [span for span in spans if span is not root]
+    assert all(span.parent is not None and span.parent.span_id == root.context.span_id for span in inside)
+    assert {span.name for span in inside} <= {"queue", "route"}
+    told = sum(float(str(root.attributes[f"tandem.stage.{stage.value}_s"])) for stage in Stage)
+    assert told == pytest.approx(record.total_s, abs=1e-9)
+    return dict(root.attributes)
+
+
+async def test_one_worker_does_all(rig: Rig) -> None:
+    worker = await rig.add("m", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+    with watched(rig) as seen:
+        asked = seen.ask()
+        key = (await job_at(worker)).key
+        await phase_of(rig, P.FIRST)
+        worker.tell(staged(key, 0, prefill_queue_s=ALL), token(key, 1))
+        await phase_of(rig, P.DECODE)
+        worker.tell(token(key, 2), ended(key, 3))
+        record = await seen.record(asked)
+        told = the_trace(seen, record)
+    assert stages_of(record) == {*IN_GATEWAY, Stage.PREFILL_QUEUE, Stage.DECODE}
+    assert (record.outcome, record.path, record.workers, record.num_attempts) == ("finished", "local", ("m",), 1)
+    assert (record.label, record.endpoint, record.model, record.tenant) == ("mine", "completion", "tiny", "open")
+    assert record.usage == (2, 3, 0) and record.num_gaps == 2 and record.first_token_s is not None
+    assert record.token_s is not None and 2 * record.token_s <= record.total_s - record.first_token_s
+    assert told["gen_ai.response.finish_reasons"] == ("length",) and told["gen_ai.request.max_tokens"] == 3
+    assert (told["gen_ai.usage.output_tokens"], told["tandem.path"]) == (3, "local")
+    assert "error.type" not in told
+    (job,) = worker.jobs
+    assert job.request.traceparent.split("-")[1] == CLIENT_TRACE
+
+
+async def test_two_workers_share_it(rig: Rig) -> None:
+    prefill, decode = await rig.pair()
+    with watched(rig) as seen:
+        asked = seen.ask()
+        key = (await job_at(prefill)).key
+        await phase_of(rig, P.FIRST)
+        prefill.tell(staged(key, 0, prefill_s=ALL), Finished(key, None, 1, 0))
+        await phase_of(rig, P.HANDOVER)
+        decode.tell(token(key, 0), pulled(key))
+        await until(lambda: any(active.life.pulled for active in rig.dispatch._active.values()))
+        assert [active.ledger.phase for active in rig.dispatch._active.values()] == [P.HANDOVER]
+        decode.tell(staged(key, 1, transfer_s=1e-9, decode_queue_s=ALL))
+        await phase_of(rig, P.DECODE)
+        decode.tell(token(key, 2), ended(key, 3))
+        record = await seen.record(asked)
+        the_trace(seen, record)
+    assert stages_of(record) == set(Stage) - {Stage.PREFILL_QUEUE}
+    assert record.stages.transfer == pytest.approx(1e-9) and record.stages.decode_queue > record.stages.transfer
+    assert (record.path, record.workers) == ("remote", ("p", "d"))
+
+
+async def test_what_waits_is_in_the_queue_and_what_asks_on_its_way(rig: Rig) -> None:
+    worker = await rig.add("m", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+    worker.hold_submit = asyncio.Event()
+    with watched(rig) as seen:
+        asked = seen.ask()
+        await phase_of(rig, P.ROUTE)
+        worker.on_submit = lambda job: (ErrorKind.OVERLOADED, "full")
+        worker.hold_submit.set()
+        await phase_of(rig, P.QUEUE)
+        worker.on_submit = lambda job: None
+        await phase_of(rig, P.FIRST)
+        asked.cancel()
+        record = await seen.record(asked)
+        the_trace(seen, record)
+        names = [span.name for span in seen.spans.get_finished_spans()]
+    assert names.count("queue") >= 2 and names.count("route") >= 2, "one for each time"
+    assert stages_of(record) == {Stage.RECEIVE, Stage.QUEUE, Stage.ROUTE, Stage.PREFILL}
+    assert (record.outcome, record.error, record.first_token_s, record.token_s) == ("cancelled", "", None, None)
+
+
+async def test_what_is_lost_begins_again_and_its_time_counts_where_it_was_spent(rig: Rig) -> None:
+    prefill, decode = await rig.pair()
+    with watched(rig) as seen:
+        asked = seen.ask()
+        key = (await job_at(prefill)).key
+        prefill.tell(staged(key, 0, prefill_s=ALL))
+        await phase_of(rig, P.HANDOVER)
+        decode.tell(Failed(key, ErrorKind.INTERNAL, "the step failed"))
+        again = (await job_at(prefill, 2)).key
+        await phase_of(rig, P.FIRST)
+        prefill.tell(staged(key, 0, prefill_queue_s=ALL))  # of the attempt that was given up: nobody listens
+        prefill.tell(staged(again, 1, prefill_queue_s=0.0, prefill_s=ALL), Finished(again, None, 1, 0))
+        await phase_of(rig, P.HANDOVER)
+        decode.tell(pulled(again), token(again, 1), token(again, 2), ended(again, 3))
+        record = await seen.record(asked)
+        the_trace(seen, record)
+    assert stages_of(record) == set(Stage) - {Stage.PREFILL_QUEUE, Stage.DECODE_QUEUE}
+    assert (record.path, record.num_attempts) == ("remote", 2)
+    assert seen.family("tandem.moves").points == {(): 1.0}
+
+
+async def test_a_choice_that_moves_while_it_decodes_decodes_all_the_while(rig: Rig) -> None:
+    old = await rig.add("a", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+    with watched(rig) as seen:
+        asked = seen.ask(max_tokens=4)
+        key = (await job_at(old)).key
+        old.tell(token(key, 0))
+        await phase_of(rig, P.DECODE)
+        new = await rig.add("b", "mixed")
+        new.hold_submit = asyncio.Event()
+        await until(lambda: len(rig.fleet.view().workers) == 2)
+        old.tell(Moving(key, HandoffKey(HandoffId("m"), 1)))
+        job = await job_at(new)
+        (active,) = rig.dispatch._active.values()
+        assert active.life.phase.name == "BOOKING" and active.ledger.phase is P.DECODE
+        new.hold_submit.set()
+        await until(lambda: active.life.phase.name == "RUNNING")
+        assert active.ledger.phase is P.DECODE
+        new.tell(pulled(job.key), token(job.key, 1), token(job.key, 2), token(job.key, 3), ended(job.key, 4))
+        record = await seen.record(asked)
+    phases = [phase for phase, _ in active.ledger.moves]
+    assert phases == [P.QUEUE, P.ROUTE, P.FIRST, P.DECODE, P.DELIVER, P.OVER]
+    assert stages_of(record) == {*IN_GATEWAY, Stage.PREFILL, Stage.DECODE}
+
+
+async def test_choices_decode_until_the_last_of_them_does(rig: Rig) -> None:
+    worker = await rig.add("m", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+    with watched(rig) as seen:
+        asked = seen.ask(n=2)
+        one = (await job_at(worker)).key
+        other = one._replace(choice=1)
+        worker.tell(staged(one, 0, prefill_queue_s=ALL), staged(other, 0, prefill_s=ALL), ended(one, 1))
+        await until(lambda: [len(active.life._choices) for active in rig.dispatch._active.values()] == [1])
+        await phase_of(rig, P.DECODE)
+        worker.tell(token(other, 1), ended(other, 2))
+        record = await seen.record(asked)
+        told = the_trace(seen, record)
+    assert stages_of(record) == {*IN_GATEWAY, Stage.PREFILL_QUEUE, Stage.DECODE}, "the longest word of the two counts"
+    assert record.usage.num_output == 3 and record.num_gaps == 1
+    assert told["gen_ai.response.finish_reasons"] == ("length", "length")
+
+
+async def test_of_several_prompts_the_last_one_s_time_is_told(rig: Rig) -> None:
+    worker = await rig.add("m", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+    with watched(rig) as seen:
+        asked = seen.ask(prompt=["a", "b"], max_tokens=1)
+        first, second = (await job_at(worker)).key, (await job_at(worker, 2)).key
+        worker.tell(staged(second, 0, prefill_queue_s=ALL), ended(second, 1))
+        await until(lambda: len(rig.dispatch._active) == 1)
+        worker.tell(staged(first, 0, prefill_s=ALL), ended(first, 1))
+        record = await seen.record(asked)
+        the_trace(seen, record)
+    assert stages_of(record) - IN_GATEWAY == {Stage.PREFILL, Stage.DECODE}
+    assert record.usage.num_prompt == 4 and record.usage.num_output == 2
+    assert worker.jobs[0].request.traceparent == worker.jobs[1].request.traceparent
+
+
+@pytest.mark.parametrize(
+    ("config", "body", "outcome", "reason", "stages"),
+    [
+        ({}, {"model": "none"}, "model_not_found", "", {Stage.RECEIVE}),
+        ({}, {"temperature": 99}, "invalid_request", "", {Stage.RECEIVE}),
+        ({}, {"prompt": "a" * 5000}, "context_length_exceeded", "", {Stage.RECEIVE}),
+        ({"max_queued": 0}, {}, "overloaded", "queue_full", {Stage.RECEIVE}),
+        ({}, {}, "internal", "", {Stage.RECEIVE, Stage.QUEUE, Stage.ROUTE, Stage.DELIVER}),
+    ],
+    ids=["no model", "invalid", "too long", "no room", "broken"],
+)
+async def test_what_is_refused_leaves_one_record_and_one_span(
+    make_rig: Callable[..., Rig],
+    config: dict[str, object],
+    body: dict[str, object],
+    outcome: str,
+    reason: str,
+    stages: set[Stage],
+) -> None:
+    rig = make_rig(**config)
+    await rig.start()
+    worker = await rig.add("m", "mixed")
+    worker.on_submit = lambda job: (ErrorKind.INTERNAL, "broken")
+    await until(lambda: rig.dispatch.ready() is None)
+    with watched(rig) as seen:
+        record = await seen.record(seen.ask(**body))
+        told = the_trace(seen, record)
+    assert (record.outcome, record.reason) == (outcome, reason) and record.error
+    assert stages_of(record) == stages
+    assert told["error.type"] == outcome
+    assert record.model == ("" if outcome == "model_not_found" else "tiny")
+    assert seen.chronicles.num_open == 0 and not seen.chronicles.num_open_of()
+    (span,) = [span for span in seen.spans.get_finished_spans() if span.name not in ("queue", "route")]
+    assert span.name == f"text_completion {record.model}".strip()
+    assert not span.status.is_ok and span.status.description == record.error
+
+
+async def test_an_observer_that_fails_fails_alone(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    class Broken:
+        def answered(self, record: AnswerRecord) -> None:
+            raise RuntimeError("it does")
+
+    worker = await rig.add("m", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+    events: list[JobEvent] = []
+    with watched(rig) as seen:
+        seen.chronicles._observers = (Broken(), *seen.chronicles._observers)
+        asked = seen.ask(max_tokens=1)
+        key = (await job_at(worker)).key
+        events = [token(key, 0), ended(key, 1)]
+        worker.tell(*events)
+        record = await seen.record(asked)
+    assert record.outcome == "finished" and asked.exception() is None
+    assert "cannot take the record" in caplog.text

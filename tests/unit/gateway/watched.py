@@ -1,0 +1,98 @@
+"""Answers over a rig with everything that looks at them: records, spans and figures; asserts nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import DEFAULT_ON
+
+from tandem.core.request import Job
+from tandem.flow.ledger import LedgerPhase
+from tandem.gateway.answers import Answers
+from tandem.gateway.caller import Caller
+from tandem.gateway.chronicle import Chronicles
+from tandem.gateway.manner import Manners
+from tandem.gateway.measures import Measures
+from tandem.gateway.openai_schema import CompletionBody
+from tandem.gateway.ports import Dispatch
+from tandem.gateway.record import AnswerRecord
+from tandem.obs.metrics import Family, Metrics
+from tandem.obs.tracing import Tracing
+from tests.unit.gateway.rig import Rig, is_probe
+from tests.unit.gateway.scripted_worker import ScriptedWorker, until
+
+CLIENT_TRACE = "ab" * 16
+TRACEPARENT = f"00-{CLIENT_TRACE}-{'cd' * 8}-01"
+
+
+class Records:
+    """An observer that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.taken: list[AnswerRecord] = []
+
+    def answered(self, record: AnswerRecord) -> None:
+        self.taken.append(record)
+
+
+class Watched:
+    """Everybody asks for completions, traced from the client on."""
+
+    def __init__(self, rig: Rig, dispatch: Dispatch, encoders: ThreadPoolExecutor) -> None:
+        self.rig = rig
+        self.metrics = Metrics()
+        self.records = Records()
+        self.spans = InMemorySpanExporter()
+        provider = TracerProvider(sampler=DEFAULT_ON, shutdown_on_exit=False)
+        provider.add_span_processor(SimpleSpanProcessor(self.spans))
+        tracing = Tracing(provider.get_tracer("test"))
+        self.chronicles = Chronicles(rig.clock, Measures(self.metrics), tracing, [self.records])
+        self.answers = Answers(dispatch, encoders, self.chronicles, Manners())
+
+    def ask(self, **body: Any) -> asyncio.Task[None]:
+        """Reads an answer to its end."""
+        return asyncio.create_task(self._read(body))
+
+    async def _read(self, body: dict[str, Any]) -> None:
+        given = msgspec.convert({"model": "tiny", "prompt": "a", "max_tokens": 3, **body}, CompletionBody)
+        caller = Caller(request_id="mine", came_at=self.rig.clock.now(), traceparent=TRACEPARENT)
+        async with await self.answers.complete(given, caller) as answer:
+            async for _ in answer.parts():
+                pass
+
+    async def record(self, asked: asyncio.Task[None]) -> AnswerRecord:
+        """The only one that there is, once its answer has ended in whatever way."""
+        await asyncio.wait({asked})
+        (record,) = self.records.taken
+        return record
+
+    def ended_spans(self) -> dict[str, ReadableSpan]:
+        return {span.name: span for span in self.spans.get_finished_spans()}
+
+    def family(self, name: str) -> Family:
+        return next(family for family in self.metrics.collect() if family.instrument.name == name)
+
+
+@contextmanager
+def watched(rig: Rig) -> Iterator[Watched]:
+    with ThreadPoolExecutor(1) as encoders:
+        yield Watched(rig, rig.dispatch, encoders)
+
+
+async def job_at(worker: ScriptedWorker, count: int = 1) -> Job:
+    """The `count`-th of a worker's jobs, once it has it."""
+    jobs: list[Job] = await until(lambda: [job for job in worker.jobs if not is_probe(job)][count - 1 :])
+    return jobs[0]
+
+
+async def phase_of(rig: Rig, phase: LedgerPhase) -> None:
+    """Wait until the only request is in this phase."""
+    await until(lambda: [active.ledger.phase for active in rig.dispatch._active.values()] == [phase])
