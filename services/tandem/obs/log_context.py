@@ -36,10 +36,10 @@ _current: ContextVar[InRequest | None] = ContextVar("tandem_request", default=No
 
 
 def traced(traceparent: str) -> None:
-    """What the running request is called in traces, by a valid header value. Nothing happens where none runs, or where
-    it is empty."""
+    """What the running request is called in traces, by a valid header value. Nothing happens where none runs any more,
+    or where it is empty."""
     current = _current.get()
-    if current is not None and traceparent:
+    if current is not None and current.request_id and traceparent:
         _, current.trace_id, current.span_id, *_ = traceparent.split("-")
 
 

@@ -12,6 +12,13 @@ def test_nothing_is_known_outside() -> None:
     assert request_fields() == {}
 
 
+def test_nothing_is_known_of_one_that_is_over() -> None:
+    with InRequest("r"):
+        assert request_fields() == {"request_id": "r"}
+    traced(f"00-{'ab' * 16}-{'cd' * 8}-01")
+    assert request_fields() == {}
+
+
 async def test_each_task_names_its_own_request() -> None:
     both_run = asyncio.Barrier(2)
 
