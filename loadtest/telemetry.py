@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     if len(cores) > 1:
         os.sched_setaffinity(0, set(cores) - {core})
     place = Place(core, args.before)
-    launches, num_rounds = (1, 4) if args.quick else (6, 8)
+    launches, num_rounds = (1, 4) if args.quick else (3, 8)
     before = str(args.before or "")
     report = Report(step_s=args.step_ms / 1e3, before=before, steps={batch: [] for batch in BATCHES}, streams=[])
     for _ in range(launches):
