@@ -12,7 +12,7 @@ from tandem.core.stages import Stage
 from tandem.gateway.record import CANCELLED, FINISHED, AnswerRecord
 from tandem.obs import instruments as have
 from tandem.obs.metrics import OTHER, Buckets, Histogram, Metrics
-from tandem.sched.targets import NO_TARGETS, LatencyTargets
+from tandem.sched.targets import NO_TARGETS, LatencyTargets, Target
 
 OPERATIONS = {"chat": "chat", "completion": "text_completion"}
 """By endpoint, as OpenTelemetry's conventions call them."""
@@ -42,7 +42,7 @@ class Measures:
         self._moves = metrics.counter(have.MOVES)
         self._slo = metrics.counter(have.SLO_REQUESTS)
         self._gaps = metrics.histogram(have.INTER_TOKEN_LATENCY)
-        self._targets = {lane.label: Slo(*_promised(targets, lane)) for lane in Lane}
+        self._promises = {lane.label: _promises(targets.lane(lane)) for lane in Lane}
         metrics.watch(have.SLO_TARGET, self._told_targets)
 
     def gaps(self, lane: Lane, model: str) -> Buckets:
@@ -96,29 +96,27 @@ class Measures:
         """Whether its lane's promises were kept, as `core.slo` has it; what failed kept none."""
         if record.outcome in _THEIRS:
             return
-        promised = self._targets[record.lane]
         # One that had no token to wait for was not late.
         first_s = (record.first_token_s or 0.0) if is_finished else None
-        for name, slo in _parts(promised):
+        for name, slo in self._promises[record.lane]:
             met = slo.is_met(first_s, record.num_late_gaps if slo.itl_s is not None else 0, record.num_gaps)
             self._slo.add(1, record.lane, name, "true" if met else "false")
 
     def _told_targets(self) -> Mapping[tuple[str, ...], float]:
-        named = ((lane, "ttft", slo.ttft_s) for lane, slo in self._targets.items())
-        gaps = ((lane, "itl", slo.itl_s) for lane, slo in self._targets.items())
-        return {(lane, name): seconds for lane, name, seconds in (*named, *gaps) if seconds is not None}
+        return {
+            (lane, name): slo.ttft_s or slo.itl_s or 0.0
+            for lane, promises in self._promises.items()
+            for name, slo in promises
+            if name != "both"
+        }
 
 
-def _promised(targets: LatencyTargets, lane: Lane) -> tuple[float | None, float | None]:
-    target = targets.lane(lane)
-    return target.ttft_s or None, target.itl_s or None
-
-
-def _parts(promised: Slo) -> list[tuple[str, Slo]]:
-    """Each promise by itself, and all of them."""
-    parts = [("ttft", Slo(promised.ttft_s)), ("itl", Slo(itl_s=promised.itl_s))]
-    kept = [(name, slo) for name, slo in parts if slo != Slo()]
-    return [*kept, ("both", promised)] if kept else []
+def _promises(target: Target) -> list[tuple[str, Slo]]:
+    """Each by itself, and all of them; none where nothing is promised."""
+    whole = Slo(target.ttft_s or None, target.itl_s or None)
+    each = [("ttft", Slo(whole.ttft_s)), ("itl", Slo(itl_s=whole.itl_s))]
+    kept = [(name, slo) for name, slo in each if slo != Slo()]
+    return [*kept, ("both", whole)] if kept else []
 
 
 def _record(histogram: Histogram, seconds: float, trace: str, *values: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.standing import Standing, duration
 
-LABEL = r'[a-z_]+="[^"\\\\]*"'
+LABEL = r'[a-z_]+="(?:[^"\\]|\\.)*"'
 SAMPLE = re.compile(rf"[a-z0-9_:]+(\{{{LABEL}(,{LABEL})*\}})? [-0-9.e+]+")
 Front = Any  # the fixtures' class lives in conftest
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -133,7 +133,7 @@ def metrics(http: httpx.Client) -> dict[str, float]:
     while True:
         response = http.get("/metrics")
         assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
-        lines = [line for line in response.text.splitlines() if not line.startswith("#")]
+        lines = [line for line in response.text.split("\n") if line and not line.startswith("#")]
         assert not [line for line in lines if not SAMPLE.fullmatch(line)]
         found = {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
         if found["tandem_open_requests"] == 0:
