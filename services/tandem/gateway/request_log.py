@@ -11,7 +11,10 @@ from tandem.obs.log_format import fields
 from tandem.obs.log_limit import UNLIMITED
 
 LOGGER = "tandem.requests"
-_SERVER_FAULTS = frozenset(kind.value for kind in ErrorKind if ERROR_TABLE[kind].http >= 500)
+_FAULTS = frozenset(
+    kind.value for kind in ErrorKind if ERROR_TABLE[kind].http >= 500 and kind is not ErrorKind.DRAINING
+)
+"""Of the cluster. That a program was told to stop is none."""
 _WELL = (FINISHED, CANCELLED)
 _MAX_ERROR = 500
 """Characters: some errors quote what they were given."""
@@ -28,7 +31,7 @@ class RequestLog:
     def answered(self, record: AnswerRecord) -> None:
         if self._wanted == "off" or (self._wanted == "failed" and record.outcome in _WELL):
             return
-        level = logging.WARNING if record.outcome in _SERVER_FAULTS else logging.INFO
+        level = logging.WARNING if record.outcome in _FAULTS else logging.INFO
         if not _log.isEnabledFor(level):
             return
         extra = fields(**_told(record))

@@ -15,7 +15,8 @@ from tests.e2e.gateway.tiny_model import make_model
 
 NUM_SEQS = 8
 SETTINGS = (
-    *("--served-model-name", "tiny,org/alias", "--kv-transport", "local", "--kv-cache-memory", "32MiB"),
+    # Room for all that the tests of a session ever ask: some count what their prompts leave in the cache.
+    *("--served-model-name", "tiny,org/alias", "--kv-transport", "local", "--kv-cache-memory", "128MiB"),
     # Small steps: a long prompt is in the middle of its prefill for a second.
     *("--max-num-batched-tokens", "64", "--max-num-seqs", str(NUM_SEQS)),
     *("--worker-silence-s", "3", "--lease-s", "3", "--gateway-grace-s", "3", "--worker-drain-s", "10"),

@@ -43,6 +43,7 @@ RECORD = AnswerRecord(
 )
 REFUSED = replace(RECORD, outcome="quota_exceeded", error="x" * 9999, path="", workers=(), first_token_s=None)
 LOST = replace(RECORD, outcome="worker_lost", error="worker d is gone")
+STOPPING = replace(RECORD, outcome="draining", error="this gateway is shutting down")
 CANCELLED = replace(RECORD, outcome="cancelled")
 
 
@@ -55,12 +56,13 @@ def lines(caplog: pytest.LogCaptureFixture, wanted: Any, *records: AnswerRecord)
 
 
 def test_which_have_a_line(caplog: pytest.LogCaptureFixture) -> None:
-    ended = (RECORD, REFUSED, LOST, CANCELLED)
+    ended = (RECORD, REFUSED, LOST, STOPPING, CANCELLED)
     assert lines(caplog, "off", *ended) == []
     failed = lines(caplog, "failed", *ended)
     assert [(line.levelname, line.getMessage()) for line in failed] == [
         ("INFO", "request quota_exceeded"),
         ("WARNING", "request worker_lost"),
+        ("INFO", "request draining"),
     ]
     assert not any(hasattr(line, UNLIMITED) for line in failed)
     every = lines(caplog, "all", *ended)
