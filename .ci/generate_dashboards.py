@@ -6,7 +6,6 @@ and written here. `--check` writes nothing and exits 1 when the committed files 
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from committed import keep
 
 ROOT = Path(__file__).resolve().parent.parent
 BOARDS = ROOT / "deploy" / "grafana" / "boards"
@@ -35,27 +35,7 @@ Panel = Mapping[str, Any]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Generate the Grafana dashboards.")
-    parser.add_argument("--check", action="store_true", help="only compare with the committed files")
-    check = parser.parse_args().check
-    wanted = generate()
-    found = {path.name: path.read_text() for path in TARGET.glob("*.json")} if TARGET.is_dir() else {}
-    stale = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
-    if not check:
-        write(wanted, stale)
-        return 0
-    for name in stale:
-        print(f"{(TARGET / name).relative_to(ROOT)} is not what `make boards` writes", file=sys.stderr)
-    return 1 if stale else 0
-
-
-def write(wanted: dict[str, str], stale: list[str]) -> None:
-    TARGET.mkdir(parents=True, exist_ok=True)
-    for name in stale:
-        if name in wanted:
-            (TARGET / name).write_text(wanted[name])
-        else:
-            (TARGET / name).unlink()
+    return keep("Generate the Grafana dashboards.", TARGET, "*.json", generate, "make boards")
 
 
 def generate() -> dict[str, str]:

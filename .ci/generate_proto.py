@@ -7,13 +7,13 @@ imports between them are rewritten. The gRPC plugin writes no types: stubs with 
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 import tempfile
 from pathlib import Path
 
 import grpc_tools
+from committed import keep
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet, MethodDescriptorProto
 from grpc_tools import protoc
 
@@ -25,27 +25,7 @@ INIT = '"""What protoc made of proto/; regenerate with `make proto`, never edit.
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Generate the protobuf and gRPC modules.")
-    parser.add_argument("--check", action="store_true", help="only compare with the committed files")
-    check = parser.parse_args().check
-    wanted = generate()
-    found = {path.name: path.read_text() for path in TARGET.glob("*.py*")} if TARGET.is_dir() else {}
-    stale = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
-    if not check:
-        write(wanted, stale)
-        return 0
-    for name in stale:
-        print(f"{(TARGET / name).relative_to(ROOT)} is not what `make proto` writes", file=sys.stderr)
-    return 1 if stale else 0
-
-
-def write(wanted: dict[str, str], stale: list[str]) -> None:
-    TARGET.mkdir(parents=True, exist_ok=True)
-    for name in stale:
-        if name in wanted:
-            (TARGET / name).write_text(wanted[name])
-        else:
-            (TARGET / name).unlink()
+    return keep("Generate the protobuf and gRPC modules.", TARGET, "*.py*", generate, "make proto")
 
 
 def generate() -> dict[str, str]:
