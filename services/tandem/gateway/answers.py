@@ -81,7 +81,7 @@ class Answer:
         self._completions: list[Completion] = []
         self._chronicle = chronicle
         self._is_curious = False
-        self._tally = Tally(ask.num_choices)
+        self._tally = Tally(ask.num_choices, chronicle.pace)
 
     async def admit(self, dispatch: Dispatch, jobs: Sequence[Request], caller: Caller) -> None:
         """All jobs or none: when one is refused, those before it end."""
@@ -180,7 +180,7 @@ class Answer:
         job, choices = self.jobs[prompt], prompt * self.ask.num_choices
         scores = PromptScores(job.prompt_tokens)
         num_echoed: int | None = None
-        pace, tally = self._chronicle.pace, self._tally
+        left, ended = self._chronicle.pace.left, self._tally.ended
         # Asynchronous generators have aclose, which AsyncIterator, the better promise, does not show.
         events = cast(AsyncGenerator[Delta | PromptScored | Ending, None], self._completions[prompt].events())
         speeches = [self._manner.speech(job.prompt_tokens) for _ in range(self.ask.num_choices)]
@@ -196,8 +196,10 @@ class Answer:
                         num_echoed = told.num_chars if isinstance(told, Echo) else 0
                         yield told
                 part = _moved(event, choices, num_echoed) if choices or num_echoed else event
-                if tally.take(part):
-                    pace.left(part.choice)
+                if isinstance(part, Ending):
+                    ended(part)
+                elif part.token is not None:
+                    left(part.choice)
                 yield part
 
     def _of_the_prompt(self, prompt: int, scores: PromptScores) -> Iterator[Scored | Echo]:

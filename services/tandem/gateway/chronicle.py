@@ -96,7 +96,7 @@ class Chronicles:
         try:
             yield chronicle
         except BaseException as error:
-            chronicle.end(error, Tally(1), is_complete=False)
+            chronicle.end(error, Tally(1, chronicle.pace), is_complete=False)
             raise
 
     def close(self, record: AnswerRecord) -> None:

@@ -18,7 +18,8 @@ class Pace:
     late, and 0 promises nothing. All gaps go into `gaps` too, and `begun` hears when the first token leaves."""
 
     __slots__ = (
-        "_begun", "_late_s", "_now", "_stamps", "_sum_s", "first_at", "gaps", "longest_s", "num_gaps", "num_late",
+        "_begun", "_gathered", "_late_s", "_now", "_stamps", "_sum_s", "first_at", "gaps", "longest_s", "num_gaps",
+        "num_late",
     )  # fmt: skip
 
     def __init__(self, now: Callable[[], float], gaps: Buckets, late_s: float, begun: Callable[[float], None]) -> None:
@@ -32,6 +33,7 @@ class Pace:
         self._late_s = late_s or math.inf
         self._sum_s = 0.0
         self._stamps: dict[int, list[float]] = {}
+        self._gathered: dict[int, int] = {}
 
     def left(self, choice: int) -> None:
         """Called for every token of every stream."""
@@ -40,22 +42,31 @@ class Pace:
             stamps = self._stamps[choice] = []
         stamps.append(self._now())
         if len(stamps) > _GATHERED:
-            self._gather(stamps)
+            self._gather(choice, stamps)
         elif self.first_at is None:
             self.first_at = stamps[0]
             self._begun(stamps[0])
 
     def end(self) -> None:
         """Count what is left to be counted."""
-        for stamps in self._stamps.values():
-            self._gather(stamps)
+        for choice, stamps in self._stamps.items():
+            self._gather(choice, stamps)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all choices."""
+        return self.num_gaps + sum(map(len, self._stamps.values()))
+
+    def num_of(self, choice: int) -> int:
+        """Tokens of one choice."""
+        return self._gathered.get(choice, 0) + len(self._stamps.get(choice, ()))
 
     @property
     def mean_s(self) -> float | None:
         """Of all gaps; None: there is none."""
         return self._sum_s / self.num_gaps if self.num_gaps else None
 
-    def _gather(self, stamps: list[float]) -> None:
+    def _gather(self, choice: int, stamps: list[float]) -> None:
         """The last one stays, as the next gap's beginning."""
         if len(stamps) < 2:
             return
@@ -63,6 +74,7 @@ class Pace:
         longest = max(gaps)
         self.gaps.record_all(gaps)
         self.num_gaps += len(gaps)
+        self._gathered[choice] = self._gathered.get(choice, 0) + len(gaps)
         self._sum_s += stamps[-1] - stamps[0]
         self.longest_s = max(self.longest_s, longest)
         if longest > self._late_s:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import NamedTuple
 
-from tandem.gateway.completion import Delta, Ending
+from tandem.gateway.completion import Ending
+from tandem.gateway.pace import Pace
 
 
 class Usage(NamedTuple):
@@ -18,15 +18,17 @@ class Usage(NamedTuple):
 
 
 class Tally:
-    """Counts parts as they come. A prompt counts once, whatever the number of its choices."""
+    """A prompt counts once, whatever the number of its choices. Tokens of choices that go on are those that `pace` saw
+    leave."""
 
-    __slots__ = ("_cached", "_num_choices", "_num_prompt", "_output", "reasons")
+    __slots__ = ("_beyond", "_cached", "_num_choices", "_num_prompt", "_pace", "reasons")
 
-    def __init__(self, num_choices: int) -> None:
+    def __init__(self, num_choices: int, pace: Pace) -> None:
         """`num_choices` of each prompt."""
         self._num_choices = num_choices
+        self._pace = pace
         self._num_prompt = 0
-        self._output: defaultdict[int, int] = defaultdict(int)
+        self._beyond = 0
         self._cached: dict[int, int] = {}
         self.reasons: dict[int, str] = {}
         """Why each choice ended that has."""
@@ -34,20 +36,13 @@ class Tally:
     def admitted(self, num_prompt_tokens: int) -> None:
         self._num_prompt += num_prompt_tokens
 
-    def take(self, part: Delta | Ending) -> bool:
-        """Whether it is a token; text that was held back is none. An Ending knows exactly what its deltas only add up
-        to."""
-        if isinstance(part, Delta):
-            if part.token is None:
-                return False
-            self._output[part.choice] += 1
-            return True
-        self.reasons[part.choice] = part.reason.value
-        self._output[part.choice] = part.num_output_tokens
-        if part.num_cached_tokens is not None:
-            self._cached[part.choice // self._num_choices] = part.num_cached_tokens
-        return False
+    def ended(self, ending: Ending) -> None:
+        """It knows exactly what was seen to leave but for tokens that are no text."""
+        self.reasons[ending.choice] = ending.reason.value
+        self._beyond += ending.num_output_tokens - self._pace.num_of(ending.choice)
+        if ending.num_cached_tokens is not None:
+            self._cached[ending.choice // self._num_choices] = ending.num_cached_tokens
 
     def usage(self) -> Usage:
         cached = sum(self._cached.values()) if self._cached else None
-        return Usage(self._num_prompt, sum(self._output.values()), cached)
+        return Usage(self._num_prompt, self._pace.num_tokens + self._beyond, cached)

@@ -20,18 +20,19 @@ from tandem.flow.ledger import PhaseLedger
 from tandem.gateway.answers import Answers
 from tandem.gateway.caller import Caller
 from tandem.gateway.chronicle import Chronicles
-from tandem.gateway.completion import Delta, Ending
+from tandem.gateway.completion import Ending
 from tandem.gateway.echo import PromptScores
 from tandem.gateway.manner import Manners
 from tandem.gateway.measures import Measures
 from tandem.gateway.merge import merged
 from tandem.gateway.openai_schema import CompletionBody
+from tandem.gateway.pace import Pace
 from tandem.gateway.ports import ScrapeTarget, ServedModel
 from tandem.gateway.record import AnswerRecord
 from tandem.gateway.standing import Standing
 from tandem.gateway.text import TextModel
 from tandem.gateway.usage import Tally
-from tandem.obs.metrics import Metrics
+from tandem.obs.metrics import Buckets, Metrics
 from tandem.routing.breaker import BreakerState
 from tandem.routing.view import Pool
 from tests.unit.gateway.instant import instant_events
@@ -209,11 +210,16 @@ def test_scores_may_come_again_but_not_from_elsewhere() -> None:
 
 
 def test_a_tally_counts_a_prompts_cache_once_for_all_of_its_choices() -> None:
-    tally = Tally(2)
+    pace = Pace(lambda: 0.0, Buckets(()), 0.0, lambda at: None)
+    tally = Tally(2, pace)
     for num_tokens in (10, 20):
         tally.admitted(num_tokens)
-    tally.take(Delta("x", 0, SampledToken(5), 3))
-    assert (tally.usage().num_prompt, tally.usage().num_output, tally.usage().num_cached) == (30, 1, None)
+    for num_tokens in range(1, 41):
+        pace.left(3)
+        assert (tally.usage().num_prompt, tally.usage().num_output, tally.usage().num_cached) == (30, num_tokens, None)
+    pace.left(1)
+    pace.end()
+    assert (pace.num_of(3), pace.num_of(1), pace.num_of(0), tally.usage().num_output) == (40, 1, 0, 41)
     for choice, cached in ((0, 8), (1, 8), (2, None), (3, 16)):
-        tally.take(Ending(FinishReason.STOP, 4, cached, choice))
+        tally.ended(Ending(FinishReason.STOP, 4, cached, choice))
     assert (tally.usage().num_output, tally.usage().num_cached, len(tally.reasons)) == (16, 24, 4)
