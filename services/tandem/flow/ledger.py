@@ -1,6 +1,6 @@
 """Where one request's time goes, stage by stage; never reads a clock and never decides anything.
 
-The gateway's clock says how long the request was in each of six phases that follow each other, so that they add up to
+The gateway's clock says how long the request was in each of seven phases that follow each other, so that they add up to
 its time whatever happens. Two of them are spent at workers, whose own word divides them further. What a worker's word
 leaves of such a phase was spent between worker and gateway. Workers' words come in any order, also after the phase is
 over, because two workers speak over two streams.
