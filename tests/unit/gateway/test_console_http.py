@@ -27,7 +27,7 @@ from tandem.gateway.text import TextModel
 from tandem.routing.breaker import BreakerState
 from tandem.routing.view import WorkerView
 from tests.unit.gateway.conftest import ScriptedDispatch
-from tests.unit.gateway.console_records import record
+from tests.unit.gateway.records import record
 
 KEYS = {name: f"tdm_{name}" for name in ("acme", "other", "boss")}
 FILE = f"""

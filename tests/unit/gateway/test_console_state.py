@@ -18,7 +18,7 @@ from tandem.gateway.console_state import (
 )
 from tandem.gateway.flows import MAX_FLOWS, Flow, Flows
 from tandem.gateway.usage import Usage
-from tests.unit.gateway.console_records import record
+from tests.unit.gateway.records import record
 
 NOW = 1000.0
 

@@ -16,25 +16,12 @@ from tandem.gateway.record import AnswerRecord
 from tandem.gateway.usage import Usage
 from tandem.obs.metrics import OTHER, Buckets, Metrics, Spread, total
 from tandem.sched.targets import LatencyTargets, Target
+from tests.unit.gateway.records import record
 
 TARGETS = LatencyTargets(interactive=Target(0.5, 0.05), standard=Target(itl_s=0.05))
-RECORD = AnswerRecord(
-    id="cmpl-1",
-    label="mine",
-    trace="",
+RECORD = record(
     endpoint="completion",
-    model="tiny",
-    tenant="acme",
-    lane="interactive",
-    outcome="finished",
-    error="",
-    path="remote",
-    reason="",
-    num_attempts=1,
-    workers=("p", "d"),
-    is_streamed=True,
     usage=Usage(10, 21, 4),
-    came_at=1e9,
     total_s=1.0,
     first_token_s=0.2,
     token_s=0.04,
@@ -53,8 +40,8 @@ def points(metrics: Metrics, name: str) -> dict[tuple[str, ...], Any]:
 def told(*records: AnswerRecord, max_values: int = 100) -> Metrics:
     metrics = Metrics(max_values)
     measures = Measures(metrics, TARGETS)
-    for record in records:
-        measures.answered(record)
+    for each in records:
+        measures.answered(each)
     return metrics
 
 
@@ -115,9 +102,9 @@ def test_what_found_no_place_has_no_path() -> None:
 )
 def test_promises_are_kept_or_not(changed: dict[str, Any], met: dict[str, str]) -> None:
     """A twentieth of a request's gaps may be late."""
-    record = replace(RECORD, **changed)
-    found = points(told(record), "tandem.slo.requests")
-    assert found == {(record.lane, slo, is_met): 1 for slo, is_met in met.items()}
+    ended = replace(RECORD, **changed)
+    found = points(told(ended), "tandem.slo.requests")
+    assert found == {(ended.lane, slo, is_met): 1 for slo, is_met in met.items()}
 
 
 def test_promises_are_told() -> None:

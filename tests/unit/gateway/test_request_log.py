@@ -15,22 +15,14 @@ from tandem.gateway.request_log import LOGGER, RequestLog
 from tandem.gateway.usage import Usage
 from tandem.obs.log_format import JsonFormatter, Origin
 from tandem.obs.log_limit import UNLIMITED
+from tests.unit.gateway.records import record
 
-RECORD = AnswerRecord(
-    id="chatcmpl-1",
+RECORD = record(
     label="r-1",
     trace="ab" * 16,
-    endpoint="chat",
     model="m",
-    tenant="acme",
-    lane="interactive",
-    outcome="finished",
-    error="",
-    path="remote",
     reason="long_prompt",
     num_attempts=2,
-    workers=("p", "d"),
-    is_streamed=True,
     usage=Usage(100, 20, None),
     came_at=1e9,
     total_s=1.23456789,
@@ -38,7 +30,6 @@ RECORD = AnswerRecord(
     token_s=None,
     longest_gap_s=0.1,
     num_gaps=19,
-    num_late_gaps=0,
     stages=StageSeconds(receive=0.25, decode=0.98456789),
 )
 REFUSED = replace(RECORD, outcome="quota_exceeded", error="x" * 9999, path="", workers=(), first_token_s=None)
@@ -50,8 +41,8 @@ CANCELLED = replace(RECORD, outcome="cancelled")
 def lines(caplog: pytest.LogCaptureFixture, wanted: Any, *records: AnswerRecord) -> list[logging.LogRecord]:
     caplog.clear()
     with caplog.at_level(logging.INFO, LOGGER):
-        for record in records:
-            RequestLog(wanted).answered(record)
+        for each in records:
+            RequestLog(wanted).answered(each)
     return list(caplog.records)
 
 
