@@ -6,10 +6,10 @@ Two processes on one core, one with all telemetry and one without, have short tu
 several; and then other, fresh pairs of them, because no two processes have their memory laid out alike. What counts is
 processor time, which the kernel books to each process: it holds on a busy machine too.
 
-With telemetry: a step is told to all who look at steps, metrics are scraped every few seconds, and a gateway also logs
-each request as JSON to a file, traces each to a receiver of OTLP, and has a console polling each second. Without:
-nobody looks, and what counts by itself counts nothing. `--before` is a checkout of an older commit, which is the side
-without then: what telemetry has cost in all, ledgers and time stamps that every request has among it.
+With telemetry: a step is told to all who look at steps, metrics are scraped once in a round, and a gateway also logs
+each request as JSON to a file, traces each to a receiver of OTLP, and has a console polling as often. Without: nobody
+looks, and what counts by itself counts nothing. `--before` is a checkout of an older commit, which is the side without
+then: what telemetry has cost in all, ledgers and time stamps that every request has among it.
 """
 
 from __future__ import annotations
