@@ -15,10 +15,11 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from itertools import starmap
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import uvloop
@@ -34,14 +35,15 @@ NUM_TOKENS = 128
 NUM_STREAMS = 32
 STEP_S = 0.005
 """Between two messages of a worker. The gateway is busy for half of it: where tokens wait, several leave at once."""
+IDLE_S = 0.5
 _STAGGER_S = 0.01
 """Between the beginnings of two streams of a turn, so that answers do not end all at once."""
 
 
 class StreamRound(msgspec.Struct, frozen=True, kw_only=True):
-    """`cpu_s`: processor time of the gateway's process over the whole round, so that nothing that it does later, while
-    the other one has its turn, is left out. Less what one without telemetry takes in as much time when it has nothing
-    to do: a gateway that does no more than its worker's steps has more such time than one that is as busy as can be."""
+    """`cpu_s`: processor time of the gateway's process in its turns of a round, and of sending what they left to be
+    sent. Less what it takes in as much time when it has nothing to do: a gateway that does no more than its worker's
+    steps has more such time than one that is as busy as can be."""
 
     num_tokens: int
     cpu_s: float
@@ -53,14 +55,16 @@ class StreamRound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gateways:
-    """Two of them, on one core, each before a worker of its own that draws tokens from a list."""
+    """Without telemetry and with it: one process that turns it off and on, because no two have their memory laid out
+    alike, which makes 5% easily. Where the side without is another commit there are two, on one core."""
 
     def __init__(self, place: Place, stack: ExitStack, step_s: float) -> None:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-telemetry-")))
         redis = stack.enter_context(EmbeddedServer.start())
         self.sink = sink(stack)
         self.log = directory / "gateway.log"
-        pushed = pushing(self.sink.said["endpoint"])
+        # What one side leaves to be sent is not sent in the other's turn.
+        pushed = pushing(self.sink.said["endpoint"]) | {"OTEL_BSP_SCHEDULE_DELAY": "600000"}
 
         def start(*arguments: str, **more: str) -> Child:
             is_off = arguments[0] == "off"
@@ -70,7 +74,8 @@ class Gateways:
             command = place.command("telemetry_server", *arguments, *shared, is_off=is_off)
             return Child(stack, command, place.environment(is_off=is_off) | more)
 
-        self.sides = [start("off"), start("on", "--log", str(self.log), **pushed)]
+        told = start("on", "--log", str(self.log), **pushed)
+        self.sides = [told if place.before is None else start("off"), told]
 
 
 class Looker:
@@ -107,32 +112,40 @@ class Streams:
                 connection.close()
 
     async def round(self) -> tuple[StreamRound, StreamRound]:
-        began, cpu = self._clock.now(), self._cpu_s()
-        idle_s = idle_cpu_s = 0.0
+        idle = [await self._spent(child, asyncio.sleep(IDLE_S)) for child in self._sides]
+        spent: tuple[list[_Spent], list[_Spent]] = ([], [])
         for number, side in enumerate(TURNS, 1):
-            before, idle_before = self._clock.now(), self._sides[0].cpu_s()
-            looking = [asyncio.to_thread(self._looker.look)] if number == len(TURNS) else []
-            await asyncio.gather(self._turn(side), *looking)
-            if side:
-                idle_s += self._clock.now() - before
-                idle_cpu_s += self._sides[0].cpu_s() - idle_before
-        background_s = idle_cpu_s / idle_s * (self._clock.now() - began)
-        num_tokens = NUM_TURNS * NUM_STREAMS * NUM_TOKENS
+            child, is_last = self._sides[side], number == len(TURNS)
+            child.ask({"telemetry": side == 1, "flush": False})
+            spent[side].append(await self._spent(child, self._turn(side, is_looked_at=is_last)))
+        flush = asyncio.to_thread(self._sides[1].ask, {"telemetry": True, "flush": True})
+        spent[1].append(await self._spent(self._sides[1], flush))
         off, on = (
-            StreamRound(num_tokens=num_tokens, cpu_s=after - before - background_s)
-            for before, after in zip(cpu, self._cpu_s(), strict=True)
+            StreamRound(
+                num_tokens=NUM_TURNS * NUM_STREAMS * NUM_TOKENS,
+                cpu_s=sum(each.cpu_s - each.wall_s * nothing.cpu_s / nothing.wall_s for each in turns),
+            )
+            for turns, nothing in zip(spent, idle, strict=True)
         )
         return off, on
 
-    def _cpu_s(self) -> list[float]:
-        return [side.cpu_s() for side in self._sides]
+    async def _spent(self, child: Child, work: Awaitable[object]) -> _Spent:
+        began, cpu_s = self._clock.now(), child.cpu_s()
+        await work
+        return _Spent(self._clock.now() - began, child.cpu_s() - cpu_s)
 
-    async def _turn(self, side: int) -> None:
+    async def _turn(self, side: int, *, is_looked_at: bool) -> None:
         async def use(number: int, connection: Connection) -> None:
             await asyncio.sleep(number * _STAGGER_S)
             await connection.send(self._request)
 
-        await asyncio.gather(*starmap(use, enumerate(self._connections[side])))
+        looks = [asyncio.to_thread(self._looker.look)] if is_looked_at else []
+        await asyncio.gather(*starmap(use, enumerate(self._connections[side])), *looks)
+
+
+class _Spent(NamedTuple):
+    wall_s: float
+    cpu_s: float
 
 
 def measure_streams(place: Place, num_rounds: int, step_s: float) -> list[tuple[StreamRound, StreamRound]]:
