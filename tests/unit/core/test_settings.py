@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.core.config import Bytes, Config, EngineConfig, value_of, violations
+from tandem.core.config import Bytes, Config, EngineConfig, value_of
+from tandem.core.config_rules import violations
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import DEFAULT_LAYER, build, flags_of, from_environment, resolve, settings
 
