@@ -23,7 +23,7 @@ from tandem.worker.door import require_guard
 
 
 def run(resolved: Resolved, args: argparse.Namespace) -> int:
-    """0 when all is well, 1 when something is not. Raises TandemError(INVALID_REQUEST) for a check that there is not."""
+    """0 when all is well, else 1. Raises TandemError(INVALID_REQUEST) for a check that there is not."""
     set_up_logging(resolved.config.telemetry, "tandem-doctor")
     clock = SystemClock()
     asked = Asked(args.url, "all" if args.all_pairs else "few" if args.pairs else "none")
@@ -54,7 +54,7 @@ def _wanted(checkup: Checkup, only: str) -> tuple[Sequence[Check], Sequence[Chec
 def _told(examined: Sequence[Examined], args: argparse.Namespace) -> str:
     if args.json:
         return json.dumps(document(examined, is_strict=args.strict), indent=2)
-    return table(examined, has_colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
+    return table(examined, has_colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
 
 
 def _ask_guard(resolved: Resolved) -> None:

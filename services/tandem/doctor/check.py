@@ -93,5 +93,5 @@ def _broken(check: Check, error: Exception) -> Finding:
     return fail(
         check.name,
         f"it could not be looked at: {told}",
-        f"`tandem doctor --only {check.name} --log-level debug` says where; if it is no fault of this machine, report it",
+        f"`tandem doctor --only {check.name} --log-level debug` says where; if nothing is wrong here, report it",
     )

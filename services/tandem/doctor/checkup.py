@@ -15,6 +15,7 @@ from tandem.core.config import Config
 from tandem.core.errors import TandemError
 from tandem.core.settings import Resolved
 from tandem.doctor import (
+    announced,
     cpu,
     doors,
     fleet,
@@ -73,7 +74,7 @@ class _Once(Generic[_T]):
 
     async def __call__(self) -> _T:
         if self._task is None:
-            self._task = asyncio.ensure_future(self._read())  # type: ignore[arg-type]
+            self._task = asyncio.ensure_future(self._read())
         return await asyncio.shield(self._task)
 
 
@@ -156,10 +157,10 @@ class Checkup:
         return ucx.judge_trial(trial, handoff, self._config.transfer, told)
 
     def _ports(self) -> Sequence[Finding]:
-        announced = ports.read_announced(self._config)
+        worker = self._config.worker
         return (
             *ports.examine_places(self._config),
-            ports.judge_announced(announced, self._config.worker.host),
+            announced.judge_announced(announced.read_announced(worker, self._system), worker.host),
         )
 
     def _secret(self) -> Sequence[Finding]:
@@ -177,7 +178,7 @@ class Checkup:
     def _kubernetes(self) -> Sequence[Finding]:
         asks = bool(rbac.wanted_permissions(self._config))
         return (
-            *pod.judge_pod(pod.read_pod(self._system), self._config, asks_server=asks),
+            *pod.judge_pod(pod.read_pod(self._system), asks_server=asks),
             rbac.examine_permissions(self._system, self._config),
         )
 

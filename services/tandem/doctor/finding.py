@@ -18,9 +18,9 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`check` names what was looked at; `found` is what there is, of a skipped check why nobody looked; `fix` a command,
-    a setting or a key of the chart's values, and there is one exactly where something is to be done. `figures` are for
-    machines, where what was found is a measurement."""
+    """`check` names what was looked at; `found` is what there is, of a skipped check why nobody looked; `fix` a
+    command, a setting or a key of the chart's values, and there is one exactly where something is to be done.
+    `figures` are     for machines, where what was found is a measurement."""
 
     check: str
     verdict: Verdict

@@ -8,26 +8,23 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tandem.core.config import Bytes, Config
+from tandem.core.config import Config
+from tandem.doctor import size
 from tandem.doctor.finding import Finding, fail, ok, skip, warn, wrong
 from tandem.doctor.system import NOT_FOUND, Ran, System
 
 QUERY_S, TORCH_S = 10.0, 30.0
 """A driver in trouble answers late or never; torch takes seconds to load its libraries."""
 _FIELDS = (
-    "name",
-    "driver_version",
-    "memory.total",
-    "memory.used",
-    "compute_mode",
-    "persistence_mode",
-    "mig.mode.current",
+    *("name", "driver_version", "memory.total", "memory.used"),
+    *("compute_mode", "persistence_mode", "mig.mode.current"),
 )
-_TORCH = (
-    "import importlib.util as u, json, torch;"
-    "n=[m for m in ('nixl_cu12','nixl_cu13') if u.find_spec(m)];"
-    "print(json.dumps([torch.__version__, torch.version.cuda, torch.cuda.is_available(), torch.cuda.device_count(), n]))"
-)
+_TORCH = """
+import importlib.util, json, torch
+nixl = [name for name in ("nixl_cu12", "nixl_cu13") if importlib.util.find_spec(name)]
+cuda = torch.cuda
+print(json.dumps([torch.__version__, torch.version.cuda, cuda.is_available(), cuda.device_count(), nixl]))
+"""
 _IN_A_POD = "in a pod `pools.<name>.gpus`, a node with the device plugin, and its runtime class"
 
 
@@ -134,7 +131,7 @@ def _nixl(torch: Torch, major: int) -> Finding:
 
 
 def _gpu(index: int, gpu: Gpu, driver: str, share: float, needs_ipc: bool) -> Sequence[Finding]:
-    told = f"{index} {gpu.name}, driver {driver}, {Bytes(gpu.num_bytes)}"
+    told = f"{index} {gpu.name}, driver {driver}, {size.told(gpu.num_bytes)}"
     found: list[Finding] = []
     if gpu.compute_mode == "Prohibited":
         found.append(fail("gpu", f"{told}: nobody may compute on it", f"`nvidia-smi -i {index} -c DEFAULT`"))

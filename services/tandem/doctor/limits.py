@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tandem.core.config import Bytes
+from tandem.doctor import size
 from tandem.doctor.finding import Finding, fail, ok, skip, warn
 from tandem.doctor.system import System
 
@@ -88,4 +88,4 @@ def _has_ipc_lock(system: System) -> bool:
 
 
 def _size(num_bytes: int | None) -> str:
-    return "any amount" if num_bytes is None else str(Bytes(num_bytes))
+    return "any amount" if num_bytes is None else size.told(num_bytes)

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from tandem.core.config import Bytes, ModelConfig
+from tandem.core.config import ModelConfig
 from tandem.core.errors import TandemError
+from tandem.doctor import size
 from tandem.doctor.finding import Finding, fail, ok, skip, warn
 
 NEEDED_BYTES = 4 << 30
@@ -21,18 +22,25 @@ _CONFIG, _TOKENIZER = "config.json", "tokenizer.json"
 
 
 @dataclass(frozen=True, slots=True)
+class Cache:
+    """Where fetched models are kept; `problem`: why nothing can be written there, else empty."""
+
+    path: str
+    num_free_bytes: int
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """`directory` is empty where the model is not on this machine yet. `missing`: files that it lacks; `problem`: why no
-    worker would load it, or find it. `cache` with what is free there, and why nothing can be written, else empty."""
+    """`directory` is empty where the model is not on this machine yet. `missing`: files that it lacks; `problem`: why
+    no worker would load it, or find it; `num_bytes` of weights."""
 
     model: str
+    cache: Cache
     directory: str = ""
     missing: tuple[str, ...] = ()
     problem: str = ""
     num_bytes: int = 0
-    cache: str = ""
-    num_free_bytes: int = 0
-    cache_problem: str = ""
 
 
 def read_model(model: ModelConfig) -> ModelFacts | None:
@@ -41,21 +49,21 @@ def read_model(model: ModelConfig) -> ModelFacts | None:
         catalog = import_module("tandem.runtime.catalog")
     except ModuleNotFoundError:
         return None
-    cache: Path = catalog.cache_root(model.cache_dir)
-    room = {"cache": str(cache), "num_free_bytes": _num_free(cache), "cache_problem": _unwritable(cache)}
+    root: Path = catalog.cache_root(model.cache_dir)
+    cache = Cache(str(root), _num_free(root), _unwritable(root))
     try:
-        directory: Path | None = catalog.on_this_machine(model.id, cache)
+        directory: Path | None = catalog.on_this_machine(model.id, root)
     except TandemError as error:
-        return ModelFacts(model.id, problem=error.message, **room)
+        return ModelFacts(model.id, cache, problem=error.message)
     if directory is None:
-        return ModelFacts(model.id, **room)
-    return _files(model.id, directory, room, import_module("tandem.runtime.model_config").read_model_config)
+        return ModelFacts(model.id, cache)
+    return _files(model.id, directory, cache, import_module("tandem.runtime.model_config").read_model_config)
 
 
 def judge_model(facts: ModelFacts | None) -> tuple[Finding, ...]:
     if facts is None:
         return (skip("model", "torch is not installed: no worker runs here"),)
-    return (_model(facts), _cache(facts))
+    return (_model(facts), _cache(facts.cache, is_needed=not facts.directory))
 
 
 def _model(facts: ModelFacts) -> Finding:
@@ -69,22 +77,21 @@ def _model(facts: ModelFacts) -> Finding:
     if not facts.directory:
         fix = "the first worker fetches it; where it cannot, fetch it elsewhere and mount it (`cache` of the chart)"
         return warn("model", f"{facts.model} is not on this machine yet", fix)
-    return ok("model", f"{facts.model} in {facts.directory}, {_size(facts.num_bytes)} of weights")
+    return ok("model", f"{facts.model} in {facts.directory}, {size.told(facts.num_bytes)} of weights")
 
 
-def _cache(facts: ModelFacts) -> Finding:
-    told = f"{_size(facts.num_free_bytes)} are free in {facts.cache}"
-    is_needed = not facts.directory
-    if facts.cache_problem and is_needed:
+def _cache(cache: Cache, *, is_needed: bool) -> Finding:
+    told = f"{size.told(cache.num_free_bytes)} are free in {cache.path}"
+    if cache.problem and is_needed:
         fix = "--model-cache-dir DIRECTORY that can be written, in a pod the volume of `cache`"
-        return fail("cache", f"{facts.cache}: {facts.cache_problem}", fix)
-    if facts.num_free_bytes < NEEDED_BYTES and is_needed:
+        return fail("cache", f"{cache.path}: {cache.problem}", fix)
+    if cache.num_free_bytes < NEEDED_BYTES and is_needed:
         fix = "--model-cache-dir on a larger disk; in a pod a larger `cache.size`"
         return warn("cache", f"{told}, and the model is still to come", fix)
-    return ok("cache", told + ("; nothing needs to be written there" if facts.cache_problem else ""))
+    return ok("cache", told + ("; nothing needs to be written there" if cache.problem else ""))
 
 
-def _files(model: str, directory: Path, room: dict[str, object], check: Callable[[Path], object]) -> ModelFacts:
+def _files(model: str, directory: Path, cache: Cache, check: Callable[[Path], object]) -> ModelFacts:
     problem, missing = "", [name for name in (_CONFIG, _TOKENIZER) if not (directory / name).is_file()]
     weights = [] if _is_random(directory) else _weights(directory)
     missing += [name for name in weights if not (directory / name).is_file()]
@@ -94,7 +101,7 @@ def _files(model: str, directory: Path, room: dict[str, object], check: Callable
         except TandemError as error:
             problem = error.message
     num_bytes = sum((directory / name).stat().st_size for name in weights if (directory / name).is_file())
-    return ModelFacts(model, str(directory), tuple(missing), problem, num_bytes, **room)  # type: ignore[arg-type]
+    return ModelFacts(model, cache, str(directory), tuple(missing), problem, num_bytes)
 
 
 def _weights(directory: Path) -> list[str]:
@@ -127,9 +134,3 @@ def _unwritable(cache: Path) -> str:
 def _nearest(path: Path) -> Path:
     """That exists already."""
     return next(one for one in (path, *path.parents) if one.is_dir())
-
-
-def _size(num_bytes: int) -> str:
-    if num_bytes < 1 << 30:
-        return str(Bytes(num_bytes >> 20 << 20))
-    return f"{num_bytes / 2**30:.1f}GiB"

@@ -1,6 +1,6 @@
 """The ways between workers, each measured by reading a test block; never judges who should talk to whom in traffic.
 
-The taker does it, over the very transport that moves KV (`Measure` of worker.proto): only it knows how bytes come to it.
+The taker does it, over the very transport that moves KV (`Measure` of worker.proto): only it knows how bytes come.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def judge_pair(measured: Measured, transfer: TransferConfig) -> Finding:
         return skip("pairs", f"{pair}: {pair.taker.ref.id} cannot measure; it is of an older version")
     if measured.error:
         fix = (
-            f"is {pair.giver.ref.address} open from {pair.taker.ref.id}, and UCX's own ports too (between pods of workers "
-            "all are needed)? Its log says what NIXL met"
+            f"is {pair.giver.ref.address} open from {pair.taker.ref.id}, and UCX's own ports too (pods of workers need "
+            "all of them)? Its log says what NIXL met"
         )
         return fail("pairs", f"{pair}: nothing moved: {measured.error}", fix)
     told = f"{pair}  {measured.way}  {measured.gbps:.2f} GB/s  ({measured.evidence or 'no evidence'})"
@@ -111,11 +111,7 @@ def judge_choice(fleet: Fleet, pairs: Sequence[Pair]) -> tuple[Finding, ...]:
     """Where there is nothing to measure."""
     if pairs:
         return ()
-    return (
-        skip(
-            "pairs", fleet.reason or "no two workers of one model and fingerprint answer, one to give and one to take"
-        ),
-    )
+    return (skip("pairs", fleet.reason or "no two workers of one fingerprint answer, one to give and one to take"),)
 
 
 def _identity(worker: Worker) -> tuple[str, str]:
@@ -134,7 +130,7 @@ def _problem(measured: Measured, transfer: TransferConfig) -> str:
 
 def _fix(measured: Measured, transfer: TransferConfig) -> str:
     if measured.gbps < transfer.min_gbps:
-        return "look at the cards' rate and what else uses the link (the check `rdma` on both machines), or a smaller transfer.min_gbps"
+        return "the cards' rate (the check `rdma` on both machines) and what else uses the link, or a smaller min_gbps"
     fixes = {
         "rdma": "`tandem doctor` on both machines: the checks rdma, gid, memlock and ucx; in pods `pools.<name>.rdma`",
         "cuda_ipc": "both workers in one pod of one machine (`colocate: true`) and cuda_ipc in UCX_TLS",

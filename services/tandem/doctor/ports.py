@@ -13,8 +13,7 @@ from typing import Literal
 import grpc
 
 from tandem.core.config import Config
-from tandem.core.hosts import is_loopback
-from tandem.doctor.finding import Finding, fail, ok, skip, warn
+from tandem.doctor.finding import Finding, fail, ok
 
 _ANSWER_S = 2.0
 _HEALTH = "/grpc.health.v1.Health/Check"
@@ -41,16 +40,6 @@ class Place:
     problem: str = ""
     is_taken: bool = False
     is_ours: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Announced:
-    """What workers tell others of where they are. `addresses` are those of its host, `is_here` that one of them is this
-    machine's."""
-
-    address: str
-    addresses: tuple[str, ...]
-    is_here: bool
 
 
 def wanted_places(config: Config) -> tuple[Wanted, ...]:
@@ -80,19 +69,6 @@ def read_place(wanted: Wanted) -> Place:
     return Place(wanted)
 
 
-def read_announced(config: Config) -> Announced | None:
-    """None where workers announce where they listen."""
-    if not config.worker.announce:
-        return None
-    host, _, port = config.worker.announce.rpartition(":")
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-    except OSError:
-        return Announced(config.worker.announce, (), is_here=False)
-    addresses = tuple(dict.fromkeys(str(address[0]) for *_, address in found))
-    return Announced(config.worker.announce, addresses, any(map(_is_local, addresses)))
-
-
 def judge_place(place: Place) -> Finding:
     wanted = place.wanted
     told = f"{wanted.key} {_endpoint(wanted)}"
@@ -106,22 +82,6 @@ def judge_place(place: Place) -> Finding:
         return fail("ports", f"{told} is taken by somebody else", fix)
     fix = f"a {section}.host of this machine (`ip addr`; 0.0.0.0 is every one), or another {name}"
     return fail("ports", f"{told}: {place.problem}", fix)
-
-
-def judge_announced(announced: Announced | None, host: str) -> Finding:
-    if announced is None:
-        return skip("announce", f"worker.announce is empty: a worker says where it listens ({host})")
-    told = f"worker.announce {announced.address}"
-    if not announced.addresses:
-        fix = "a name that the other machines' DNS knows, or an IP address of this machine"
-        return fail("announce", f"{told}: the host cannot be resolved", fix)
-    if is_loopback(announced.addresses[0]) and not is_loopback(host):
-        fix = "the address at which other machines reach this one (`hostname -I`)"
-        return warn("announce", f"{told} is this machine's own loopback: others reach themselves there", fix)
-    there = ", ".join(announced.addresses)
-    if announced.is_here:
-        return ok("announce", f"{told} leads here ({there})")
-    return ok("announce", f"{told} leads to {there}, which passes on to here if it is a proxy")
 
 
 def _is_ours(wanted: Wanted) -> bool:
@@ -146,20 +106,9 @@ def _answers_grpc(target: str) -> bool:
     workers = {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAUTHENTICATED}
     with grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)]) as channel:
         try:
-            channel.unary_unary(_HEALTH)(b"", timeout=_ANSWER_S)
+            channel.unary_unary(_HEALTH, None, None)(b"", timeout=_ANSWER_S)
         except grpc.RpcError as error:
             return isinstance(error, grpc.Call) and error.code() in workers
-    return True
-
-
-def _is_local(address: str) -> bool:
-    """Only addresses of this machine can be bound."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            return False
     return True
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissionError, RedisError
 
 from tandem.core.clock import Clock, wall_ns
-from tandem.doctor.finding import Finding, fail, ok, skip, warn
+from tandem.doctor.finding import Finding, fail, ok, warn
 from tandem.stores.client import connect
 
 OLDEST = (7, 0)
@@ -91,7 +91,7 @@ def _unreachable(facts: RedisFacts, where: str) -> Finding:
         )
     fix = (
         f"is it running, and is the way there open? `redis-cli -u {where} ping`; TLS asks for rediss://; "
-        "in a pod look at `redis.external` and the NetworkPolicy"
+        "in a pod look at `redis.external.addresses` and the NetworkPolicy"
     )
     return fail("redis", f"{where} does not answer: {facts.problem}", fix)
 
@@ -101,7 +101,7 @@ def _version(info: Mapping[str, Any], where: str) -> tuple[Finding, ...]:
     if version >= OLDEST:
         return ()
     told = f"{where} is {kind} {version[0]}.{version[1]}, tested are {OLDEST[0]}.{OLDEST[1]} and later, and Valkey"
-    return (fail("redis", told, "Redis 7 or Valkey 8 (`redis.builtin` of the chart is one)"),)
+    return (fail("redis", told, "Redis 7 or Valkey 8 (`redis.mode: builtin` of the chart is one)"),)
 
 
 def _place(facts: RedisFacts, url: str, where: str) -> tuple[Finding, ...]:
@@ -149,10 +149,6 @@ def judge_own_server(problem: str) -> tuple[Finding, ...]:
         return (ok("redis", "redis.url is empty: `serve` starts a server of its own"),)
     fix = "`pip install 'tandem[worker]'`, which brings a server, or --redis-url with one of yours"
     return (fail("redis", f"redis.url is empty, and there is no server that `serve` could start: {problem}", fix),)
-
-
-def no_clock() -> Finding:
-    return skip("clock", "no Redis is named, whose clock could be compared with this machine's")
 
 
 async def _script_problem(client: Any) -> str:

@@ -41,7 +41,7 @@ def judge_secret(facts: SecretFacts | None, config: Config) -> Finding:
     if facts is None:
         return _without(config)
     if facts.problem:
-        fix = f"`openssl rand -hex 32 > {facts.path}`, the same for all; in a pod `cluster.existingSecret` with a key `secret`"
+        fix = f"`openssl rand -hex 32 > {facts.path}`, one for all; in a pod `cluster.existingSecret` (key `secret`)"
         return fail("secret", facts.problem, fix)
     told = f"{facts.path} holds {facts.num_secrets} secret{'s' * (facts.num_secrets > 1)}"
     if facts.mode & stat.S_IROTH:

@@ -13,8 +13,6 @@ from tandem.core.hosts import is_loopback
 from tandem.core.settings import DEFAULT_LAYER, Resolved
 from tandem.doctor.finding import Finding, ok, wrong
 
-WILDCARDS = ("0.0.0.0", "::", "[::]")
-
 
 @dataclass(frozen=True, slots=True)
 class _Trap:
@@ -28,12 +26,7 @@ class _Trap:
 
 _TRAPS = (
     _Trap(
-        lambda c: c.worker.host in WILDCARDS and not c.worker.announce,
-        "worker.host listens at every address and worker.announce is empty: others may be told an address of no use",
-        "worker.announce=HOST:PORT with the address at which others reach it and a worker.port of its own; in a pod its IP",
-    ),
-    _Trap(
-        lambda c: c.worker.announce != "" and c.worker.port == 0,
+        lambda c: c.worker.port == 0 and c.worker.announce.rpartition(":")[2] not in ("", "0"),
         "worker.announce names a port, and worker.port=0 listens at any free one",
         "worker.port with the port that worker.announce leads to",
     ),

@@ -31,7 +31,8 @@ def judge_skews(skews: Sequence[Skew]) -> tuple[Finding, ...]:
     if not skews:
         return (skip("clock", "nobody was asked who has another clock (--redis-url, --url)"),)
     wrong = tuple(_wrong(skew) for skew in skews if _least(skew) > WARN_S)
-    return wrong or (ok("clock", "; ".join(f"{skew.who} {_told(skew)}" for skew in skews)),)
+    told = ", ".join(f"{skew.who} {_seconds(abs(skew.ahead_s) + skew.within_s)}" for skew in skews)
+    return wrong or (ok("clock", f"apart from this machine's at most: {told}"),)
 
 
 def _wrong(skew: Skew) -> Finding:
@@ -48,11 +49,8 @@ def _least(skew: Skew) -> float:
 
 
 def _told(skew: Skew) -> str:
-    if abs(skew.ahead_s) <= skew.within_s:
-        return f"has this machine's time within {_seconds(max(skew.within_s, abs(skew.ahead_s)))}"
-    side = "ahead" if skew.ahead_s > 0 else "behind"
-    return f"is {_seconds(abs(skew.ahead_s))} {side}"
+    return f"is {_seconds(abs(skew.ahead_s))} {'ahead' if skew.ahead_s > 0 else 'behind'}"
 
 
 def _seconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"
+    return f"{seconds * 1e3:.1f} ms" if seconds < 0.1 else f"{seconds:.1f} s"

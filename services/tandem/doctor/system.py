@@ -32,10 +32,16 @@ Runner = Callable[[Sequence[str], float, Mapping[str, str]], Ran]
 
 def run_program(command: Sequence[str], limit_s: float, environ: Mapping[str, str]) -> Ran:
     """In a session of its own, so that its children end with it."""
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     try:
         process = subprocess.Popen(
-            list(command), env=dict(environ), text=True, errors="replace", start_new_session=True, **pipes
+            list(command),
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
         )
     except OSError as error:
         return Ran(NOT_FOUND, "", f"{command[0]}: {error.strerror}")

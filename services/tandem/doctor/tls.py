@@ -1,4 +1,4 @@
-"""The three TLS files of `cluster`: tried on each other in memory, as two programs of the cluster would; never on a wire.
+"""The three TLS files of `cluster`: tried on each other in memory as two programs would; never on a wire.
 
 A handshake finds what each part alone would not tell: a key of another certificate, a CA that did not sign it, a name
 that it has not, a certificate that has expired or may not be a client's.

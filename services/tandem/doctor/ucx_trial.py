@@ -31,18 +31,19 @@ def take() -> dict[str, Any]:
     """Seconds of the best read. Raises TandemError, or an error of NIXL's."""
     quiet = {**os.environ, "UCX_LOG_LEVEL": "error", "UCX_PROTO_INFO": "n"}
     command = [sys.executable, "-m", MODULE, _GIVER]
+    # Leaving the context closes its input, which ends it.
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=quiet, text=True) as giver:
-        assert giver.stdin is not None and giver.stdout is not None
-        with giver.stdin:  # closed, it ends the giver
-            told = giver.stdout.readline()
-            if not told:
-                raise RuntimeError("the giver did not start")
-            metadata, address = json.loads(told)
-            return {"num_bytes": NUM_BYTES, "seconds": _read(bytes.fromhex(metadata), address)}
+        assert giver.stdout is not None
+        agent, memory = _registered("taker", 0)
+        told = giver.stdout.readline()
+        if not told:
+            raise RuntimeError("the giver did not start")
+        metadata, address = json.loads(told)
+        seconds = _read(agent, memory, bytes.fromhex(metadata), address)
+        return {"num_bytes": NUM_BYTES, "seconds": seconds}
 
 
-def _read(metadata: bytes, address: int) -> float:
-    agent, memory = _registered("taker", 0)
+def _read(agent: NixlAgent, memory: Any, metadata: bytes, address: int) -> float:
     peer = agent.api.add_remote_agent(metadata)
     peer = peer.decode() if isinstance(peer, bytes) else peer
     ours = agent.api.prep_xfer_dlist("NIXL_INIT_AGENT", [(ctypes.addressof(memory), NUM_BYTES, 0)], "DRAM")

@@ -30,8 +30,8 @@ _SHOWN = {
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """`requires` are the requirements of the installed Tandem as its metadata have them, None where it is run from files
-    without metadata; `installed` has a version for each package that is there."""
+    """`requires` are the requirements of the installed Tandem as its metadata have them, None where it is run from
+    files without metadata; `installed` has a version for each package that is there."""
 
     python: str
     asked_python: str
@@ -49,7 +49,7 @@ def read_versions() -> Versions:
     names = [Requirement(text).name for text in requires] + [name for shown in _SHOWN.values() for name in shown]
     return Versions(
         python=platform.python_version(),
-        asked_python=own.metadata.get("Requires-Python") or "",
+        asked_python=str(own.metadata.json.get("requires_python", "")),
         tandem=own.version,
         requires=requires,
         installed=dict(_installed(names)),
