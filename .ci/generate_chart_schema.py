@@ -1,8 +1,8 @@
 """Generates helm/tandem/values.schema.json from helm/schema.yaml and the tree of settings; never reads values.
 
-Where the schema says `settings: SECTION`, every setting of that section may be given, with the type, choices, limits and
-words that the programs have for it; a limit is the least whole number that the programs' own rules allow. `without`
-names those that the chart sets itself. Properties that are there already are taken as they are, and only described.
+Where the schema says `settings: SECTION`, every setting of that section may be given, with the type, choices, limits
+and words that the programs have for it; a limit is the least whole number that the programs' own rules allow.
+`without` names those that the chart sets itself. What properties that are there already say wins.
 `--check` writes nothing and exits 1 when the committed file is not what would be written.
 """
 
