@@ -138,33 +138,31 @@ def worker_account(rendered: Rendered) -> str:
     return rendered.groups["decode"]["template"]["spec"]["serviceAccountName"]
 
 
-def test_only_the_planner_has_rights_and_no_more_than_it_needs() -> None:
-    assert not TRIAL.kinds("Role") and not TRIAL.kinds("RoleBinding") and not TRIAL.has("planner-deployment")
-    for rendered, verbs in ((ON, ["get", "list", "watch"]), (patching(), ["get", "list", "watch", "patch"])):
-        (role,) = rendered.kinds("Role")
-        told = {resource: rule["verbs"] for rule in role["rules"] for resource in rule["resources"]}
-        assert told == {
-            "leases": ["get", "list", "watch", "create", "update", "patch"],
-            "rayservices": ["get", "list", "watch"],
-            "rayclusters": verbs,
-        }
-        (binding,) = rendered.kinds("RoleBinding")
-        assert binding["roleRef"]["name"] == role["metadata"]["name"]
-        pod = rendered.one("planner-deployment")["spec"]["template"]["spec"]
-        assert binding["subjects"][0]["name"] == pod["serviceAccountName"]
-    assert not any("cluster" in one["kind"].lower() and one["kind"] != "RayCluster" for one in ON.kinds("ClusterRole"))
-
-
-def patching() -> Rendered:
-    """Without Ray's autoscaler the planner itself changes the cluster."""
-    planner = {"enabled": True, "mode": "act", "actuator": "raycluster"}
-    return render({"planner": planner, "ray": {"inTreeAutoscaling": {"enabled": False}}})
+@EACH
+def test_only_a_planner_that_patches_has_rights_and_no_more_than_it_needs(name: str) -> None:
+    rendered = ci(name)
+    kinds = {one["kind"] for one in rendered.objects}
+    assert not {"ClusterRole", "ClusterRoleBinding"} & kinds
+    if rendered.config["planner"]["actuator"] != "raycluster":
+        assert not {"Role", "RoleBinding"} & kinds
+        return
+    (role,), (binding,) = rendered.kinds("Role"), rendered.kinds("RoleBinding")
+    assert {resource: rule["verbs"] for rule in role["rules"] for resource in rule["resources"]} == {
+        "leases": ["get", "create", "update"],
+        "pods": ["get", "list", "watch"],
+        "rayservices": ["get", "list", "watch"],
+        "rayclusters": ["get", "list", "watch", "patch"],
+    }
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    pod = rendered.one("planner-deployment")["spec"]["template"]["spec"]
+    assert binding["subjects"][0]["name"] == pod["serviceAccountName"]
 
 
 def test_the_planner_is_a_program_with_the_same_settings() -> None:
     made = ON.one("planner-deployment")["spec"]
     (container,) = made["template"]["spec"]["containers"]
     assert container["args"] == ["planner", "--config", "/etc/tandem/config.yaml"] and made["replicas"] == 2
+    assert made["strategy"] == {"type": "Recreate"} and not TRIAL.has("planner-deployment")
     assert container["image"] == gateway(ON)["containers"][0]["image"]
     assert made["template"]["metadata"]["labels"]["tier"] == "edge"
     assert ON.config["planner"]["headroom"] == 0.2
@@ -212,6 +210,10 @@ def test_gateways_reach_workers_at_the_ports_where_they_listen() -> None:
     for name, ports in (("cpu-trial", [50051]), ("one-node-nvlink", [50051, 50052]), ("mixed", [32768])):
         assert rules(ci(name).one("networkpolicy-gateway"), "egress", "ray") == ports
         assert rules(ci(name).one("networkpolicy-ray"), "ingress", "gateway") == ports
+    assert rules(ON.one("networkpolicy-planner"), "egress", "ray") == rules(
+        ON.one("networkpolicy-ray"), "ingress", "planner"
+    )
+    assert rules(ON.one("networkpolicy-planner"), "egress", "ray")
     (open_range,) = ci("mixed").one("networkpolicy-gateway")["spec"]["egress"][0]["ports"]
     assert open_range["endPort"] == 60999
 
@@ -258,7 +260,7 @@ def test_the_api_is_reached_by_those_who_have_a_token(name: str) -> None:
         if any(port["port"] == 6443 for rule in one["spec"]["egress"] for port in rule.get("ports", ()))
     }
     scales = rendered.ray["rayClusterConfig"]["enableInTreeAutoscaling"]
-    planned = rendered.has("networkpolicy-planner")
+    planned = rendered.config["planner"]["actuator"] == "raycluster"
     wanted = ({"ray-head"} if scales else set()) | ({"planner"} if planned else set())
     assert reach == (wanted if rendered.kinds("NetworkPolicy") else set())
 

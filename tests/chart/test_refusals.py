@@ -66,6 +66,7 @@ BY_RULE: list[tuple[dict[str, Any], str]] = [
         "planner.actuator is serve",
     ),
     ({"planner": {"enabled": True, "mode": "act", "actuator": "raycluster"}}, "planner.actuator is raycluster"),
+    ({"planner": {"enabled": True, "replicas": 2}}, "planner.replicas is 2"),
     ({"redis": {"mode": "external"}}, "redis.external.addresses is empty"),
     ({"redis": {"mode": "external", "external": {"urlKey": "url"}}}, "redis.external.existingSecret is empty"),
     (

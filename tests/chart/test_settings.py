@@ -107,7 +107,7 @@ ROUNDS = list(
     zip_longest(
         *(
             [s for s in settings() if s.section == section and is_given(s)]
-            for section in {s.section for s in settings()}
+            for section in dict.fromkeys(s.section for s in settings())
         )
     )
 )

@@ -144,7 +144,8 @@ def test_limits_are_everywhere(name: str) -> None:
 def test_only_who_speaks_with_the_api_has_a_token(name: str) -> None:
     scales = ci(name).ray["rayClusterConfig"]["enableInTreeAutoscaling"]
     for where, pod in pods(ci(name).objects):
-        speaks = where.endswith("-planner") or (where.endswith("/head") and scales)
+        patches = ci(name).config["planner"]["actuator"] == "raycluster"
+        speaks = patches if where.endswith("-planner") else where.endswith("/head") and scales
         assert pod["spec"]["automountServiceAccountToken"] is speaks, where
     assert all(one["automountServiceAccountToken"] is False for one in ci(name).kinds("ServiceAccount"))
 

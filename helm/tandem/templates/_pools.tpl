@@ -72,6 +72,11 @@
 {{- if and $planner.enabled (eq $planner.mode "act") (ne (last .).role "mixed") }}yes{{ end -}}
 {{- end }}
 
+{{/* Not empty where the planner asks the Kubernetes API. */}}
+{{- define "tandem.patchesClusters" -}}
+{{- if and .Values.planner.enabled (eq .Values.planner.actuator "raycluster") }}yes{{ end -}}
+{{- end }}
+
 {{/* Not empty where pods are in their nodes' own network, where no policy knows them by their labels. */}}
 {{- define "tandem.usesHostNetwork" -}}
 {{- range (include "tandem.groups" . | fromYaml).groups }}{{ if .pod.hostNetwork }}yes{{ end }}{{ end -}}
@@ -110,6 +115,9 @@
 {{- if ne (eq .Values.planner.actuator "serve") .Values.ray.inTreeAutoscaling.enabled -}}
 {{- fail (printf "planner.actuator is %s, and ray.inTreeAutoscaling.enabled is %v: serve needs Ray's autoscaler, raycluster is instead of it" .Values.planner.actuator .Values.ray.inTreeAutoscaling.enabled) -}}
 {{- end -}}
+{{- end -}}
+{{- if and (gt (int .Values.planner.replicas) 1) (eq .Values.planner.actuator "serve") -}}
+{{- fail (printf "planner.replicas is %v: without a Lease, which only planner.actuator raycluster has, there can be one" .Values.planner.replicas) -}}
 {{- end -}}
 {{- if and .Values.networkPolicy.enabled (include "tandem.usesHostNetwork" .) (not .Values.networkPolicy.nodes) -}}
 {{- fail "networkPolicy.nodes is empty, and a pool has hostNetwork: policies know its pods by the nodes' addresses only" -}}

@@ -49,16 +49,19 @@ max_surge_percent: 0 # a new worker would wait for a pod that never comes
 {{- end }}
 {{- end }}
 
-{{/* Pods of a group as KubeRay's replicas, minReplicas and maxReplicas: list of context and group. */}}
+{{/* Pods of a group as KubeRay's replicas, minReplicas and maxReplicas: list of context and group. Bounds of workers are
+     for the planner: without it all are there, neither more nor less. */}}
 {{- define "tandem.groupSize" -}}
+{{- $root := first . -}}
 {{- $least := 0 -}}{{- $most := 0 -}}{{- $now := 0 -}}{{- $spare := 0 -}}
 {{- range (last .).pools -}}
-{{- $least = max $least (include "tandem.pods" (list .least .replicasPerPod)) -}}
-{{- $most = max $most (include "tandem.pods" (list .most .replicasPerPod)) -}}
+{{- $isPlanned := include "tandem.isPlanned" (list $root .) -}}
+{{- $least = max $least (include "tandem.pods" (list (ternary .least .replicas (ne $isPlanned "")) .replicasPerPod)) -}}
+{{- $most = max $most (include "tandem.pods" (list (ternary .most .replicas (ne $isPlanned "")) .replicasPerPod)) -}}
 {{- $now = max $now (include "tandem.pods" (list .replicas .replicasPerPod)) -}}
 {{- $spare = max $spare .surgePods -}}
 {{- end -}}
-{{- if (first .).Values.ray.inTreeAutoscaling.enabled }}
+{{- if $root.Values.ray.inTreeAutoscaling.enabled }}
 replicas: {{ $now }}
 minReplicas: {{ $least }}
 maxReplicas: {{ add $most (max 1 $spare) }} # room for a new worker before the old one ends
