@@ -83,7 +83,9 @@ def test_a_read_that_failed_is_a_worry_only_where_somebody_waited_for_it(
     caplog.set_level(logging.DEBUG, "tandem.worker.reads")
     follows = [Unfollow(P.worker, HandoffKey(HandoffId("h"), 1))] if is_awaited else []
     engine = Engine(*follows)
-    desk(engine, Noting(), digests=True).on_event(ReadFailed(7, FailureKind.DIGEST, "block 3 is another", True))
+    reading = desk(engine, Noting(), digests=True)
+    reading.start_read(StartRead(7, P.worker, 0, (BlockDigest(BlockId(1), (9,)),), (BlockId(3),)))
+    reading.on_event(ReadFailed(7, FailureKind.DIGEST, "block 3 is another", True))
     assert engine.failed == [(7, "block 3 is another")] and engine.done == follows
     ((_, level, text),) = caplog.record_tuples
     assert level == (logging.WARNING if is_awaited else logging.INFO)
