@@ -8,8 +8,8 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
-from tandem.cli.door import require_door
 from tandem.cli.members import members_of
 from tandem.core.clock import SystemClock
 from tandem.core.errors import ErrorKind, TandemError
@@ -18,6 +18,7 @@ from tandem.doctor.check import Check, Examined, run_checks
 from tandem.doctor.checkup import Asked, Checkup, Outside
 from tandem.doctor.report import document, exit_code, table
 from tandem.doctor.system import System
+from tandem.doctor.versions import installed_parts
 from tandem.obs.logs import set_up_logging
 from tandem.worker.door import require_guard
 
@@ -27,8 +28,8 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
     set_up_logging(resolved.config.telemetry, "tandem-doctor")
     clock = SystemClock()
     asked = Asked(args.url, "all" if args.all_pairs else "few" if args.pairs else "none")
-    outside = Outside(members_of, require_door, _ask_guard)
-    checkup = Checkup(resolved, System(), outside, asked, clock)
+    outside = Outside(members_of, _ask_door, _ask_guard)
+    checkup = Checkup(resolved, System(), outside, asked, installed_parts(), clock)
     checks, pairs = _wanted(checkup, args.only)
     examined = asyncio.run(_run(checks, pairs, clock))
     print(_told(examined, args))  # noqa: T201 - the command's output
@@ -55,6 +56,11 @@ def _told(examined: Sequence[Examined], args: argparse.Namespace) -> str:
     if args.json:
         return json.dumps(document(examined, is_strict=args.strict), indent=2)
     return table(examined, has_colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
+
+
+def _ask_door(resolved: Resolved) -> None:
+    """Imported on use: where only workers run, nothing of a gateway's is installed."""
+    import_module("tandem.cli.door").require_door(resolved)
 
 
 def _ask_guard(resolved: Resolved) -> None:

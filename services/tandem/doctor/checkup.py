@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Set
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
@@ -38,7 +38,7 @@ from tandem.doctor import (
     versions,
 )
 from tandem.doctor.check import Check, on_thread
-from tandem.doctor.finding import Finding
+from tandem.doctor.finding import Finding, skip
 from tandem.doctor.system import System
 from tandem.stores.embedded import EmbeddedServerError, find_program
 
@@ -80,14 +80,17 @@ class _Once(Generic[_T]):
 
 class Checkup:
     """All checks for one set of settings. `checks` are run side by side, then `pairs`, which must have the links for
-    themselves."""
+    themselves. `parts` of Tandem are installed: what the others would need here is skipped."""
 
-    def __init__(self, resolved: Resolved, system: System, outside: Outside, asked: Asked, clock: Clock) -> None:
+    def __init__(
+        self, resolved: Resolved, system: System, outside: Outside, asked: Asked, parts: Set[str], clock: Clock
+    ) -> None:
         self._resolved = resolved
         self._config = by_device(resolved.config)
         self._system = system
         self._outside = outside
         self._asked = asked
+        self._parts = parts
         self._clock = clock
         self._redis = _Once(self._read_redis)
         self._front = _Once(self._read_front)
@@ -96,31 +99,40 @@ class Checkup:
 
     def checks(self) -> tuple[Check, ...]:
         return (
-            Check("versions", self._examine(lambda: versions.judge_versions(versions.read_versions()))),
-            Check("settings", self._examine(lambda: sense.judge_settings(self._resolved))),
-            Check("cpu", self._examine(self._cpu)),
-            Check("gpu", self._examine(self._gpu), gpu.QUERY_S * 2 + gpu.TORCH_S + 5),
-            Check("rdma", self._examine_rdma),
-            Check("limits", self._examine_limits),
-            Check("shared-memory", self._examine(lambda: [_shared_memory(self._system)])),
-            Check("ucx", self._examine(self._ucx), ucx.LIMIT_S),
-            Check("model", self._examine(lambda: model.judge_model(model.read_model(self._config.model))), 30.0),
-            Check("ports", self._examine(self._ports), 20.0),
-            Check("secret", self._examine(self._secret)),
-            Check("doors", self._examine(self._doors)),
+            Check("versions", _looking(lambda: versions.judge_versions(versions.read_versions()))),
+            Check("settings", _looking(lambda: sense.judge_settings(self._resolved))),
+            self._of("worker", Check("cpu", _looking(self._cpu))),
+            self._of("worker", Check("gpu", _looking(self._gpu), gpu.QUERY_S * 2 + gpu.TORCH_S + 5)),
+            self._of("worker", Check("rdma", self._examine_rdma)),
+            self._of("worker", Check("memlock", self._examine_memlock)),
+            self._of("worker", Check("shared-memory", _looking(self._shared_memory))),
+            self._of("worker", Check("ucx", _looking(self._ucx), ucx.LIMIT_S)),
+            self._of("worker", Check("model", _looking(self._model), 30.0)),
+            Check("ports", _looking(self._ports), 20.0),
+            self._of("worker", Check("announce", _looking(self._announced))),
+            self._of("worker", Check("guard", _looking(self._guard))),
+            self._of("gateway", Check("open-files", _looking(self._open_files))),
+            self._of("gateway", Check("tenants", _looking(self._tenants))),
+            Check("secret", _looking(self._secret)),
+            Check("tls", _looking(self._tls)),
             Check("redis", self._examine_redis),
             Check("workers", self._examine_fleet, 30.0),
             Check("gateway", self._examine_front, 15.0),
             Check("clock", self._examine_clock, 30.0),
-            Check("kubernetes", self._examine(self._kubernetes), 60.0),
+            Check("pod", _looking(self._pod)),
+            Check("rbac", _looking(lambda: [rbac.examine_permissions(self._system, self._config)]), 60.0),
         )
 
     def pairs(self) -> tuple[Check, ...]:
         return () if self._asked.pairs == "none" else (Check("pairs", self._examine_pairs, PAIRS_S),)
 
-    def _examine(self, look: Callable[[], Sequence[Finding]]) -> Callable[[], Awaitable[Sequence[Finding]]]:
-        """What may wait for the kernel, on a thread of its own."""
-        return lambda: on_thread(look)
+    def _of(self, part: str, check: Check) -> Check:
+        """The check where that part is installed, else one that says that it is not."""
+        if part in self._parts:
+            return check
+        return Check(
+            check.name, _looking(lambda: [skip(check.name, f"tandem[{part}] is not installed: none runs here")])
+        )
 
     # ---- this machine
 
@@ -143,44 +155,47 @@ class Checkup:
             rdma.judge_gpu_direct(found, is_cuda=is_cuda, is_required=is_required),
         )
 
-    async def _examine_limits(self) -> Sequence[Finding]:
-        found, uses_rdma = limits.read_limits(self._system), (await self._rdma()).is_usable
+    async def _examine_memlock(self) -> Sequence[Finding]:
+        uses_rdma = (await self._rdma()).is_usable
         pool_bytes = self._config.engine.kv_cache_memory + self._config.engine.host_cache_memory
-        return (
-            limits.judge_memlock(found, pool_bytes, uses_rdma),
-            limits.judge_open_files(found, self._config.gateway.max_connections),
-        )
+        return (limits.judge_memlock(limits.read_limits(self._system), pool_bytes, uses_rdma),)
+
+    def _open_files(self) -> Sequence[Finding]:
+        return (limits.judge_open_files(limits.read_limits(self._system), self._config.gateway.max_connections),)
+
+    def _shared_memory(self) -> Sequence[Finding]:
+        return (shared_memory.judge_shared_memory(shared_memory.read_shared_memory(self._system)),)
 
     def _ucx(self) -> Sequence[Finding]:
         handoff, told = self._config.handoff, self._system.environ.get("UCX_TLS", "")
         trial = ucx.Trial() if handoff.transport == "local" else ucx.read_trial(self._system)
         return ucx.judge_trial(trial, handoff, self._config.transfer, told)
 
+    def _model(self) -> Sequence[Finding]:
+        return model.judge_model(model.read_model(self._config.model))
+
     def _ports(self) -> Sequence[Finding]:
+        wanted = [one for one in ports.wanted_places(self._config) if one.part in self._parts]
+        return [ports.judge_place(ports.read_place(one)) for one in wanted]
+
+    def _announced(self) -> Sequence[Finding]:
         worker = self._config.worker
-        return (
-            *ports.examine_places(self._config),
-            announced.judge_announced(announced.read_announced(worker, self._system), worker.host),
-        )
+        return (announced.judge_announced(announced.read_announced(worker, self._system), worker.host),)
+
+    def _guard(self) -> Sequence[Finding]:
+        return (doors.judge_guard(doors.read_door(self._outside.worker_door, self._resolved)),)
+
+    def _tenants(self) -> Sequence[Finding]:
+        return (doors.judge_tenants(doors.read_door(self._outside.gateway_door, self._resolved), self._resolved),)
 
     def _secret(self) -> Sequence[Finding]:
-        cluster = self._config.cluster
-        return (
-            secret.judge_secret(secret.read_secret(cluster.secret_file), self._config),
-            tls.judge_tls(tls.read_tls(cluster), wall_ns() / 1e9),
-        )
+        return (secret.judge_secret(secret.read_secret(self._config.cluster.secret_file), self._config),)
 
-    def _doors(self) -> Sequence[Finding]:
-        tenants = doors.read_door(self._outside.gateway_door, self._resolved)
-        guard = doors.read_door(self._outside.worker_door, self._resolved)
-        return (doors.judge_tenants(tenants, self._resolved), doors.judge_guard(guard))
+    def _tls(self) -> Sequence[Finding]:
+        return (tls.judge_tls(tls.read_tls(self._config.cluster), wall_ns() / 1e9),)
 
-    def _kubernetes(self) -> Sequence[Finding]:
-        asks = bool(rbac.wanted_permissions(self._config))
-        return (
-            *pod.judge_pod(pod.read_pod(self._system), asks_server=asks),
-            rbac.examine_permissions(self._system, self._config),
-        )
+    def _pod(self) -> Sequence[Finding]:
+        return pod.judge_pod(pod.read_pod(self._system), asks_server=bool(rbac.wanted_permissions(self._config)))
 
     # ---- others
 
@@ -231,8 +246,9 @@ class Checkup:
         return tuple(pairs.judge_pair(one, self._config.transfer) for one in measured)
 
 
-def _shared_memory(system: System) -> Finding:
-    return shared_memory.judge_shared_memory(shared_memory.read_shared_memory(system))
+def _looking(look: Callable[[], Sequence[Finding]]) -> Callable[[], Awaitable[Sequence[Finding]]]:
+    """What may wait for the kernel, on a thread of its own."""
+    return lambda: on_thread(look)
 
 
 def _no_server() -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import http.client
 import socket
-from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Literal
@@ -23,12 +22,17 @@ Speaks = Literal["http", "grpc", "metrics"]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """`key` is the setting that names it, `flag` the command line's. `port` 0 takes any free one."""
+    """`key` is the setting that names it. `port` 0 takes any free one."""
 
     key: str
     host: str
     port: int
     speaks: Speaks
+
+    @property
+    def part(self) -> str:
+        """Of Tandem, that listens there."""
+        return self.key.partition(".")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +80,10 @@ def judge_place(place: Place) -> Finding:
         return ok("ports", f"{told} is free" if wanted.port else f"{told}: any free port of a host of this machine")
     if place.is_ours:
         return ok("ports", f"{told} is taken by a Tandem that answers")
-    section, _, name = wanted.key.partition(".")
     if place.is_taken:
         fix = f"end who listens there (`ss -ltnp 'sport = :{wanted.port}'`), or another {wanted.key}"
         return fail("ports", f"{told} is taken by somebody else", fix)
-    fix = f"a {section}.host of this machine (`ip addr`; 0.0.0.0 is every one), or another {name}"
+    fix = f"a {wanted.part}.host of this machine (`ip addr`; 0.0.0.0 is every one)"
     return fail("ports", f"{told}: {place.problem}", fix)
 
 
@@ -114,8 +117,3 @@ def _answers_grpc(target: str) -> bool:
 
 def _endpoint(wanted: Wanted) -> str:
     return f"[{wanted.host}]:{wanted.port}" if ":" in wanted.host else f"{wanted.host}:{wanted.port}"
-
-
-def examine_places(config: Config) -> Iterator[Finding]:
-    for wanted in wanted_places(config):
-        yield judge_place(read_place(wanted))

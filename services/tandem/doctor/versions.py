@@ -16,11 +16,11 @@ from tandem.doctor.finding import Finding, fail, ok, skip, warn
 DISTRIBUTION = "tandem"
 PARTS: Mapping[str, tuple[str, ...]] = {
     "": (),
-    "gateway": ("uvicorn", "httptools"),
+    "gateway": ("grpcio-reflection", "grpcio-health-checking"),
     "worker": ("torch", "ray", "nixl-cu12"),
 }
-"""Of each part of the installation, "" the one that all have, what only that part brings: where none of it is installed
-nobody wanted the part."""
+"""Of each part of the installation, "" the one that all have, packages that nothing else brings: where none of them is
+installed nobody wanted the part. Ray brings all of an HTTP server."""
 _SHOWN = {
     "": ("grpcio", "redis"),
     "gateway": ("uvicorn", "httptools"),
@@ -54,6 +54,11 @@ def read_versions() -> Versions:
         requires=requires,
         installed=dict(_installed(names)),
     )
+
+
+def installed_parts() -> frozenset[str]:
+    """Those of which something is there."""
+    return frozenset(part for part, marks in PARTS.items() if part and dict(_installed(marks)))
 
 
 def judge_versions(versions: Versions) -> tuple[Finding, ...]:

@@ -13,9 +13,9 @@ from tandem.core.config import Config, GatewayConfig, WorkerConfig
 from tandem.doctor.finding import Finding
 from tandem.doctor.ports import (
     Wanted,
-    examine_places,
     judge_place,
     read_place,
+    wanted_places,
 )
 from tandem.obs.endpoint import MetricsEndpoint
 from tests.ports import free_port
@@ -81,5 +81,6 @@ def test_a_worker_s_grpc_is_ours() -> None:
 def test_which_are_looked_at() -> None:
     first, second = free_port(), free_port()
     config = Config(gateway=GatewayConfig(port=first, grpc_port=0), worker=WorkerConfig(metrics_port=second))
-    told = [finding.found.split()[0] for finding in examine_places(config)]
-    assert told == ["gateway.port", "worker.port", "worker.metrics_port"]
+    wanted = wanted_places(config)
+    assert [one.key for one in wanted] == ["gateway.port", "worker.port", "worker.metrics_port"]
+    assert [one.part for one in wanted] == ["gateway", "worker", "worker"]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.doctor.versions import Versions, judge_versions, read_versions
+from tandem.doctor.versions import Versions, installed_parts, judge_versions, read_versions
 from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_skips, assert_warns
 
 FULL = Versions(
@@ -16,6 +16,7 @@ FULL = Versions(
     requires=(
         "grpcio<2,>=1.85.1",
         "redis<9,>=8",
+        'grpcio-reflection>=1.85; extra == "gateway"',
         'uvicorn>=0.54; extra == "gateway"',
         'uvloop>=0.23; sys_platform != "win32" and extra == "gateway"',
         'ray[serve]==2.60.*; extra == "worker"',
@@ -27,6 +28,7 @@ FULL = Versions(
         "grpcio": "1.85.1",
         "redis": "8.1.0",
         "uvicorn": "0.54",
+        "grpcio-reflection": "1.85.1",
         "uvloop": "0.23",
         "ray": "2.60.1",
         "torch": "2.13.0",
@@ -38,7 +40,7 @@ def test_all_as_it_should_be() -> None:
     python, base, gateway, worker = judge_versions(FULL)
     assert_fine(python, "python", "3.11.7, Tandem 0.1.0")
     assert_fine(base, "packages", "tandem: grpcio 1.85.1, redis 8.1.0, all 2 as it asks for")
-    assert_fine(gateway, "packages", "tandem[gateway]: uvicorn 0.54, all 2")
+    assert_fine(gateway, "packages", "tandem[gateway]: uvicorn 0.54, all 3")
     assert_fine(worker, "packages", "tandem[worker]: torch 2.13.0, ray 2.60.1, all 2")
 
 
@@ -66,6 +68,16 @@ def test_a_part_that_nobody_wanted() -> None:
     installed = {name: version for name, version in FULL.installed.items() if name not in ("ray", "torch")}
     *_, finding = judge_versions(replace(FULL, installed=installed))
     assert_skips(finding, "packages", "tandem[worker] is not installed: no worker runs here")
+
+
+def test_a_server_that_ray_brings_is_no_gateway() -> None:
+    installed = {name: version for name, version in FULL.installed.items() if name != "grpcio-reflection"}
+    *_, gateway, _ = judge_versions(replace(FULL, installed=installed))
+    assert_skips(gateway, "packages", "tandem[gateway] is not installed")
+
+
+def test_here_all_parts_are_installed() -> None:
+    assert installed_parts() == {"gateway", "worker"}
 
 
 def test_files_without_metadata() -> None:
