@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from tandem.cli import member_flags, sim_flags
+from tandem.cli import member_flags, planner, sim_flags
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import DEFAULT_LAYER, Resolved, Setting, flags_of, from_environment, resolve, settings
 
@@ -83,6 +83,13 @@ _PROGRAMS = {
         "gateway",
         ("redis", "cluster", "worker"),
         add_flags=member_flags.add_drain_flags,
+    ),
+    "planner": _Program(
+        "hold the targets by changing how many workers there are",
+        "tandem.cli.planner:run",
+        "gateway,kubernetes",
+        ("planner", "slo", "redis", "cluster", "telemetry"),
+        add_flags=planner.add_flags,
     ),
     "key": _Program("draw an API key, and its hash for the tenants file", "tandem.cli.key:run", "", ()),
     "config": _Program("print the resolved settings and where each came from", "tandem.cli.show:run", ""),

@@ -50,7 +50,7 @@ def _is_endpoint(address: str) -> bool:
 def _bounds(role: str) -> _Rule:
     def holds(config: Config) -> bool:
         least, most = (value_of(config, f"planner.{end}_{role}") for end in ("min", "max"))
-        return most == 0 or most >= least
+        return bool(most == 0 or most >= least)
 
     return (f"planner.max_{role}", f"must be 0 (any number) or at least planner.min_{role}", holds)
 

@@ -87,13 +87,15 @@ class Tracing:
     def __init__(self, tracer: Tracer | None) -> None:
         self._tracer = tracer
 
-    def begin(self, traceparent: str, tracestate: str, start: float) -> Trace:
+    def begin(
+        self, traceparent: str, tracestate: str, start: float, kind: Literal["server", "internal"] = "server"
+    ) -> Trace:
         """For a request that arrived at `start`, with these headers; what is no valid header counts as none."""
         parent = parse_traceparent(traceparent) if traceparent else None
         own = traceparent if parent is not None else ""
         if self._tracer is None:
             return Trace(own)
-        root = self._tracer.start_span("request", _context(parent, tracestate), SpanKind.SERVER, start_time=_ns(start))
+        root = self._tracer.start_span("request", _context(parent, tracestate), _KINDS[kind], start_time=_ns(start))
         told = root.get_span_context()
         if not told.trace_flags.sampled:
             return Trace(own)

@@ -12,10 +12,10 @@ from tandem.core.config import Config, EngineConfig
 from tandem.core.errors import TandemError
 from tandem.core.ids import WorkerRef
 from tandem.core.load import HORIZON_STEPS, Load
+from tandem.planner.worker_state import WorkerState
 from tandem.scaling.observed import Capability
 from tandem.stores.record import WorkerRecord
 from tandem.stores.registry import WorkerRegistry
-from tandem.planner.worker_state import WorkerState
 from tandem.wire.convert import decode_load, decode_step_cost
 from tandem.wire.gen import worker_pb2
 from tandem.wire.gen.worker_pb2_grpc import WorkerStub
@@ -56,9 +56,7 @@ class Census:
         await self._registry.close()
 
     async def _ask(self, record: WorkerRecord, at_once: asyncio.Semaphore) -> WorkerState:
-        known = WorkerState(
-            ref=record.worker, model=record.model, pool=record.pool, role=record.effective_role
-        )
+        known = WorkerState(ref=record.worker, model=record.model, pool=record.pool, role=record.effective_role)
         try:
             async with at_once:
                 reply = await self._stub(record.worker).Describe(worker_pb2.DescribeRequest(), timeout=ANSWER_S)
@@ -97,7 +95,7 @@ class Census:
     async def _close(self, gone: set[WorkerRef]) -> None:
         for worker in gone:
             channel, _ = self._channels.pop(worker)
-            await channel.close()
+            await channel.close(None)
 
 
 def _step_tokens(load: Load, engine: EngineConfig, has_own_horizon: bool) -> int:

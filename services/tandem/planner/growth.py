@@ -44,11 +44,15 @@ class DemandGrowth:
             return Grown(None, "this is the first look at what gateways are asked for", backlog, len(records))
         # One that is new has begun since the last look: all of it has come since then.
         grown = {
-            one.name: sum(getattr(totals, one.name) - _before(known, gateway, one.name) for gateway, totals in told.items())
+            one.name: sum(
+                getattr(totals, one.name) - _before(known, gateway, one.name) for gateway, totals in told.items()
+            )
             for one in fields(DemandTotals)
         }
         # Totals of one life never fall; if somebody else wrote them it must not become a negative rate.
-        return Grown(Demand(seconds=now - since, **{name: max(0, n) for name, n in grown.items()}), "", backlog, len(told))
+        return Grown(
+            Demand(seconds=now - since, **{name: max(0, n) for name, n in grown.items()}), "", backlog, len(told)
+        )
 
 
 def _problem(records: Sequence[DemandRecord]) -> str:

@@ -7,40 +7,28 @@ from collections.abc import Mapping, Sequence
 
 from tandem.planner.growth import Grown
 from tandem.planner.worker_state import WorkerState, typical
-from tandem.scaling.observed import Capability, Observed, PoolState
+from tandem.scaling.observed import Observed, PoolState
 
 ROLES = ("prefill", "decode", "mixed")
 
 
-class Observer:
-    """Remembers what a worker of each role could do when one was last there to tell."""
-
-    def __init__(self) -> None:
-        self._capabilities: dict[str, Capability] = {}
-
-    def compose(
-        self, at: float, grown: Grown, workers: Sequence[WorkerState], starting: Mapping[str, int]
-    ) -> Observed:
-        """`workers` of one model; `starting`, by the role that they are started for, those that nobody has met yet."""
-        mixed = typical(worker for worker in workers if worker.role == "mixed")
-        for role in ("prefill", "decode"):
-            found = typical(worker for worker in workers if worker.role == role) or mixed
-            if found is not None:
-                self._capabilities[role] = found
-        pools = {role: _pool(role, workers, starting) for role in ROLES}
-        loads = [(worker, worker.load) for worker in workers if worker.load is not None]
-        return Observed(
-            at=at,
-            demand=grown.demand,
-            prefill=pools["prefill"],
-            decode=pools["decode"],
-            mixed=pools["mixed"],
-            prefill_worker=self._capabilities.get("prefill"),
-            decode_worker=self._capabilities.get("decode"),
-            num_queued_tokens=grown.backlog.num_tokens + sum(load.num_queued_tokens for _, load in loads),
-            num_queued_requests=grown.backlog.num_requests,
-            num_running_seqs=sum(load.num_running for worker, load in loads if worker.role != "prefill"),
-        )
+def compose(at: float, grown: Grown, workers: Sequence[WorkerState], starting: Mapping[str, int]) -> Observed:
+    """`workers` of one model; `starting`, by the role that they are started for, those that nobody has met yet."""
+    pools = {role: _pool(role, workers, starting) for role in ROLES}
+    mixed, prefill, decode = (typical(w for w in workers if w.role == role) for role in ("mixed", "prefill", "decode"))
+    loads = [(worker, worker.load) for worker in workers if worker.load is not None]
+    return Observed(
+        at=at,
+        demand=grown.demand,
+        prefill=pools["prefill"],
+        decode=pools["decode"],
+        mixed=pools["mixed"],
+        prefill_worker=prefill or mixed,
+        decode_worker=decode or mixed,
+        num_queued_tokens=grown.backlog.num_tokens + sum(load.num_queued_tokens for _, load in loads),
+        num_queued_requests=grown.backlog.num_requests,
+        num_running_seqs=sum(load.num_running for worker, load in loads if worker.role != "prefill"),
+    )
 
 
 def _pool(role: str, workers: Sequence[WorkerState], starting: Mapping[str, int]) -> PoolState:

@@ -21,6 +21,8 @@ SCHEMA = 1
 """Rises when a field changes its meaning or goes."""
 TTL_S = 180.0
 """A target that nobody has said again for so long is none."""
+DEPLOYED_TTL_S = 30.0
+ROLES = ("prefill", "decode", "mixed")
 
 
 class TargetsUnavailable(Exception):
@@ -93,13 +95,30 @@ class Targets:
         except ValueError:
             return None
 
+    async def tell_deployed(self, model: str, role: str, number: int) -> None:
+        """Said by who starts workers of that role: how many it means to have. It lapses soon."""
+        key = self._deployed_key(model, role)
+        await self._run(self._redis.execute_command("SET", key, number, "PX", round(DEPLOYED_TTL_S * 1000)))
+
+    async def deployed(self, model: str) -> dict[str, int]:
+        """The number by role, of those roles of which somebody has said it."""
+        keys = {role: self._deployed_key(model, role) for role in ROLES}
+        told = {role: await self._run(self._redis.execute_command("GET", key)) for role, key in keys.items()}
+        return {role: int(number) for role, number in told.items() if number is not None}
+
     async def close(self) -> None:
         await self._redis.aclose()
 
     def _keys(self, model: str) -> list[str]:
+        return [f"{self._prefix(model)}:{part}" for part in ("replicas", "planner")]
+
+    def _deployed_key(self, model: str, role: str) -> str:
+        return f"{self._prefix(model)}:deployed:{role}"
+
+    def _prefix(self, model: str) -> str:
         """A brace in a model's name would end what Redis Cluster hashes."""
         name = model.replace("%", "%25").replace("{", "%7b").replace("}", "%7d")
-        return [f"{{{self._namespace}:target:{name}}}:{part}" for part in ("replicas", "planner")]
+        return f"{{{self._namespace}:target:{name}}}"
 
     async def _run(self, command: Any) -> Any:
         try:
