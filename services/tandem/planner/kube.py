@@ -27,14 +27,12 @@ _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 class KubeApi:
-    """Of one namespace. Methods block for at most about `timeout_s`, on any thread, and raise KubeError. `who` is how
-    the server's audit log names us."""
+    """Of one namespace, of the server that `settings` lead to. Methods block for at most about `timeout_s` twice, on any
+    thread, and raise KubeError. `who` is how the server's audit log names us."""
 
-    def __init__(self, namespace: str, who: str, timeout_s: float) -> None:
-        self.namespace = namespace or _own_namespace()
+    def __init__(self, settings: client.Configuration, namespace: str, who: str, timeout_s: float) -> None:
+        self.namespace = namespace
         self._timeout = (timeout_s, timeout_s)
-        settings = client.Configuration()
-        _load(settings)
         # Whoever calls decides whether to try again, and waits as long as it may.
         settings.retries = False
         self._client = client.ApiClient(settings)
@@ -155,11 +153,15 @@ class PodStream:
                 sock.shutdown(socket.SHUT_RDWR)
 
 
-def _load(settings: Any) -> None:
+def connect(namespace: str, who: str, timeout_s: float) -> KubeApi:
+    """By the kubeconfig of this machine, or as this pod's service account. Connects at its first call. Raises KubeError
+    where there is neither."""
+    settings = client.Configuration()
     try:
         config.load_config(client_configuration=settings)  # type: ignore[no-untyped-call]
     except config.ConfigException as error:
         raise KubeError(0, f"neither in a cluster nor with a kubeconfig: {error}") from error
+    return KubeApi(settings, namespace or _own_namespace(), who, timeout_s)
 
 
 def _own_namespace() -> str:

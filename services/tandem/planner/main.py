@@ -113,9 +113,9 @@ class Program:
         groups = read_groups(planner.groups) or ()
         election = Election(self._me, planner.lease_s)
         try:
-            api = import_module("tandem.planner.kube").KubeApi(
-                planner.kubernetes_namespace, self._me, election.request_s / 2
-            )
+            # Imported on use: who has Serve's planner needs no client of Kubernetes.
+            kube = import_module("tandem.planner.kube")
+            api = kube.connect(planner.kubernetes_namespace, self._me, election.request_s / 2)
         except KubeError as error:
             raise TandemError(ErrorKind.INVALID_REQUEST, f"Kubernetes: {error.message}", param="planner") from error
         self._api = api

@@ -1,4 +1,4 @@
-"""Looks, decides and acts, over and over; what it decides with is `tandem.scaling`, and how it acts an actuator."""
+"""Looks at a cluster and has its size decided, over and over; never decides it and never carries it out itself."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class NotLeading(Exception):
 
 
 class RayClusterActuator:
-    """An Actuator over `groups`. `failed` hears of each call to the API server that did."""
+    """An Actuator over `groups`."""
 
     def __init__(
         self,
@@ -133,11 +133,18 @@ class RayClusterActuator:
 
 
 class Retries:
-    """Tries again what failed for a while only, from its beginning."""
+    """Tries again what failed for a while only, from its beginning. `failed` hears of each failure; `wait` takes
+    seconds."""
 
-    def __init__(self, backoff: Backoff, failed: Callable[[KubeError], None]) -> None:
+    def __init__(
+        self,
+        backoff: Backoff,
+        failed: Callable[[KubeError], None],
+        wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self._backoff = backoff
         self._failed = failed
+        self._wait = wait
 
     async def of(self, attempt: Callable[[], Awaitable[_T]]) -> _T:
         """Raises ActuatorFailed when it has failed too often, or for good."""
@@ -149,5 +156,5 @@ class Retries:
                 self._failed(error)
                 if number == TRIES or not (error.is_conflict or error.is_transient):
                     raise ActuatorFailed(f"the API server: {error}") from error
-                await asyncio.sleep(self._backoff.failed(error.retry_after_s))
+                await self._wait(self._backoff.failed(error.retry_after_s))
         raise AssertionError("unreachable")
