@@ -214,10 +214,10 @@ def _apply(content: Object, operation: Object) -> None:
 
 
 @cache
-def _schema(plural: str) -> Any:
+def _validator(plural: str) -> Any:
     """Closed for unknown keys; None where the CRDs are not at hand."""
     path = _CRDS / f"ray.io_v1_{plural.removesuffix('s')}.json"
-    return _closed(json.loads(path.read_text())) if path.exists() else None
+    return jsonschema.Draft202012Validator(_closed(json.loads(path.read_text()))) if path.exists() else None
 
 
 def _closed(schema: Any) -> Any:
@@ -233,16 +233,15 @@ def _closed(schema: Any) -> Any:
 
 
 def _require_schema(plural: str, content: Object) -> None:
-    schema = _schema(plural)
-    try:
-        if schema is not None:
-            jsonschema.validate(content, schema)
-    except jsonschema.ValidationError as error:
-        raise Refused(422, "Invalid", f"{error.json_path}: {error.message}") from None
+    validator = _validator(plural)
+    wrong = next(validator.iter_errors(content), None) if validator is not None else None
+    if wrong is not None:
+        raise Refused(422, "Invalid", f"{wrong.json_path}: {wrong.message}")
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # headers and body are two writes
     api: ClassVar[KubeServer]
 
     def do_GET(self) -> None:
