@@ -27,8 +27,8 @@ _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 class KubeApi:
-    """Of one namespace, of the server that `settings` lead to. Methods block for at most about `timeout_s` twice, on any
-    thread, and raise KubeError. `who` is how the server's audit log names us."""
+    """Of one namespace of the server that `settings` lead to. Methods run on any thread, block for at most about twice
+    `timeout_s`, and raise KubeError. `who` is how the server's audit log names us."""
 
     def __init__(self, settings: client.Configuration, namespace: str, who: str, timeout_s: float) -> None:
         self.namespace = namespace

@@ -290,43 +290,55 @@ async def test_whoever_lost_the_lease_while_it_waited_does_not_write(planner: Pl
     assert world.api.writes() == [] and world.replicas() == (1, 2)
 
 
-@pytest.mark.parametrize("seed", range(6))
+class Weather:
+    """Two planners in an API server that fails in all its ways, pods that die, and watches that expire."""
+
+    KINDS = tuple(Fault(status, is_late=late) for status in (0, 409, 429, 500, 503) for late in (False, True))
+
+    def __init__(self, world: World, url: str, seed: int) -> None:
+        self.draw = Random(seed)
+        self.share = 0.25
+        self.world = world
+        self.planners = [Planner(world, url, name) for name in ("p1", "p2")]
+        world.api.fault = self._fault
+
+    async def storm(self, target: Target) -> None:
+        for planner in self.planners:
+            if self.draw.random() < 0.8:
+                await planner.round(target)
+        if self.draw.random() < 0.2:
+            self.world.api.compact()
+        if self.draw.random() < 0.15:
+            self.world.lose(self.draw.choice(self.world.pods()))
+        self.world.step(self.draw.choice((1.0, 5.0, 5.0, 20.0)))
+
+    async def calm(self, target: Target, number: int) -> None:
+        self.share = 0.0
+        for _ in range(number):
+            for planner in self.planners:
+                await planner.round(target)
+            self.world.step()
+
+    def _fault(self, method: str, plural: str, who: str) -> Fault | None:
+        return self.draw.choice(self.KINDS) if self.draw.random() < self.share else None
+
+
+@pytest.mark.parametrize("seed", range(12))
 async def test_whatever_fails_it_is_safe_and_gets_there(
     served: tuple[KubeServer, str], world: World, seed: int
 ) -> None:
-    """Two planners, an API server that fails in all its ways, pods that die, and targets that change. The world's
-    books say that nobody wrote without the lease and that no pod went with work on it."""
-    draw = Random(seed)
+    """The world's books say that nobody wrote without the lease and that no pod went with work on it."""
     world.create(2, 4)
-    planners = [Planner(world, served[1], name) for name in ("p1", "p2")]
-    kinds = [Fault(status, is_late=late) for status in (0, 409, 429, 500, 503) for late in (False, True)]
-    share = 0.25
-
-    def fault(method: str, plural: str, who: str) -> Fault | None:
-        return draw.choice(kinds) if draw.random() < share else None
-
-    world.api.fault = fault
+    weather = Weather(world, served[1], seed)
     for number in range(24):
-        target = Target(draw.randint(1, 5), draw.randint(1, 8))
-        for planner in planners:
-            if draw.random() < 0.8:
-                await planner.round(target)
-        if draw.random() < 0.2:
-            world.api.compact()
-        if draw.random() < 0.15:
-            world._delete(draw.choice(world.pods()))
-        world.step(draw.choice((1.0, 5.0, 5.0, 20.0)))
+        await weather.storm(Target(weather.draw.randint(1, 5), weather.draw.randint(1, 8)))
         assert world.violations == [], (seed, number)
-    share = 0.0
-    for _ in range(40):
-        for planner in planners:
-            await planner.round(Target(2, 3))
-        world.step()
+    assert len(world.api.writes()) > 3
+    await weather.calm(Target(2, 3), 40)
     assert world.replicas() == (2, 3)
     assert (world.num_serving(GROUPS["prefill"]), world.num_serving(GROUPS["decode"])) == (2, 3)
     num_writes = len(world.api.writes())
-    for planner in planners:
-        await planner.round(Target(2, 3))
+    await weather.calm(Target(2, 3), 3)
     assert len(world.api.writes()) == num_writes, "and stays there"
-    for planner in planners:
+    for planner in weather.planners:
         await planner.close()

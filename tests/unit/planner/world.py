@@ -91,11 +91,11 @@ class World:
             for spec in self.api.get("rayclusters", CLUSTER)["spec"]["workerGroupSpecs"]:
                 for name in spec.get("scaleStrategy", {}).get("workersToDelete", ()):
                     if name in self.pods():
-                        self._delete(name)
+                        self.lose(name)
                 there = self.pods(spec["groupName"])
                 for name in there[spec["replicas"] :]:
                     self.violations.append(f"{name} was deleted at random")
-                    self._delete(name)
+                    self.lose(name)
                 for _ in range(spec["replicas"] - len(there)):
                     self._make(spec["groupName"])
 
@@ -149,7 +149,8 @@ class World:
         name = f"{CLUSTER}-{group}-{self.number:04d}"
         self.api.put("pods", name, {"metadata": {"labels": labels}, "status": status})
 
-    def _delete(self, name: str) -> None:
+    def lose(self, name: str) -> None:
+        """A pod, and what is in it."""
         self.api.delete("pods", name)
         self.workers.pop(name, None)
 
