@@ -6,27 +6,41 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tandem.core.errors import ErrorKind
+from tandem.core.ids import RequestId
 from tandem.core.lane import Lane
 from tandem.core.request import Request
+from tandem.flow.strand import Phase
+from tandem.gateway.active import ActiveRequest
 from tandem.gateway.record import CANCELLED, AnswerRecord
 from tandem.sched.targets import LatencyTargets
-from tandem.stores.demand import DemandTotals
+from tandem.stores.demand import Backlog, DemandTotals
 
-NO_ROOM = frozenset({ErrorKind.OVERLOADED, ErrorKind.SLO_MISS, ErrorKind.NO_WORKER, ErrorKind.DEADLINE})
+_NO_ROOM = frozenset(
+    kind.value for kind in (ErrorKind.OVERLOADED, ErrorKind.SLO_MISS, ErrorKind.NO_WORKER, ErrorKind.DEADLINE)
+)
 """Requests that ended so would have been served by more workers."""
-_NO_ROOM = frozenset(kind.value for kind in NO_ROOM)
 
 
 class DemandTally:
-    """An AnswerObserver, told of requests too as they come and as their first token is drawn. All on the event loop."""
+    """An AnswerObserver, told of requests too as they come and as their first token is drawn. `active` are those that
+    run or wait. All on the event loop."""
 
-    def __init__(self, targets: LatencyTargets) -> None:
+    def __init__(self, targets: LatencyTargets, active: Mapping[RequestId, ActiveRequest]) -> None:
+        self._active = active
         self._totals: dict[str, DemandTotals] = {}
         self._late_s = {lane.label: targets.lane(lane).ttft_s for lane in Lane}
 
     def totals(self) -> Mapping[str, DemandTotals]:
         """Since the beginning; the caller's own."""
         return {model: replace(totals) for model, totals in self._totals.items()}
+
+    def backlog(self) -> Mapping[str, Backlog]:
+        """Those that wait for a place, by model."""
+        found: dict[str, list[int]] = {}
+        for life in (active.life for active in self._active.values()):
+            if life.phase is Phase.QUEUED:
+                found.setdefault(life.request.model, []).append(len(life.request.prompt_tokens))
+        return {model: Backlog(num_requests=len(sizes), num_tokens=sum(sizes)) for model, sizes in found.items()}
 
     def came(self, request: Request) -> None:
         """It was admitted, or refused because there is no room for it."""

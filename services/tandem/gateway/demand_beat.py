@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
 
 from tandem.core.ids import GatewayId
 from tandem.gateway.background import surviving
-from tandem.stores.demand import Backlog, DemandBoard, DemandRecord, DemandTotals, DemandUnavailable
+from tandem.gateway.demand import DemandTally
+from tandem.stores.demand import DemandBoard, DemandRecord, DemandUnavailable
 
 PERIOD_S = 1.0
 
 
 class DemandBeat:
-    """`totals` and `backlog` by model, asked for at each beat. While Redis is away nothing is told, and nothing is
+    """What `tally` says, at each beat. While Redis is away nothing is told, and nothing is
     lost: they are totals."""
 
-    def __init__(
-        self,
-        gateway: GatewayId,
-        board: DemandBoard,
-        totals: Callable[[], Mapping[str, DemandTotals]],
-        backlog: Callable[[], Mapping[str, Backlog]],
-    ) -> None:
+    def __init__(self, gateway: GatewayId, board: DemandBoard, tally: DemandTally) -> None:
         self._gateway = gateway
         self._board = board
-        self._totals = totals
-        self._backlog = backlog
+        self._tally = tally
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -50,4 +43,4 @@ class DemandBeat:
                 await asyncio.sleep(PERIOD_S)
 
     def _record(self) -> DemandRecord:
-        return DemandRecord(gateway=self._gateway, totals=self._totals(), backlog=self._backlog())
+        return DemandRecord(gateway=self._gateway, totals=self._tally.totals(), backlog=self._tally.backlog())

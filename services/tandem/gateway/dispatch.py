@@ -44,9 +44,8 @@ from tandem.gateway.active import ActiveRequest
 from tandem.gateway.background import surviving
 from tandem.gateway.caller import Caller
 from tandem.gateway.deadlines import overdue
-from tandem.gateway.demand import NO_ROOM, DemandTally
+from tandem.gateway.demand import DemandTally
 from tandem.gateway.fleet import Fleet
-from tandem.gateway.flows import Flows
 from tandem.gateway.hindsight import Hindsight
 from tandem.gateway.intake import Intake
 from tandem.gateway.ports import NO_PREFIXES, KnownPrefixes, Quotas, ScrapeTarget, ServedModel
@@ -56,7 +55,6 @@ from tandem.routing.breaker import BreakerState
 from tandem.routing.placement import Placement
 from tandem.routing.view import Pool, WorkerView
 from tandem.sched.targets import NO_TARGETS, LatencyTargets
-from tandem.stores.demand import Backlog
 
 log = logging.getLogger(__name__)
 TICK_S = 0.05
@@ -82,9 +80,10 @@ class Dispatcher:
         self._active: dict[RequestId, ActiveRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.Task[None] | None = None
-        self._intake = Intake(self._waiting, config, quotas, prefixes, self._begin, self._fail)
-        self.demand = DemandTally(targets)
+        self.demand = DemandTally(targets, self._active)
+        self._intake = Intake(self._waiting, config, quotas, prefixes, self._begin, self._fail, self.demand)
         self._hindsight = Hindsight(fleet, self._waiting, prefixes, self.demand)
+        self.flows = self._hindsight.flows
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -127,18 +126,6 @@ class Dispatcher:
             found[active.life.request.lane] += active.life.phase is Phase.QUEUED
         return found
 
-    @property
-    def flows(self) -> Flows:
-        return self._hindsight.flows
-
-    def backlog(self) -> Mapping[str, Backlog]:
-        """What waits for a place, by model."""
-        lives = [active.life for active in self._active.values() if active.life.phase is Phase.QUEUED]
-        found: dict[str, list[int]] = {life.request.model: [] for life in lives}
-        for life in lives:
-            found[life.request.model].append(len(life.request.prompt_tokens))
-        return {model: Backlog(num_requests=len(sizes), num_tokens=sum(sizes)) for model, sizes in found.items()}
-
     def num_open(self) -> Mapping[tuple[TenantId, bool], int]:
         """Requests of clients that have not ended, by tenant and whether they wait for a place."""
         lives = [active.life for active in self._active.values() if active.pinned is None]
@@ -155,13 +142,7 @@ class Dispatcher:
 
     async def open(self, request: Request, caller: Caller, ledger: PhaseLedger) -> ActiveRequest:
         """Admit a request; it waits in line when no worker has room."""
-        try:
-            active = await self._intake.admit(request, caller, ledger)
-        except TandemError as refusal:
-            if refusal.kind in NO_ROOM:
-                self.demand.came(request)
-            raise
-        self.demand.came(request)
+        active = await self._intake.admit(request, caller, ledger)
         self.place_queued()
         return active
 

@@ -65,10 +65,8 @@ class Gateway:
         reader = IndexReader(redis.url, redis.namespace, health=health)
         self._prefixes = PrefixIndex(reader, self._fleet, redis.index_stride, clock)
         self._dispatcher = Dispatcher(self._fleet, config.gateway, clock, self._tenancy.quotas, targets, self._prefixes)
-        counters = ServiceCounters(redis.url, redis.namespace, name, health=health)
-        self._share = FairShare(self._dispatcher.line, counters)
-        board = DemandBoard(redis.url, redis.namespace, health=health)
-        self._demand = DemandBeat(name, board, self._dispatcher.demand.totals, self._dispatcher.backlog)
+        self._share = FairShare(self._dispatcher.line, ServiceCounters(redis.url, redis.namespace, name, health=health))
+        self._demand = DemandBeat(name, DemandBoard(redis.url, redis.namespace, health=health), self._dispatcher.demand)
         door = self._tenancy.door
         self._telemetry = Telemetry.start("tandem-gateway", name, config.telemetry.max_values)
         self._watch_stores(health)

@@ -30,6 +30,8 @@ class Objects(Protocol):
 
     def read_service(self, name: str) -> dict[str, Any]: ...
 
+    def list_pods(self, selector: str) -> tuple[list[Pod], str]: ...
+
 
 class ClusterFinder:
     """Of a RayService or, where that has no name, of a RayCluster by itself. `watch` makes the watch of the pods that a
@@ -66,7 +68,7 @@ class ClusterFinder:
 
     def pods(self, cluster: Cluster) -> tuple[Pod, ...]:
         """Blocks for a first list. Raises ActuatorFailed."""
-        selector = f"ray.io/cluster={cluster.name}"
+        selector = _selector(cluster)
         if self._watch is None or self._watch.selector != selector:
             self.close()
             self._watch = self._make_watch(selector)
@@ -75,6 +77,10 @@ class ClusterFinder:
         if pods is None:
             raise ActuatorFailed(f"RayCluster {cluster.name}: {self._watch.problem or 'its watch is silent'}")
         return pods
+
+    def pods_now(self, cluster: Cluster) -> tuple[Pod, ...]:
+        """Those that are there, where `pods` may lag behind. Blocks. Raises KubeError."""
+        return tuple(sorted(self._objects.list_pods(_selector(cluster))[0]))
 
     def close(self) -> None:
         if self._watch is not None:
@@ -104,3 +110,7 @@ class ClusterFinder:
         if group.is_suspended:
             raise ActuatorFailed(f"group {name} is suspended")
         return group
+
+
+def _selector(cluster: Cluster) -> str:
+    return f"ray.io/cluster={cluster.name}"

@@ -102,7 +102,11 @@ class RayClusterActuator:
         cluster = await asyncio.to_thread(self._finder.read)
         pods = await asyncio.to_thread(self._finder.pods, cluster)
         await self._leaving.ask((), pods, workers)
-        steps = [await self._step(cluster, group, replicas[group.role], pods, workers) for group in self._groups]
+        steps = await self._steps(cluster, replicas, pods, workers)
+        if any(step.replicas < view.replicas for view, step in steps):
+            # A pod that died unseen was made anew: one more would go than is named, and KubeRay would choose it.
+            pods = await asyncio.to_thread(self._finder.pods_now, cluster)
+            steps = await self._steps(cluster, replicas, pods, workers)
         operations = [part for view, step in steps if step.changes(view) for part in step.operations(view)]
         if operations:
             self._require_lead()
@@ -110,6 +114,11 @@ class RayClusterActuator:
             only_on = {"op": "replace", "path": "/metadata/resourceVersion", "value": cluster.version}
             await asyncio.to_thread(self._patch, cluster.name, [*operations, only_on])
         return tuple(reason for _, step in steps for reason in step.reasons)
+
+    async def _steps(
+        self, cluster: Cluster, replicas: Mapping[str, int], pods: Sequence[Pod], workers: Sequence[WorkerState]
+    ) -> list[tuple[GroupView, GroupStep]]:
+        return [await self._step(cluster, group, replicas[group.role], pods, workers) for group in self._groups]
 
     async def _step(
         self, cluster: Cluster, group: WorkerGroup, number: int, pods: Sequence[Pod], workers: Sequence[WorkerState]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kubernetes import client
@@ -95,10 +97,10 @@ class Planner:
             return str(error)
 
     async def until_pods_are_known(self) -> None:
-        """The watch has caught up with the world."""
-        cluster = self.finder.read()
-        wanted = set(self.world.pods())
-        await eventually(lambda: {pod.name for pod in self.finder.pods(cluster)} == wanted)
+        """The watch, where there is one, has caught up with the world."""
+        if self.watches:
+            wanted = set(self.world.pods())
+            await eventually(lambda: {pod.name for pod in self.watches[-1].pods() or ()} == wanted)
 
     async def close(self) -> None:
         await self.actuator.close()
@@ -115,13 +117,7 @@ class Planner:
 
 
 async def eventually(condition: Callable[[], bool], patience_s: float = 20.0) -> None:
-    import asyncio
-    import time
-
     until = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < until, "never came"
         await asyncio.sleep(0.005)
-
-
-Wait = Callable[[float], Awaitable[None]]
