@@ -153,7 +153,7 @@ class Loop:
 
     async def once(self) -> Plan:
         start = wall_ns() / 1e9
-        trace = self._tracing.begin("", "", start, "internal")
+        trace = self._tracing.begin("", "")
         plan = await self._planner.plan()
         self._measures.planned(plan)
         error = "; ".join(plan.notes) if plan.outcome == "failed" else ""
