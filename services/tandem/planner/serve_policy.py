@@ -14,11 +14,10 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any, NamedTuple
 
-import yaml
-
 from tandem.core.clock import SystemClock
 from tandem.core.config import Config
 from tandem.core.settings import DEFAULT_LAYER, from_environment, resolve
+from tandem.stores.settings_file import read_settings
 from tandem.stores.targets import ROLES, Targets
 
 REFRESH_S = 1.0
@@ -107,8 +106,8 @@ async def _follow(known: _Known, stop: Event, role: str, config: Config, model: 
 
 
 def _read(path: str) -> Config:
-    """Raises TandemError, OSError or YAMLError."""
+    """Raises TandemError."""
     layers: list[tuple[str, dict[str, Any]]] = [(DEFAULT_LAYER, {})]
     if path:
-        layers.append((path, yaml.safe_load(Path(path).read_text()) or {}))
+        layers.append((path, read_settings(Path(path))))
     return resolve([*layers, ("environment", dict(from_environment(os.environ)))]).config
