@@ -102,7 +102,9 @@ def test_colocated_pools_share_pods_with_ports_of_their_own() -> None:
     assert [(one["port"], one["metrics_port"]) for one in told] == [(50051, 9100), (50052, 9101)]
     ports = {one["name"]: one["containerPort"] for one in worker(NVLINK, "colocated")["ports"]}
     assert ports == {"serve": 8000, "grpc-0": 50051, "metrics-0": 9100, "grpc-1": 50052, "metrics-1": 9101}
-    assert "UCX_TLS" not in env(worker(NVLINK, "colocated")), "UCX takes shared memory and CUDA IPC by itself"
+    on_cpus = render({"pools": {"prefill": {"colocate": True}, "decode": {"colocate": True}}})
+    for rendered in (NVLINK, on_cpus):
+        assert "UCX_TLS" not in env(worker(rendered, "colocated")), "UCX takes shared memory and CUDA IPC by itself"
     limits = worker(NVLINK, "colocated")["resources"]["limits"]
     assert limits == {"cpu": "32", "memory": "128Gi", "nvidia.com/gpu": 2}
     assert group["template"]["spec"]["nodeSelector"] and group["template"]["spec"]["tolerations"]
