@@ -57,6 +57,18 @@ def test_each_pool_is_an_application_whose_workers_find_a_pod(name: str) -> None
 
 
 @EACH
+def test_the_builder_takes_its_arguments_and_what_the_pod_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tandem.worker.application import build
+
+    for variable, value in env(next(iter(ci(name).groups.values()))["template"]["spec"]["containers"][0]).items():
+        if variable.startswith("TANDEM_"):
+            monkeypatch.setenv(variable, value if isinstance(value, str) else "redis://somewhere")
+    for application in ci(name).applications.values():
+        built = build(application["args"])
+        assert built._bound_deployment.name == application["name"]
+
+
+@EACH
 def test_a_pod_has_what_its_workers_ask_ray_for(name: str) -> None:
     for group in ci(name).groups.values():
         cpus = gpus = 0
