@@ -162,6 +162,16 @@ def test_no_key_of_the_chart_is_also_a_setting() -> None:
         assert rendered.keys() <= names
 
 
+def test_numbers_arrive_as_they_are_however_large_or_small() -> None:
+    """Helm reads them as floating point."""
+    given = {"engine": {"kv_cache_memory": 68719476736, "max_model_len": 10_000_000}, "planner": {"headroom": 1e-7}}
+    rendered = render(given)
+    for tree in (rendered.config, {**given, "engine": rendered.applications["decode"]["args"]["settings"]["engine"]}):
+        config = resolved(tree).config
+        assert config.engine.kv_cache_memory == 68719476736 and config.engine.max_model_len == 10_000_000
+        assert config.planner.headroom == 1e-7
+
+
 def test_pools_have_settings_of_their_own() -> None:
     rendered = render(
         {
