@@ -97,6 +97,18 @@ def test_where_all_take_free_ports_no_pod_is_scraped() -> None:
     assert not render(values).has("worker-podmonitor")
 
 
+def test_the_planner_is_scraped_and_probed_at_the_port_that_it_is_told() -> None:
+    (container,) = ON.one("planner-deployment")["spec"]["template"]["spec"]["containers"]
+    assert container["ports"] == [{"name": "metrics", "containerPort": ON.config["planner"]["metrics_port"]}]
+    assert {container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "readiness", "liveness")} == {
+        "/health"
+    }
+    (endpoint,) = ON.one("planner-podmonitor")["spec"]["podMetricsEndpoints"]
+    assert (endpoint["port"], endpoint["relabelings"][0]["replacement"]) == ("metrics", "tandem-planner")
+    (ingress,) = ON.one("networkpolicy-planner")["spec"]["ingress"]
+    assert ingress["ports"] == [{"protocol": "TCP", "port": "metrics"}]
+
+
 def collector(values: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """Its configuration, and where programs send to."""
     rendered = render(values)

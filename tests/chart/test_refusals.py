@@ -68,6 +68,19 @@ BY_RULE: list[tuple[dict[str, Any], str]] = [
     ),
     ({"planner": {"enabled": True, "mode": "act", "actuator": "raycluster"}}, "planner.actuator is raycluster"),
     ({"planner": {"enabled": True, "replicas": 2}}, "planner.replicas is 2"),
+    ({"planner": {"groups": "prefill=mine"}}, "groups"),
+    (
+        {"planner": {"enabled": True, "mode": "act"}, "pools": {"more": {"role": "prefill"}}},
+        "needs one pool with the role prefill",
+    ),
+    (
+        {
+            "planner": {"enabled": True, "mode": "act", "actuator": "raycluster"},
+            "ray": {"inTreeAutoscaling": {"enabled": False}},
+            "pools": {"prefill": {"colocate": True}, "decode": {"colocate": True}},
+        },
+        "pools.prefill.colocate: planner.actuator raycluster",
+    ),
     ({"redis": {"mode": "external"}}, "redis.external.addresses is empty"),
     ({"redis": {"mode": "external", "external": {"urlKey": "url"}}}, "redis.external.existingSecret is empty"),
     (
