@@ -154,15 +154,15 @@ def _available(lines: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _chosen(lines: Sequence[str]) -> tuple[str, ...]:
-    """Of the last table of reads, which is that of the peer's, the row of the largest sizes."""
+    """Of the last table of reads, which is that of the peer's, the last row, which is that of the largest sizes."""
     lanes: tuple[str, ...] = ()
     for start in (i for i, line in enumerate(lines) if "remote memory read by ucp_get" in line):
         for line in lines[start:]:
             if not line.startswith(("|", "+-")):
                 break
             cells = [cell.strip() for cell in line.strip("|").split("|")]
-            if len(cells) == 3 and cells[0].endswith("..inf"):
-                lanes = tuple(_LANE.findall(cells[2]))
+            if len(cells) == 3 and (found := _LANE.findall(cells[2])):
+                lanes = tuple(found)
     return lanes
 
 

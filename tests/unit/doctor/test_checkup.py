@@ -46,6 +46,7 @@ async def test_what_no_part_needs_here_is_skipped(tmp_path: Path) -> None:
     for name in ("open-files", "tenants"):
         assert found["worker"][name].found == "tandem[gateway] is not installed: none runs here"
         assert "not installed: none runs" not in found["gateway"][name].found
+    assert "ports" in found["worker"] and "ports" not in found["gateway"], "only a worker listens at any free port"
     assert [f.check for f in found["gateway"].values() if f.verdict is Verdict.FAIL] == []
     assert {"gpu", "shared-memory"} <= {f.check for f in found["worker"].values() if f.verdict is Verdict.FAIL}
 
