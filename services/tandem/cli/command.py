@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from tandem.cli import member_flags, sim_flags
+from tandem.cli import doctor_flags, member_flags, sim_flags
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import DEFAULT_LAYER, Resolved, Setting, flags_of, from_environment, resolve, settings
 from tandem.stores.settings_file import read_settings
@@ -82,6 +82,12 @@ _PROGRAMS = {
         "gateway",
         ("redis", "cluster", "worker"),
         add_flags=member_flags.add_drain_flags,
+    ),
+    "doctor": _Program(
+        "look whether this machine, and a cluster, have what Tandem needs, and say what to do",
+        "tandem.cli.doctor:run",
+        "gateway",
+        add_flags=doctor_flags.add_doctor_flags,
     ),
     "key": _Program("draw an API key, and its hash for the tenants file", "tandem.cli.key:run", "", ()),
     "config": _Program("print the resolved settings and where each came from", "tandem.cli.show:run", ""),
