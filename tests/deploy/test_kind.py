@@ -1,5 +1,5 @@
-"""What the script of deploy/kind would run, and that it runs that in order, stops at what fails and says what is missing;
-with programs that only write down how they were called. No cluster is made."""
+"""What the script of deploy/kind would run, and that it runs that in order, stops at what fails and says what is
+missing; with programs that only write down how they were called. No cluster is made."""
 
 from __future__ import annotations
 
