@@ -5,7 +5,8 @@
 #   kind.sh [--print] up      what is there already is kept and brought up to date
 #   kind.sh [--print] down    delete the cluster and all that is in it
 #
-# --print says the commands and runs none.
+# --print says the commands and runs none. Those who wrote this had no engine of containers: its commands have been
+# printed and run with programs that only write them down, and no more.
 #
 # It needs docker, kind (v0.33 or later), kubectl and helm, some 12 GiB of memory and 15 GiB of disk, and takes the time
 # of two image builds and of a model that every pod fetches. TANDEM_TORCH_INDEX, an index of CPU wheels, makes the image of
@@ -97,8 +98,9 @@ up() {
     run kind load docker-image --name "$CLUSTER" "tandem-gateway:$version" "tandem-worker:$version"
     install_kuberay
     install_tandem
+    [ -z "$is_printed" ] || return 0
     say "Tandem serves. What to do next:"
-    [ -n "$is_printed" ] || helm --kube-context "$CONTEXT" get notes "$RELEASE" --namespace "$NAMESPACE"
+    helm --kube-context "$CONTEXT" get notes "$RELEASE" --namespace "$NAMESPACE"
     say "kubectl's context is $CONTEXT. deploy/kind/kind.sh down deletes all of it."
 }
 

@@ -128,6 +128,7 @@ def pod(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Iterator[Po
         pod = Pod(head, _gateway(programs), directory, redis_url)
         pod.deploy()
         head.wait_running(*APPLICATIONS)
+        pod.wait_workers(1, 1)
         pod.wait_remote()
         yield pod
 
