@@ -1,12 +1,12 @@
-"""The one tree of settings, frozen, and the rules that its values keep; never merges layers or reads a file.
+"""The one tree of settings, frozen; never merges layers or reads a file.
 
-`tandem.core.settings` builds the tree from files, environment and flags. A program hands each room its section.
+`tandem.core.settings` builds the tree from files, environment and flags, `tandem.core.config_rules` says which values
+are refused. A program hands each room its section.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, Literal
 
@@ -135,15 +135,32 @@ class HandoffConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TransferConfig:
+    """What the way between two workers must be like, which is measured when they meet."""
+
+    require: Literal["any", "rdma", "cuda_ipc", "shared_memory"] = _doc(
+        "by what KV must move; workers of one machine are never asked for rdma", "any"
+    )
+    min_gbps: float = _doc("gigabytes per second that a way must carry in a test; 0: any", 0.0)
+    on_miss: Literal["refuse", "warn"] = _doc(
+        "refuse: a pair whose way is not as required is not used; warn: it is, and logs and metrics say so", "refuse"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
     pool: Literal["prefill", "decode", "mixed"] = _doc("label that routers read", "mixed")
     id: str = _doc("stable name; empty: host and process id", "")
-    host: str = _doc("address to bind and to announce", "127.0.0.1")
+    host: str = _doc("address to bind and to announce; 0.0.0.0 or ::, which are all: POD_IP or its own", "127.0.0.1")
     host_label: str = _doc("which machine it is on; KV moves fastest between workers of one", "")
     rack: str = _doc("which rack, likewise", "")
     zone: str = _doc("which zone, likewise", "")
     port: int = _doc("0: any free one", 0)
-    announce: str = _doc("host:port at which others reach it, behind a proxy or NAT; empty: where it listens", "")
+    announce: str = _doc(
+        "host:port at which others reach it, behind a proxy or NAT; port 0: the one it listens at; empty: where it "
+        "listens",
+        "",
+    )
     drain_s: float = _doc("how long running work may take to move or to end after SIGTERM", 20.0)
     gateway_grace_s: float = _doc("jobs of a gateway whose stream is gone live this long", 10.0)
     step_stall_s: float = _doc("a step longer than this (and 20 times its prediction) is unhealthy", 30.0)
@@ -152,6 +169,7 @@ class WorkerConfig:
         0.0,
     )
     step_log: str = _doc("directory for a file of each life's steps, which only grows; empty: none", "")
+    run_dir: str = _doc("directory for a file while it runs, by which `tandem drain --local` finds it; empty: none", "")
     metrics_port: int = _doc("port of its own /metrics; 0: any free one, which gateways list; -1: none", 0)
 
 
@@ -251,149 +269,57 @@ class ServeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannerConfig:
+    """How many workers of each role there should be, so that the targets of `slo` are kept."""
+
+    mode: Literal["explain", "act"] = _doc("explain: decide and say why, change nothing", "explain")
+    actuator: Literal["serve", "raycluster"] = _doc(
+        "serve: Serve's autoscaling policy is told, and Ray's autoscaler adds pods; raycluster: the pods of a "
+        "RayCluster whose own autoscaler is off are planned too",
+        "serve",
+    )
+    model: str = _doc("whose workers are planned; empty: the one that they serve", "")
+    interval_s: float = _doc("between two decisions", 5.0)
+    window_s: float = _doc("of the past that a forecast looks at", 300.0)
+    start_s: float = _doc("how long a new worker takes until it serves; a forecast looks as far ahead", 60.0)
+    percentile: float = _doc("of requests that are to keep the targets", 99.0)
+    headroom: float = _doc("share of the capacity that is left free beyond what the forecast asks for", 0.15)
+    scale_down_s: float = _doc("so long a smaller fleet must have been enough before workers end", 300.0)
+    change_roles: bool = _doc("set the role of a worker rather than start one where that is enough", True)
+    min_prefill: int = _doc("prefill workers, at least", 1)
+    max_prefill: int = _doc("at most; 0: any number", 0)
+    min_decode: int = _doc("decode workers, at least", 1)
+    max_decode: int = _doc("at most; 0: any number", 0)
+    host: str = _doc("address to bind for /metrics and /health", "127.0.0.1")
+    metrics_port: int = _doc("port of /metrics and /health; 0: any free one; -1: none", 0)
+    kubernetes_namespace: str = _doc("where its objects are; empty: that of the planner's own pod, else default", "")
+    rayservice: str = _doc("the RayService whose active RayCluster is planned", "")
+    raycluster: str = _doc("a RayCluster that no RayService owns, instead", "")
+    groups: str = _doc(
+        "worker groups by role, as prefill=GROUP,decode=GROUP; GROUP:2 has pods with room for two workers", ""
+    )
+    lease: str = _doc("name of the Lease by which one planner leads", "tandem-planner")
+    lease_s: float = _doc("a leader that has not renewed its Lease for so long is taken to be gone", 15.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     model: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
     speculative: SpeculativeConfig = SpeculativeConfig()
     slo: SloConfig = SloConfig()
     handoff: HandoffConfig = HandoffConfig()
+    transfer: TransferConfig = TransferConfig()
     worker: WorkerConfig = WorkerConfig()
     gateway: GatewayConfig = GatewayConfig()
     redis: RedisConfig = RedisConfig()
     cluster: ClusterConfig = ClusterConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     serve: ServeConfig = ServeConfig()
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """A value that breaks a rule. `key` is `section.name`; `rule` completes the sentence "the value ..."."""
-
-    key: str
-    rule: str
-
-
-def violations(config: Config) -> tuple[Violation, ...]:
-    """What is wrong with a tree whose values have the right types; empty when nothing is."""
-    return tuple(Violation(key, rule) for key, rule, holds in _RULES if not holds(config))
+    planner: PlannerConfig = PlannerConfig()
 
 
 def value_of(config: Config, key: str) -> Any:
     """The value at `section.name`."""
     section, name = key.split(".")
     return getattr(getattr(config, section), name)
-
-
-_Rule = tuple[str, str, Callable[[Config], bool]]
-
-_BLOCK_SIZES = frozenset({0, 8, 16, 32, 64, 128, 256})
-_REDIS_SCHEMES = ("redis://", "rediss://", "unix://", "redis+cluster://", "rediss+cluster://")
-
-
-def _each(rule: str, test: Callable[[Any], bool], *keys: str) -> list[_Rule]:
-    return [_one(key, rule, test) for key in keys]
-
-
-def _one(key: str, rule: str, test: Callable[[Any], bool]) -> _Rule:
-    return (key, rule, lambda config: test(value_of(config, key)))
-
-
-def _is_plain(name: str) -> bool:
-    """Safe inside a Redis key, where braces and colons have a meaning."""
-    return bool(name) and all(letter.isascii() and (letter.isalnum() or letter in "._-") for letter in name)
-
-
-def _is_endpoint(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    return bool(host) and port.isascii() and port.isdigit() and 0 < int(port) <= 65535
-
-
-def _has_pair(config: Config) -> bool:
-    return min(config.serve.prefill, config.serve.decode) > 0
-
-
-_RULES: tuple[_Rule, ...] = (
-    _one("model.id", "must not be empty", bool),
-    (
-        "model.served_name",
-        "must be different names, none of them empty",
-        lambda c: all(c.model.served_names) and len(set(c.model.served_names)) == len(c.model.served_names),
-    ),
-    _one("engine.max_num_seqs", "must be at least 1", lambda v: v >= 1),
-    (
-        "engine.max_num_batched_tokens",
-        "must be at least engine.max_num_seqs, because a step takes every running sequence",
-        lambda c: c.engine.max_num_batched_tokens >= max(1, c.engine.max_num_seqs),
-    ),
-    _one("engine.max_model_len", "must be 0 (whatever fits) or at least 2", lambda v: v == 0 or v >= 2),
-    _one("engine.tensor_parallel", "must be at least 1", lambda v: v >= 1),
-    _one("engine.block_size", "must be a power of two from 8 to 256, or 0 (by device)", _BLOCK_SIZES.__contains__),
-    _one("engine.gpu_memory_utilization", "must be more than 0 and at most 1", lambda v: 0 < v <= 1),
-    (
-        "model.quantization",
-        "cannot be int8 on cuda: its products are the CPU kernels'",
-        lambda c: c.model.device == "cpu" or c.model.quantization == "none",
-    ),
-    (
-        "engine.kernels",
-        "must be auto on cuda, which has kernels of its own",
-        lambda c: c.model.device == "cpu" or c.engine.kernels == "auto",
-    ),
-    (
-        "handoff.transport",
-        "cannot be local on cuda, because it reads host memory",
-        lambda c: c.model.device == "cpu" or c.handoff.transport != "local",
-    ),
-    *_each("must not be negative", lambda v: v >= 0, *(f"slo.{one.name}" for one in fields(SloConfig))),
-    *_each("must be at least 1", lambda v: v >= 1, "speculative.num_tokens", "speculative.max_batch_tokens"),
-    _one("speculative.ngram_min", "must be at least 1", lambda v: v >= 1),
-    (
-        "speculative.ngram_max",
-        "must be at least speculative.ngram_min",
-        lambda c: c.speculative.ngram_max >= c.speculative.ngram_min,
-    ),
-    _one("redis.url", f"must start with {', '.join(_REDIS_SCHEMES)}", lambda v: not v or v.startswith(_REDIS_SCHEMES)),
-    _one("worker.id", "must be at most 200 bytes long", lambda v: len(v.encode()) <= 200),
-    _one("redis.index_stride", "must be between 1 and 64", lambda v: 1 <= v <= 64),
-    _one("redis.namespace", "must be letters, digits, '.', '_' or '-'", _is_plain),
-    *_each("must be between 0 and 65535", lambda v: 0 <= v <= 65535, "worker.port", "gateway.port"),
-    _one("worker.metrics_port", "must be between -1 and 65535", lambda v: -1 <= v <= 65535),
-    _one("telemetry.max_values", "must be at least 1", lambda v: v >= 1),
-    (
-        "gateway.grpc_port",
-        "must be between 0 and 65535, or -1 where gateway.port is less than 65535",
-        lambda c: -1 <= c.gateway.grpc_port <= 65535 and c.gateway.own_grpc_port <= 65535,
-    ),
-    _one("gateway.max_body", "must be more than 0", lambda v: v > 0),
-    _one("engine.kv_cache_memory", "must not be negative", lambda v: v >= 0),
-    *_each("must be more than 0", lambda v: v > 0, "handoff.lease_s", "handoff.pull_timeout_s"),
-    *_each("must be more than 0", lambda v: v > 0, "handoff.drain_timeout_s", "worker.step_stall_s"),
-    _one("worker.announce", "must be empty or host:port", lambda v: not v or _is_endpoint(v)),
-    _one("gateway.heartbeat_s", "must be more than 0", lambda v: v > 0),
-    *_each("must be more than 0", lambda v: v > 0, "gateway.queue_timeout_s", "gateway.progress_timeout_s"),
-    *_each("must not be negative", lambda v: v >= 0, "gateway.no_worker_wait_s", "gateway.max_retries"),
-    *_each("must be more than 0", lambda v: v > 0, "gateway.request_timeout_s", "gateway.stalled_client_s"),
-    _one("gateway.max_connections", "must be at least 1", lambda v: v >= 1),
-    _one("gateway.worker_silence_s", "must be at least 3, because workers speak once per second", lambda v: v >= 3),
-    _one("gateway.max_queued", "must be at least 1, because every request begins in the queue", lambda v: v >= 1),
-    _one("engine.plan_depth", "must be 0 (by device), 1 or 2", (0, 1, 2).__contains__),
-    *_each("must not be negative", lambda v: v >= 0, "engine.num_threads", "engine.host_cache_memory"),
-    (
-        "engine.host_cache_memory",
-        "needs engine.enable_prefix_caching",
-        lambda c: not c.engine.host_cache_memory or c.engine.enable_prefix_caching,
-    ),
-    *_each("must not be negative", lambda v: v >= 0, "worker.drain_s", "gateway.drain_s", "worker.gateway_grace_s"),
-    _one("worker.queue_horizon_ms", "must not be negative", lambda v: v >= 0),
-    *_each("must not be negative", lambda v: v >= 0, "serve.prefill", "serve.decode", "serve.mixed"),
-    (
-        "serve.mixed",
-        "must be at least 1 unless there are prefill and decode workers",
-        lambda c: c.serve.mixed > 0 or _has_pair(c),
-    ),
-    (
-        "gateway.disaggregation",
-        "cannot be strict without prefill and decode workers",
-        lambda c: c.gateway.disaggregation != "strict" or _has_pair(c),
-    ),
-)

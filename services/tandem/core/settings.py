@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from tandem.core.config import Bytes, Config, value_of, violations
+from tandem.core.config import Bytes, Config, value_of
+from tandem.core.config_rules import violations
 from tandem.core.errors import ErrorKind, TandemError
 
 DEFAULT_LAYER = "default"
@@ -30,6 +31,9 @@ _FLAG_NAMES = {
     "gateway.port": "--port",
     "redis.url": "--redis-url",
     "worker.id": "--worker-id",
+    "worker.metrics_port": "--metrics-port",
+    "handoff.lease_s": "--lease-s",
+    "planner.model": "--planner-model",
 }
 
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")

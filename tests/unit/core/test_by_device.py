@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tandem.core.by_device import by_device
-from tandem.core.config import Bytes, Config, EngineConfig, ModelConfig, SpeculativeConfig, violations
+from tandem.core.config import Bytes, Config, EngineConfig, ModelConfig, SpeculativeConfig
+from tandem.core.config_rules import violations
 
 _CPU, _CUDA = Config(), Config(model=ModelConfig(device="cuda"))
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.core.config import Bytes, Config, EngineConfig, value_of, violations
+from tandem.core.config import Bytes, Config, EngineConfig, value_of
+from tandem.core.config_rules import violations
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import DEFAULT_LAYER, build, flags_of, from_environment, resolve, settings
 
@@ -135,7 +136,7 @@ def test_malformed_layers_are_refused() -> None:
         ({"handoff.lease_s": -1}, "handoff.lease_s"),
         ({"gateway.port": 65536}, "gateway.port"),
         ({"worker.announce": "10.0.0.7"}, "worker.announce"),
-        ({"worker.announce": "worker:0"}, "worker.announce"),
+        ({"worker.announce": "worker:65536"}, "worker.announce"),
         ({"gateway.max_queued": 0}, "gateway.max_queued"),
         ({"worker.drain_s": -0.5}, "worker.drain_s"),
         ({"redis.url": "http://x"}, "redis.url"),

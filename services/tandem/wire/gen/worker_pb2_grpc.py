@@ -71,6 +71,11 @@ class WorkerStub:
                 request_serializer=tandem_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
                 response_deserializer=tandem_dot_v1_dot_worker__pb2.DrainReply.FromString,
                 _registered_method=True)
+        self.Measure = channel.unary_unary(
+                '/tandem.v1.Worker/Measure',
+                request_serializer=tandem_dot_v1_dot_worker__pb2.MeasureRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_worker__pb2.MeasureReply.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -126,6 +131,13 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Measure(self, request, context):
+        """Reads test bytes out of another worker's memory and says how fast and by what way they came.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -163,6 +175,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=tandem_dot_v1_dot_worker__pb2.DrainRequest.FromString,
                     response_serializer=tandem_dot_v1_dot_worker__pb2.DrainReply.SerializeToString,
+            ),
+            'Measure': grpc.unary_unary_rpc_method_handler(
+                    servicer.Measure,
+                    request_deserializer=tandem_dot_v1_dot_worker__pb2.MeasureRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_worker__pb2.MeasureReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -355,6 +372,33 @@ class Worker:
             '/tandem.v1.Worker/Drain',
             tandem_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
             tandem_dot_v1_dot_worker__pb2.DrainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Measure(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.Worker/Measure',
+            tandem_dot_v1_dot_worker__pb2.MeasureRequest.SerializeToString,
+            tandem_dot_v1_dot_worker__pb2.MeasureReply.FromString,
             options,
             channel_credentials,
             insecure,

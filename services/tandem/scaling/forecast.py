@@ -1,0 +1,64 @@
+"""What rate to expect some time ahead, from samples of the past: a line through them, and their busiest stretch; never
+knows what is counted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from tandem.scaling.history import Sample
+
+MOST_DISPERSION = 30.0
+
+
+def expected_rate(samples: Sequence[Sample], ahead_s: float) -> float:
+    """The higher of where a line through the samples leads within `ahead_s`, and of what has come at once already: a
+    worker takes `ahead_s` to start, so no burst that is over sooner can be answered, only be expected again."""
+    return max(trend(samples, ahead_s), busiest(samples, ahead_s / 2))
+
+
+def trend(samples: Sequence[Sample], ahead_s: float) -> float:
+    """Per second, `ahead_s` after the last sample, of a line by least squares. Its slope counts as far as it is beyond
+    its own standard error, so noise alone is no trend."""
+    weight = sum(one.seconds for one in samples)
+    mean_at = sum(one.seconds * one.at for one in samples) / weight
+    mean_rate = sum(one.amount for one in samples) / weight
+    spread = sum(one.seconds * (one.at - mean_at) ** 2 for one in samples)
+    if len(samples) < 3 or spread <= 0:
+        return mean_rate
+    slope = sum(one.seconds * (one.at - mean_at) * (one.rate - mean_rate) for one in samples) / spread
+    left = sum(one.seconds * (one.rate - mean_rate - slope * (one.at - mean_at)) ** 2 for one in samples)
+    error = math.sqrt(left / (len(samples) - 2) / spread)
+    sure = math.copysign(max(0.0, abs(slope) - error), slope)
+    return max(0.0, mean_rate + sure * (samples[-1].at + ahead_s - mean_at))
+
+
+def busiest(samples: Sequence[Sample], stretch_s: float) -> float:
+    """The highest rate over any stretch of neighbours that lasts `stretch_s` or a little longer; over all where that is
+    not as long."""
+    best, first, seconds, amount = 0.0, 0, 0.0, 0.0
+    for one in samples:
+        seconds, amount = seconds + one.seconds, amount + one.amount
+        while seconds - samples[first].seconds >= stretch_s:
+            seconds, amount = seconds - samples[first].seconds, amount - samples[first].amount
+            first += 1
+        if seconds >= stretch_s:
+            best = max(best, amount / seconds)
+    return best or sum(one.amount for one in samples) / sum(one.seconds for one in samples)
+
+
+def dispersion(samples: Sequence[Sample]) -> float:
+    """Variance by mean of the counts of neighbouring samples, 1 of a Poisson process and more where arrivals come in
+    bursts; 1 where too little has come to say. Neighbours are compared, so that a rate that changes slowly is none."""
+    pairs = list(pairwise(samples))
+    expected = sum(one.amount + other.amount for one, other in pairs)
+    if len(pairs) < 3 or expected <= 0:
+        return 1.0
+    squares = 0.0
+    for one, other in pairs:
+        share = one.seconds / (one.seconds + other.seconds)
+        both = one.amount + other.amount
+        # Of counts of one rate, the variance of the part is `share * (1 - share)` times that of the whole.
+        squares += (one.amount - share * both) ** 2 / (share * (1 - share))
+    return min(MOST_DISPERSION, max(1.0, squares / expected))

@@ -1,0 +1,63 @@
+"""A scaler's decisions, one after another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tandem.core.slo import Slo
+from tandem.core.step_cost import StepCost
+from tandem.scaling.decision import Decision, Target
+from tandem.scaling.observed import Capability, Demand, Observed, PoolState
+from tandem.scaling.policy import ScalingPolicy
+from tandem.scaling.scaler import Scaler
+
+POLICY = ScalingPolicy(slo=Slo(ttft_s=2.0, itl_s=0.05))
+WORKER = Capability(
+    cost=StepCost(
+        base_s=7e-3, prefill_token_s=24e-6, decode_seq_s=3e-5, decode_context_s=4e-8, prefill_pair_s=9e-10
+    ),
+    num_blocks=24_000, block_size=16, max_num_seqs=256, max_num_batched_tokens=8192,
+)  # fmt: skip
+
+
+def demand(rate: float, *, num_input: int = 2000, num_output: int = 200, seconds: float = 5.0) -> Demand:
+    number = round(rate * seconds)
+    return Demand(
+        seconds=seconds, num_requests=number, num_input_tokens=number * num_input, num_cached_tokens=0,
+        num_output_tokens=number * num_output, num_prefill_pairs=number * num_input * num_input // 2,
+    )  # fmt: skip
+
+
+def observed(at: float, what: Demand | None, size: Target) -> Observed:
+    return Observed(
+        at=at, demand=what, prefill=PoolState(size.prefill), decode=PoolState(size.decode),
+        prefill_worker=WORKER, decode_worker=WORKER,
+    )  # fmt: skip
+
+
+def driven(scaler: Scaler, rates: list[float], size: Target, begin: float = 0.0) -> list[Decision]:
+    """One decision for each rate, each carried out at once."""
+    out: list[Decision] = []
+    for i, rate in enumerate(rates, start=1):
+        out.append(scaler.decide(observed(begin + 5.0 * i, demand(rate), size)))
+        size = out[-1].target
+    return out
+
+
+def test_grows_at_once_and_shrinks_only_after_a_while() -> None:
+    scaler = Scaler(POLICY)
+    busy = driven(scaler, [2.0] * 20 + [80.0] * 20, Target(1, 1))
+    assert busy[20].target > busy[19].target
+    quiet = driven(scaler, [2.0] * 200, busy[-1].target, begin=200.0)
+    assert all(decision.target == busy[-1].target for decision in quiet[:59])
+    assert quiet[-1].target == busy[19].target
+
+
+def test_holds_what_runs_while_no_gateway_tells_anything() -> None:
+    scaler = Scaler(POLICY)
+    before = driven(scaler, [80.0] * 10, Target(1, 1))[-1].target
+    decision = scaler.decide(observed(60.0, None, before))
+    assert decision.target == before and decision.held_back
+    nobody = replace(observed(5.0, demand(80.0), Target(3, 3)), prefill_worker=None, decode_worker=None)
+    decision = Scaler(POLICY).decide(nobody)
+    assert decision.target == (3, 3) and "worker" in decision.held_back
