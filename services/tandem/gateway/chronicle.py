@@ -134,7 +134,7 @@ class Chronicle:
         clock = chronicles.clock
         self.pace = Pace(clock.now, Buckets(()), late_s, self._begun)
         self._began = wall_ns() / 1e9 - (clock.now() - caller.came_at)
-        self.trace = chronicles.tracing.begin(caller.traceparent, caller.tracestate, self._began)
+        self.trace = chronicles.tracing.begin(caller.traceparent, caller.tracestate)
         traced(self.trace.traceparent)
         self._chronicles = chronicles
         self._asked = asked

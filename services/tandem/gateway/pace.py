@@ -9,7 +9,7 @@ from operator import sub
 
 from tandem.obs.metrics import Buckets
 
-_GATHERED = 16
+_GATHERED = 64
 """Times of a choice that wait to be looked at together: one by one they were a tenth of what a token costs."""
 
 
@@ -39,13 +39,11 @@ class Pace:
         """Called for every token of every stream."""
         stamps = self._stamps.get(choice)
         if stamps is None:
-            stamps = self._stamps[choice] = []
+            self._first(choice, self._now())
+            return
         stamps.append(self._now())
         if len(stamps) > _GATHERED:
             self._gather(choice, stamps)
-        elif self.first_at is None:
-            self.first_at = stamps[0]
-            self._begun(stamps[0])
 
     def end(self) -> None:
         """Count what is left to be counted."""
@@ -65,6 +63,12 @@ class Pace:
     def mean_s(self) -> float | None:
         """Of all gaps; None: there is none."""
         return self._sum_s / self.num_gaps if self.num_gaps else None
+
+    def _first(self, choice: int, now: float) -> None:
+        self._stamps[choice] = [now]
+        if self.first_at is None:
+            self.first_at = now
+            self._begun(now)
 
     def _gather(self, choice: int, stamps: list[float]) -> None:
         """The last one stays, as the next gap's beginning."""

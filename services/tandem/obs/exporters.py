@@ -21,7 +21,6 @@ LOUD = (
     "opentelemetry.exporter.otlp.proto.grpc.exporter",
     "opentelemetry.exporter.otlp.proto.http.metric_exporter",
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
-    "opentelemetry.sdk._shared_internal",
 )
 """They log whatever fails, a few lines for each message, and where a receiver is down every message does."""
 
@@ -67,10 +66,10 @@ def _console_metrics() -> MetricExporter:
 def _otlp_spans(protocol: Protocol) -> SpanExporter:
     _log_sparingly()
     if protocol == "grpc":
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcSpanExporter
+        from tandem.obs.otlp_grpc_spans import GrpcSpanExporter
 
         return GrpcSpanExporter()
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpSpanExporter
+    from tandem.obs.otlp_http_spans import HttpSpanExporter
 
     return HttpSpanExporter()
 

@@ -211,6 +211,7 @@ WORKER_INFO = gauge("tandem.worker.info", "", "Always 1; what the worker is.", "
 PROCESS_CPU = counter("process.cpu.time", "s", "Processor time of the process.")
 PROCESS_MEMORY = gauge("process.memory.usage", "By", "Resident memory of the process.")
 PROCESS_FILES = gauge("process.open_file_descriptor.count", "{file}", "Open file descriptors.")
+SPANS_DROPPED = counter("tandem.span.dropped", "{span}", "Spans left out because too many waited to be sent.")
 LOG_LINES_DROPPED = counter("tandem.log.dropped", "{line}", "Log lines left out because too many were alike.")
 
 

@@ -7,8 +7,9 @@ thread writes a series at a time, any thread collects.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import repeat
 from typing import NamedTuple
 
 from tandem.obs.instrument import Instrument, Kind
@@ -58,17 +59,19 @@ class Buckets:
         self.counts[bisect_left(self._bounds, value)] += 1
         self.sum += value
 
-    def record_all(self, values: Iterable[float]) -> None:
+    def record_all(self, values: Collection[float]) -> None:
         """As `record`, for what is gathered first because it comes too often."""
-        bounds, counts = self._bounds, self.counts
-        for value in values:
-            counts[bisect_left(bounds, value)] += 1
-            self.sum += value
+        counts = self.counts
+        for place in map(bisect_left, repeat(self._bounds), values):
+            counts[place] += 1
+        self.sum += sum(values)
 
     def record_traced(self, value: float, trace: str, at: float) -> None:
         """As `record`; the trace is shown beside the bucket."""
-        self.record(value)
-        self.exemplars[bisect_left(self._bounds, value)] = Exemplar(value, trace, at)
+        place = bisect_left(self._bounds, value)
+        self.counts[place] += 1
+        self.sum += value
+        self.exemplars[place] = Exemplar(value, trace, at)
 
 
 @dataclass(frozen=True, slots=True)

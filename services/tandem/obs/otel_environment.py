@@ -25,6 +25,7 @@ _EXPORTERS: dict[Signal, tuple[str, ...]] = {
     "metrics": ("otlp", "console", "none", "prometheus"),
 }
 """Prometheus is served in any case."""
+_MAX_SPANS, _MAX_SPAN_BATCH = "OTEL_BSP_MAX_QUEUE_SIZE", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE"
 _RATIO_SAMPLERS = ("traceidratio", "parentbased_traceidratio")
 _SAMPLERS = ("always_on", "always_off", "parentbased_always_on", "parentbased_always_off", *_RATIO_SAMPLERS)
 
@@ -32,7 +33,8 @@ _SAMPLERS = ("always_on", "always_off", "parentbased_always_on", "parentbased_al
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtelSettings:
     """What Tandem itself acts on. A signal goes to no exporter unless a variable says so, and an endpoint does.
-    `metrics_timeout_s`: how long one message of metrics may take."""
+    `metrics_timeout_s`: how long one message of metrics may take. So many spans wait at most, `max_spans`, go at once,
+    and wait for so long."""
 
     traces: tuple[Exporter, ...]
     metrics: tuple[Exporter, ...]
@@ -40,6 +42,9 @@ class OtelSettings:
     metrics_protocol: Protocol
     metrics_interval_s: float
     metrics_timeout_s: float
+    max_spans: int
+    max_span_batch: int
+    spans_delay_s: float
 
 
 def read_otel(environ: Mapping[str, str]) -> OtelSettings:
@@ -63,6 +68,9 @@ def read_otel(environ: Mapping[str, str]) -> OtelSettings:
         metrics_protocol=_protocol("metrics", environ),
         metrics_interval_s=_milliseconds("OTEL_METRIC_EXPORT_INTERVAL", 60_000, environ) / 1000,
         metrics_timeout_s=min(timeout_s, *(own_timeouts_s or [10.0])[:1]),
+        max_spans=int(_number(_MAX_SPANS, environ, 2048)),
+        max_span_batch=int(_number(_MAX_SPAN_BATCH, environ, 512)),
+        spans_delay_s=_milliseconds("OTEL_BSP_SCHEDULE_DELAY", 5000, environ) / 1000,
     )
 
 
@@ -105,9 +113,8 @@ def _check_spans(environ: Mapping[str, str]) -> None:
     for variable, value in environ.items():
         if variable.startswith("OTEL_") and variable.endswith("_LIMIT") and not value.strip().isdecimal():
             raise _meaningless(variable, f"{value!r} is no whole number")
-    largest = _number("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", environ, 512)
-    if largest > _number("OTEL_BSP_MAX_QUEUE_SIZE", environ, 2048):
-        raise _meaningless("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "a batch cannot be larger than the queue")
+    if _number(_MAX_SPAN_BATCH, environ, 512) > _number(_MAX_SPANS, environ, 2048):
+        raise _meaningless(_MAX_SPAN_BATCH, "a batch cannot be larger than the queue")
 
 
 def _check_otlp(signal: Signal, environ: Mapping[str, str]) -> None:

@@ -1,55 +1,87 @@
-"""Sends spans in batches, by threads of the SDK's; never makes one, and never keeps a request waiting."""
+"""Sends spans in batches, on a thread of its own; never makes one, and never keeps a request waiting.
+
+OpenTelemetry's name for it is a batching processor. The SDK's own tells nobody how many spans it has left out, and logs
+each of them.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Sequence
-from threading import Thread
+from threading import Event, Thread
+from typing import NamedTuple
 
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.trace import Tracer
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter
 
 _log = logging.getLogger(__name__)
 
 
-class SpanSender:
-    """`OTEL_BSP_*` say how many spans wait at most (what comes then replaces the oldest), and for how long."""
+class Batching(NamedTuple):
+    """So many spans wait at most, go at once, and wait for so long; `OTEL_BSP_*` say it."""
 
-    def __init__(self, resource: Resource, exporters: Sequence[SpanExporter]) -> None:
-        self._exporters = [_ClosedOnce(each) for each in exporters]
-        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        for exporter in self._exporters:
-            self._provider.add_span_processor(BatchSpanProcessor(exporter))
-        self.tracer: Tracer = self._provider.get_tracer("tandem")
+    max_waiting: int = 2048
+    max_batch: int = 512
+    delay_s: float = 5.0
+
+
+class SpanSender:
+    """What comes when too many wait replaces the oldest. `num_dropped`: spans that were left out so."""
+
+    def __init__(self, exporters: Sequence[SpanExporter], batching: Batching) -> None:
+        self.num_dropped = 0
+        self._exporters = exporters
+        self._batching = batching
+        self._waiting: deque[ReadableSpan] = deque(maxlen=batching.max_waiting)
+        self._is_due = Event()
+        self._is_over = False
+        self._is_closed = False
+        self._thread = Thread(target=self._run, name="telemetry-spans", daemon=True)
+        self._thread.start()
+
+    def put(self, span: ReadableSpan) -> None:
+        """By one thread at a time. What comes after `close` is not sent."""
+        waiting = self._waiting
+        if len(waiting) == self._batching.max_waiting:
+            self.num_dropped += 1
+        waiting.append(span)
+        if len(waiting) >= self._batching.max_batch and not self._is_due.is_set():
+            self._is_due.set()
 
     def close(self, timeout_s: float) -> None:
-        """Sends what waits. A receiver that has not taken it by then is left alone: its thread ends with the call that
+        """Sends what waits. A receiver that has not taken it by then is left alone: the thread ends with the call that
         it is in."""
-        flush = Thread(target=self._provider.shutdown, name="telemetry-spans-close", daemon=True)
-        flush.start()
-        flush.join(timeout_s)
-        if flush.is_alive():
+        self._is_over = True
+        self._is_due.set()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
             _log.warning("telemetry: spans could not be sent in the %.1f s that stopping may take", timeout_s)
-        for exporter in self._exporters:
-            exporter.shutdown()
-
-
-class _ClosedOnce(SpanExporter):
-    """The SDK closes an exporter only after its last batch, however long that takes; here it may be closed before."""
-
-    def __init__(self, exporter: SpanExporter) -> None:
-        self._exporter = exporter
-        self._is_closed = False
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        return SpanExportResult.FAILURE if self._is_closed else self._exporter.export(spans)
-
-    def shutdown(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            self._exporter.shutdown()
+            for exporter in self._exporters:
+                exporter.shutdown()
 
-    def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        return self._exporter.force_flush(timeout_millis)
+    def _run(self) -> None:
+        while not self._is_over:
+            self._is_due.wait(self._batching.delay_s)
+            self._is_due.clear()
+            self._send_waiting()
+        self._send_waiting()
+
+    def _send_waiting(self) -> None:
+        """What comes meanwhile waits for the next time, because each call costs a millisecond, however little it
+        carries."""
+        num_left = len(self._waiting)
+        while num_left > 0 and not self._is_closed:
+            batch = [self._waiting.popleft() for _ in range(min(num_left, self._batching.max_batch))]
+            num_left -= len(batch)
+            for exporter in self._exporters:
+                self._send(exporter, batch)
+
+    def _send(self, exporter: SpanExporter, batch: Sequence[ReadableSpan]) -> None:
+        try:
+            if not self._is_closed:
+                exporter.export(batch)
+        except Exception:
+            _log.exception("telemetry: spans could not be sent")

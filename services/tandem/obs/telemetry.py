@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 from tandem.core.clock import Clock, SystemClock
 from tandem.obs import prometheus
+from tandem.obs.instruments import SPANS_DROPPED
 from tandem.obs.logs import watch_dropped
 from tandem.obs.metrics import Metrics
 from tandem.obs.otel_environment import OtelSettings, read_otel
@@ -27,15 +28,17 @@ class Telemetry:
     def __init__(
         self,
         metrics: Metrics,
+        tracing: Tracing = OFF,
         spans: SpanSender | None = None,
         pushed: MetricSender | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.metrics = metrics
-        self.tracing = OFF if spans is None else Tracing(spans.tracer)
+        self.tracing = tracing
         self._spans = spans
         self._pushed = pushed
         self._clock = clock or SystemClock()
+        metrics.watch(SPANS_DROPPED, lambda: {(): 0 if spans is None else spans.num_dropped})
 
     @classmethod
     def start(cls, service: str, instance: str, max_values: int) -> Self:
@@ -50,8 +53,8 @@ class Telemetry:
         if not settings.traces and not settings.metrics:
             return cls(metrics)
         resource = _resource(service, instance)
-        spans = _span_sender(resource, settings) if settings.traces else None
-        return cls(metrics, spans, _metric_sender(metrics, resource, settings) if settings.metrics else None)
+        tracing, spans = _traced(resource, settings) if settings.traces else (OFF, None)
+        return cls(metrics, tracing, spans, _metric_sender(metrics, resource, settings) if settings.metrics else None)
 
     def exposition(self, accept: str) -> tuple[str, bytes]:
         """The content type and the body of `/metrics` for an Accept header."""
@@ -86,11 +89,18 @@ def _resource(service: str, instance: str) -> Resource:
     return Resource.create({name: value for name, value in own.items() if name not in told})
 
 
-def _span_sender(resource: Resource, settings: OtelSettings) -> SpanSender:
-    from tandem.obs.exporters import span_exporters
-    from tandem.obs.span_sender import SpanSender
+def _traced(resource: Resource, settings: OtelSettings) -> tuple[Tracing, SpanSender]:
+    from opentelemetry.sdk.trace import TracerProvider
 
-    return SpanSender(resource, span_exporters(settings))
+    from tandem.obs.exporters import span_exporters
+    from tandem.obs.span_maker import SpanMaker
+    from tandem.obs.span_sender import Batching, SpanSender
+
+    batching = Batching(settings.max_spans, settings.max_span_batch, settings.spans_delay_s)
+    sender = SpanSender(span_exporters(settings), batching)
+    # The SDK knows which sampler its variables mean.
+    sampler = TracerProvider(shutdown_on_exit=False).sampler
+    return Tracing(SpanMaker(resource, sampler, sender.put)), sender
 
 
 def _metric_sender(metrics: Metrics, resource: Resource, settings: OtelSettings) -> MetricSender:

@@ -1,34 +1,21 @@
-"""Makes spans of what requests and jobs have been through; never decides what they tell, and never sends them.
+"""Traces of what requests and jobs have been through; never decides what they tell, and never makes or sends a span.
 
-Spans are made when they are over, so that what serves requests keeps a few times instead of open spans. Only a
-request's root begins with it, because its ids travel on.
+Spans are told when they are over, so that what serves requests keeps a few times instead of open spans. Of a request's
+root only the ids are there from its beginning, because they travel on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
-from opentelemetry.context import Context
-from opentelemetry.trace import (
-    NonRecordingSpan,
-    Span,
-    SpanContext,
-    SpanKind,
-    Status,
-    StatusCode,
-    TraceFlags,
-    Tracer,
-    TraceState,
-    set_span_in_context,
-)
+from opentelemetry.trace import SpanContext, TraceFlags, TraceState
 
 from tandem.obs.trace_context import TraceParent, format_traceparent, parse_traceparent, parse_tracestate
 
 Attributes = Mapping[str, str | int | float | bool | tuple[str, ...]]
-
-_KINDS = {"internal": SpanKind.INTERNAL, "server": SpanKind.SERVER, "client": SpanKind.CLIENT}
+Kind = Literal["internal", "server", "client"]
 
 
 class SpanEvent(NamedTuple):
@@ -51,7 +38,19 @@ class SpanRecord:
     events: tuple[SpanEvent, ...] = ()
     children: tuple[SpanRecord, ...] = ()
     error: str = ""
-    kind: Literal["internal", "server", "client"] = "internal"
+    kind: Kind = "internal"
+
+
+class Spans(Protocol):
+    """Whoever makes spans of records, and has them sent."""
+
+    def sample(self, parent: SpanContext | None) -> SpanContext | None:
+        """Of a span to come, in its parent's trace or a new one; None where that is not sampled."""
+        ...
+
+    def put(self, context: SpanContext, parent: SpanContext | None, span: SpanRecord) -> None:
+        """What was sampled is over, and with it all that is inside. Must not block."""
+        ...
 
 
 class Trace:
@@ -61,54 +60,63 @@ class Trace:
     where nothing is traced here the client's own, unchanged; empty where it has none.
     """
 
-    __slots__ = ("_root", "_tracer", "id", "traceparent")
+    __slots__ = ("_parent", "_root", "_spans", "id", "traceparent")
 
-    def __init__(self, traceparent: str, tracer: Tracer | None = None, root: Span | None = None) -> None:
+    def __init__(
+        self,
+        traceparent: str,
+        spans: Spans | None = None,
+        root: SpanContext | None = None,
+        parent: SpanContext | None = None,
+    ) -> None:
         self.traceparent = traceparent
-        self._tracer = tracer
+        self._spans = spans
         self._root = root
-        self.id = "" if root is None else f"{root.get_span_context().trace_id:032x}"
+        self._parent = parent
+        self.id = "" if root is None else f"{root.trace_id:032x}"
 
     @property
     def is_sampled(self) -> bool:
         return self._root is not None
 
     def end(self, span: SpanRecord) -> None:
-        """Exactly once. The root's `start` and `kind` are those that it began with."""
-        if self._root is None or self._tracer is None:
-            return
-        self._root.update_name(span.name)
-        _finish(self._tracer, self._root, span)
+        """Exactly once."""
+        if self._spans is not None and self._root is not None:
+            self._spans.put(self._root, self._parent, span)
 
 
 class Tracing:
-    """Without a `tracer` it traces nothing, and passes on what came."""
+    """Without `spans` it traces nothing, and passes on what came."""
 
-    def __init__(self, tracer: Tracer | None) -> None:
-        self._tracer = tracer
+    def __init__(self, spans: Spans | None) -> None:
+        self._spans = spans
 
-    def begin(self, traceparent: str, tracestate: str, start: float) -> Trace:
-        """For a request that arrived at `start`, with these headers; what is no valid header counts as none."""
+    def begin(self, traceparent: str, tracestate: str) -> Trace:
+        """For a request with these headers; what is no valid header counts as none."""
         parent = parse_traceparent(traceparent) if traceparent else None
         own = traceparent if parent is not None else ""
-        if self._tracer is None:
+        if self._spans is None:
             return Trace(own)
-        root = self._tracer.start_span("request", _context(parent, tracestate), SpanKind.SERVER, start_time=_ns(start))
-        told = root.get_span_context()
-        if not told.trace_flags.sampled:
+        told = None if parent is None else _remote(parent, tracestate)
+        root = self._spans.sample(told)
+        if root is None:
             return Trace(own)
-        passed_on = format_traceparent(TraceParent(told.trace_id, told.span_id, told.trace_flags))
-        return Trace(passed_on, self._tracer, root)
+        passed_on = format_traceparent(TraceParent(root.trace_id, root.span_id, root.trace_flags))
+        return Trace(passed_on, self._spans, root, told)
 
     def record(self, traceparent: str, span: SpanRecord) -> None:
         """A span whose parent is elsewhere; nothing where that one is not sampled."""
-        parent = parse_traceparent(traceparent) if self._tracer is not None and traceparent else None
-        if self._tracer is not None and parent is not None and parent.is_sampled:
-            _make(self._tracer, _context(parent, ""), span)
+        parent = parse_traceparent(traceparent) if self._spans is not None and traceparent else None
+        if self._spans is None or parent is None or not parent.is_sampled:
+            return
+        told = _remote(parent, "")
+        context = self._spans.sample(told)
+        if context is not None:
+            self._spans.put(context, told, span)
 
     def is_wanted(self, traceparent: str) -> bool:
         """Whether `record` would do something, so that nobody puts a record together for nothing."""
-        if self._tracer is None or not traceparent:
+        if self._spans is None or not traceparent:
             return False
         parent = parse_traceparent(traceparent)
         return parent is not None and parent.is_sampled
@@ -117,33 +125,8 @@ class Tracing:
 OFF = Tracing(None)
 
 
-def _make(tracer: Tracer, context: Context, span: SpanRecord) -> None:
-    made = tracer.start_span(span.name, context, _KINDS[span.kind], start_time=_ns(span.start))
-    if made.is_recording():
-        _finish(tracer, made, span)
-
-
-def _finish(tracer: Tracer, made: Span, span: SpanRecord) -> None:
-    made.set_attributes(span.attributes)
-    for event in span.events:
-        made.add_event(event.name, event.attributes, _ns(event.at))
-    if span.error:
-        made.set_status(Status(StatusCode.ERROR, span.error))
-    inside = set_span_in_context(made, Context())
-    for child in span.children:
-        _make(tracer, inside, child)
-    made.end(_ns(span.end))
-
-
-def _context(parent: TraceParent | None, tracestate: str) -> Context:
-    if parent is None:
-        return Context()
+def _remote(parent: TraceParent, tracestate: str) -> SpanContext:
     state = TraceState(parse_tracestate(tracestate)) if tracestate else None
-    told = SpanContext(
+    return SpanContext(
         parent.trace, parent.span, is_remote=True, trace_flags=TraceFlags(parent.flags), trace_state=state
     )
-    return set_span_in_context(NonRecordingSpan(told), Context())
-
-
-def _ns(seconds: float) -> int:
-    return round(seconds * 1e9)

@@ -44,7 +44,7 @@ def stages_of(record: AnswerRecord) -> set[Stage]:
 
 def the_trace(seen: Watched, record: AnswerRecord) -> dict[str, object]:
     """The attributes of the root, once its tree was seen to be whole and the client's."""
-    spans = list(seen.spans.get_finished_spans())
+    spans = list(seen.spans)
     (root,) = [span for span in spans if span.parent is not None and span.parent.is_remote]
     assert root.context is not None and root.parent is not None and root.attributes is not None
     assert f"{root.context.trace_id:032x}" == CLIENT_TRACE == record.trace
@@ -117,7 +117,7 @@ async def test_what_waits_is_in_the_queue_and_what_asks_on_its_way(rig: Rig) -> 
         asked.cancel()
         record = await seen.record(asked)
         the_trace(seen, record)
-        names = [span.name for span in seen.spans.get_finished_spans()]
+        names = [span.name for span in seen.spans]
     assert names.count("queue") >= 2 and names.count("route") >= 2, "one for each time"
     assert stages_of(record) == {Stage.RECEIVE, Stage.QUEUE, Stage.ROUTE, Stage.PREFILL}
     assert (record.outcome, record.error, record.first_token_s, record.token_s) == ("cancelled", "", None, None)
@@ -235,7 +235,7 @@ async def test_what_is_refused_leaves_one_record_and_one_span(
     assert told["error.type"] == outcome
     assert record.model == ("" if outcome == "model_not_found" else "tiny")
     assert seen.chronicles.num_open == 0 and not seen.chronicles.num_open_of()
-    (span,) = [span for span in seen.spans.get_finished_spans() if span.name not in ("queue", "route")]
+    (span,) = [span for span in seen.spans if span.name not in ("queue", "route")]
     assert span.name == f"text_completion {record.model}".strip()
     assert not span.status.is_ok and span.status.description == record.error
 

@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import msgspec
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.sampling import DEFAULT_ON
 
 from tandem.core.request import Job
@@ -25,6 +24,7 @@ from tandem.gateway.openai_schema import CompletionBody
 from tandem.gateway.ports import Dispatch
 from tandem.gateway.record import AnswerRecord
 from tandem.obs.metrics import Family, Metrics
+from tandem.obs.span_maker import SpanMaker
 from tandem.obs.tracing import Tracing
 from tests.unit.gateway.rig import Rig, is_probe
 from tests.unit.gateway.scripted_worker import ScriptedWorker, until
@@ -50,10 +50,8 @@ class Watched:
         self.rig = rig
         self.metrics = Metrics()
         self.records = Records()
-        self.spans = InMemorySpanExporter()
-        provider = TracerProvider(sampler=DEFAULT_ON, shutdown_on_exit=False)
-        provider.add_span_processor(SimpleSpanProcessor(self.spans))
-        tracing = Tracing(provider.get_tracer("test"))
+        self.spans: list[ReadableSpan] = []
+        tracing = Tracing(SpanMaker(Resource({}), DEFAULT_ON, self.spans.append))
         self.chronicles = Chronicles(rig.clock, Measures(self.metrics), tracing, [self.records])
         self.answers = Answers(dispatch, encoders, self.chronicles, Manners())
 
@@ -75,7 +73,7 @@ class Watched:
         return record
 
     def ended_spans(self) -> dict[str, ReadableSpan]:
-        return {span.name: span for span in self.spans.get_finished_spans()}
+        return {span.name: span for span in self.spans}
 
     def family(self, name: str) -> Family:
         return next(family for family in self.metrics.collect() if family.instrument.name == name)

@@ -6,11 +6,10 @@ import threading
 from collections.abc import Sequence
 
 import pytest
-from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from tandem.obs.span_sender import SpanSender
+from tandem.obs.span_sender import Batching, SpanSender
 
 
 class Stuck(SpanExporter):
@@ -18,12 +17,14 @@ class Stuck(SpanExporter):
 
     def __init__(self) -> None:
         self.num_calls = 0
+        self.names: list[str] = []
         self.num_shutdowns = 0
         self.is_called = threading.Event()
         self._is_over = threading.Event()
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         self.num_calls += 1
+        self.names += [span.name for span in spans]
         self.is_called.set()
         assert self._is_over.wait(60.0)
         return SpanExportResult.FAILURE
@@ -33,17 +34,81 @@ class Stuck(SpanExporter):
         self._is_over.set()
 
 
-def test_a_call_that_hangs_is_ended_once_and_none_follows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "1")
+class Taken(SpanExporter):
+    """Fails at its first call, in the worst way."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.num_shutdowns = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.batches.append([span.name for span in spans])
+        if len(self.batches) == 1:
+            raise RuntimeError("not today")
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        self.num_shutdowns += 1
+
+
+def put(sender: SpanSender, count: int) -> list[str]:
+    names = [f"s{number}" for number in range(count)]
+    for name in names:
+        sender.put(ReadableSpan(name))
+    return names
+
+
+def test_a_call_that_hangs_is_ended_once_and_none_follows() -> None:
     before = set(threading.enumerate())
     stuck = Stuck()
-    sender = SpanSender(Resource({}), [stuck])
-    for _ in range(5):
-        sender.tracer.start_span("x").end()
+    sender = SpanSender([stuck], Batching(max_batch=1))
+    put(sender, 5)
     assert stuck.is_called.wait(30.0)
+    sender.close(0.05)
     sender.close(0.05)
     assert (stuck.num_calls, stuck.num_shutdowns) == (1, 1)
     for thread in set(threading.enumerate()) - before:
         thread.join(30.0)
         assert not thread.is_alive(), thread
     assert (stuck.num_calls, stuck.num_shutdowns) == (1, 1)
+
+
+def test_all_that_waits_goes_when_it_is_closed_in_order_whatever_fails(caplog: pytest.LogCaptureFixture) -> None:
+    first, second = Taken(), Taken()
+    sender = SpanSender([first, second], Batching(max_batch=1000))
+    names = put(sender, 7)
+    sender.close(30.0)
+    sender.close(30.0)
+    assert first.batches == second.batches == [names] and sender.num_dropped == 0
+    assert first.num_shutdowns == second.num_shutdowns == 1
+    assert [record.message for record in caplog.records] == ["telemetry: spans could not be sent"] * 2
+
+
+def test_no_batch_is_larger_than_it_may_be() -> None:
+    taken = Taken()
+    sender = SpanSender([taken], Batching(max_batch=4))
+    names = put(sender, 10)
+    sender.close(30.0)
+    assert [name for batch in taken.batches for name in batch] == names
+    assert max(map(len, taken.batches)) <= 4
+
+
+def test_what_has_waited_for_its_time_goes_alone() -> None:
+    stuck = Stuck()
+    sender = SpanSender([stuck], Batching(delay_s=0.01))
+    put(sender, 1)
+    assert stuck.is_called.wait(30.0)
+    stuck.shutdown()
+    sender.close(30.0)
+
+
+def test_the_newest_are_kept_and_the_others_counted() -> None:
+    stuck = Stuck()
+    sender = SpanSender([stuck], Batching(max_waiting=3, max_batch=3))
+    put(sender, 3)
+    assert stuck.is_called.wait(30.0)
+    put(sender, 8)
+    assert sender.num_dropped == 5
+    stuck.shutdown()
+    sender.close(30.0)
+    assert stuck.names == ["s0", "s1", "s2", "s5", "s6", "s7"]

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from opentelemetry.sdk.trace import ReadableSpan, Tracer, TracerProvider
-from opentelemetry.sdk.trace import Span as SdkSpan
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, DEFAULT_ON, Sampler, TraceIdRatioBased
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.sampling import (
+    ALWAYS_OFF,
+    ALWAYS_ON,
+    DEFAULT_ON,
+    Sampler,
+    SamplingResult,
+    TraceIdRatioBased,
+)
 from opentelemetry.trace import SpanKind, StatusCode
 
+from tandem.obs.span_maker import SpanMaker
 from tandem.obs.trace_context import parse_traceparent, parse_tracestate
 from tandem.obs.tracing import OFF, SpanEvent, SpanRecord, Tracing
 
@@ -25,14 +33,12 @@ class Traced:
     """A process that traces, and the spans that it made."""
 
     def __init__(self, sampler: Sampler = DEFAULT_ON) -> None:
-        self.exporter = InMemorySpanExporter()
-        provider = TracerProvider(sampler=sampler, shutdown_on_exit=False)
-        provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-        self.tracing = Tracing(provider.get_tracer("test"))
+        self.made: list[ReadableSpan] = []
+        self.tracing = Tracing(SpanMaker(Resource({}), sampler, self.made.append))
 
     @property
     def spans(self) -> dict[str, ReadableSpan]:
-        return {span.name: span for span in self.exporter.get_finished_spans()}
+        return {span.name: span for span in self.made}
 
 
 def span_id(span: ReadableSpan) -> int:
@@ -51,20 +57,21 @@ def a_span(name: str, start: float, end: float, *children: SpanRecord) -> SpanRe
 
 def test_a_request_is_one_tree_across_processes() -> None:
     gateway, worker = Traced(), Traced()
-    trace = gateway.tracing.begin(CLIENT, "vendor=1", 100.0)
+    trace = gateway.tracing.begin(CLIENT, "vendor=1")
     assert worker.tracing.is_wanted(trace.traceparent)
     worker.tracing.record(trace.traceparent, a_span("decode", 102.0, 103.0, a_span("transfer", 102.0, 102.5)))
-    trace.end(a_span("chat", 100.0, 104.0, a_span("queue", 100.5, 101.0)))
-    chat, queue = gateway.spans["chat"], gateway.spans["queue"]
+    queue = a_span("queue", 100.5, 101.0)
+    trace.end(SpanRecord(name="chat", start=100.0, end=104.0, attributes={}, children=(queue,), kind="server"))
+    chat, queued = gateway.spans["chat"], gateway.spans["queue"]
     decode, transfer = worker.spans["decode"], worker.spans["transfer"]
     assert parent_id(chat) == int("cd" * 8, 16)
-    assert parent_id(queue) == parent_id(decode) == span_id(chat)
+    assert parent_id(queued) == parent_id(decode) == span_id(chat)
     assert parent_id(transfer) == span_id(decode)
     every = [*gateway.spans.values(), *worker.spans.values()]
     assert len(every) == 4 and len({span_id(span) for span in every}) == 4
     assert {span.context.trace_id for span in every if span.context} == {int("ab" * 16, 16)} == {int(trace.id, 16)}
     assert chat.context and chat.context.trace_state.to_header() == "vendor=1"
-    assert chat.kind is SpanKind.SERVER and queue.kind is SpanKind.INTERNAL
+    assert chat.kind is SpanKind.SERVER and queued.kind is SpanKind.INTERNAL
     assert (chat.start_time, chat.end_time) == (100 * 10**9, 104 * 10**9)
     assert (transfer.start_time, transfer.end_time) == (102 * 10**9, 102_500 * 10**6)
 
@@ -93,7 +100,7 @@ def test_a_span_has_all_that_it_was_told() -> None:
 
 def test_without_a_parent_a_request_is_a_trace_of_its_own() -> None:
     traced = Traced()
-    first, second = traced.tracing.begin("", "", 1.0), traced.tracing.begin("", "", 1.0)
+    first, second = traced.tracing.begin("", ""), traced.tracing.begin("", "")
     assert first.is_sampled and len(first.id) == 32 and first.id != second.id
     told = parse_traceparent(first.traceparent)
     assert told is not None and told.is_sampled and f"{told.trace:032x}" == first.id
@@ -112,7 +119,7 @@ def test_without_a_parent_a_request_is_a_trace_of_its_own() -> None:
     ids=["off", "always-off", "none-of-them", "the-client-does-not"],
 )
 def test_what_is_not_sampled_passes_on_what_came(tracing: Callable[[], Tracing], came: str) -> None:
-    trace = tracing().begin(came, "", 1.0)
+    trace = tracing().begin(came, "")
     assert (trace.traceparent, trace.id, trace.is_sampled) == (came, "", False)
     trace.end(a_span("chat", 1.0, 2.0))
 
@@ -120,14 +127,14 @@ def test_what_is_not_sampled_passes_on_what_came(tracing: Callable[[], Tracing],
 @pytest.mark.parametrize("came", ["", "garbage", CLIENT + "x", CLIENT.upper()])
 def test_what_is_no_header_is_not_passed_on(came: str) -> None:
     for tracing in (OFF, Traced(ALWAYS_OFF).tracing):
-        assert tracing.begin(came, "", 1.0).traceparent == ""
-    trace = Traced().tracing.begin(came, "", 1.0)
+        assert tracing.begin(came, "").traceparent == ""
+    trace = Traced().tracing.begin(came, "")
     assert parse_traceparent(trace.traceparent) and trace.id != "ab" * 16
 
 
 def test_no_span_is_made_where_it_is_not_wanted() -> None:
     traced = Traced(ALWAYS_OFF)
-    traced.tracing.begin("", "", 1.0).end(a_span("chat", 1.0, 2.0))
+    traced.tracing.begin("", "").end(a_span("chat", 1.0, 2.0))
     assert traced.spans == {}
     sampling = Traced()
     for parent in ("", "garbage", UNSAMPLED):
@@ -141,22 +148,20 @@ def test_no_span_is_made_where_it_is_not_wanted() -> None:
     OFF.record(CLIENT, a_span("decode", 1.0, 2.0))
 
 
-def test_what_is_not_sampled_costs_one_question_to_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
+def test_what_is_not_sampled_costs_one_question_to_the_sampler() -> None:
+    asked: list[int] = []
 
-    def counted(kind: type, name: str) -> None:
-        real = getattr(kind, name)
+    class Asked(Sampler):
+        def should_sample(
+            self, parent_context: Context | None, trace_id: int, *args: Any, **kwargs: Any
+        ) -> SamplingResult:
+            asked.append(trace_id)
+            return DEFAULT_ON.should_sample(parent_context, trace_id, *args, **kwargs)
 
-        def call(*args: object, **kwargs: object) -> object:
-            calls.append(name)
-            return real(*args, **kwargs)
+        def get_description(self) -> str:
+            return "asked"
 
-        monkeypatch.setattr(kind, name, call)
-
-    counted(Tracer, "start_span")
-    for name in ("set_attributes", "add_event", "end"):
-        counted(SdkSpan, name)
-    traced = Traced()
+    traced = Traced(Asked())
     told = SpanRecord(
         name="x",
         start=1.0,
@@ -165,16 +170,35 @@ def test_what_is_not_sampled_costs_one_question_to_the_sampler(monkeypatch: pyte
         events=(SpanEvent("chunk", 1.0, {}),),
         children=(a_span("y", 1.0, 2.0),),
     )
-    OFF.begin(CLIENT, "a=1", 1.0).end(told)
+    OFF.begin(CLIENT, "a=1").end(told)
     OFF.record(CLIENT, told)
     traced.tracing.record(UNSAMPLED, told)
     assert not traced.tracing.is_wanted(UNSAMPLED)
-    assert calls == []
-    traced.tracing.begin(UNSAMPLED, "a=1", 1.0).end(told)
-    assert calls == ["start_span"]
-    calls.clear()
-    traced.tracing.begin(CLIENT, "a=1", 1.0).end(told)
-    assert [calls.count(name) for name in ("start_span", "add_event", "end")] == [2, 1, 2]
+    assert asked == []
+    traced.tracing.begin(UNSAMPLED, "a=1").end(told)
+    assert (len(asked), traced.made) == (1, [])
+    traced.tracing.begin(CLIENT, "a=1").end(told)
+    assert len(asked) == 2 and [span.name for span in traced.made] == ["y", "x"]
+    assert set(asked) == {int("ab" * 16, 16)}
+
+
+def test_a_span_keeps_to_opentelemetry_s_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, limit in (
+        ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "2"),
+        ("OTEL_SPAN_EVENT_COUNT_LIMIT", "3"),
+        ("OTEL_EVENT_ATTRIBUTE_COUNT_LIMIT", "1"),
+        ("OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT", "4"),
+    ):
+        monkeypatch.setenv(name, limit)
+    traced = Traced()
+    events = tuple(SpanEvent(f"e{number}", float(number), {"a": "longer", "b": 1}) for number in range(5))
+    wide = {"a": "longer", "b": "long", "c": "x"}
+    traced.tracing.record(CLIENT, SpanRecord(name="x", start=1.0, end=2.0, attributes=wide, events=events))
+    (span,) = traced.made
+    assert dict(span.attributes or {}) == {"b": "long", "c": "x"} and span.dropped_attributes == 1
+    assert [event.name for event in span.events] == ["e2", "e3", "e4"] and span.dropped_events == 2
+    assert [dict(event.attributes or {}) for event in span.events] == [{"b": 1}] * 3
+    assert span.events[0].dropped_attributes == 1
 
 
 @pytest.mark.parametrize(
@@ -204,11 +228,11 @@ def test_a_traceparent_is_read_as_the_standard_says(text: str, is_read: bool) ->
 @given(st.text() | st.from_regex(r"[0-9a-f]{2}-[0-9a-f]{31,33}-[0-9a-f]{15,17}-[0-9a-f]{2}.?"), st.text())
 def test_no_header_is_too_strange(traceparent: str, tracestate: str) -> None:
     for tracing in (OFF, Traced(ALWAYS_OFF).tracing, TRACED.tracing):
-        trace = tracing.begin(traceparent, tracestate, 1.0)
+        trace = tracing.begin(traceparent, tracestate)
         assert trace.is_sampled or trace.traceparent in (traceparent, "")
         trace.end(a_span("chat", 1.0, 2.0))
         tracing.record(traceparent, a_span("decode", 1.0, 2.0))
-    TRACED.exporter.clear()
+    TRACED.made.clear()
 
 
 TRACED = Traced()
@@ -234,5 +258,5 @@ def test_a_tracestate_is_read_whole_or_not_at_all(text: str, pairs: list[tuple[s
 def test_what_clients_send_is_never_logged(caplog: pytest.LogCaptureFixture) -> None:
     for traceparent in (CLIENT, "x" * 600):
         for tracestate in ("a", "a=1,a=2", "x" * 600, ",".join(f"k{i}=v" for i in range(33)), "a=\x00"):
-            TRACED.tracing.begin(traceparent, tracestate, 1.0)
+            TRACED.tracing.begin(traceparent, tracestate)
     assert caplog.records == []

@@ -1,0 +1,82 @@
+"""Spans as OTLP has them: what the SDK's own encoder makes of them, whatever they hold."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans as encode_by_sdk
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.sampling import DEFAULT_ON
+
+from tandem.obs.otlp_spans import encode_spans
+from tandem.obs.span_maker import SpanMaker
+from tandem.obs.tracing import SpanEvent, SpanRecord, Tracing
+
+RESOURCE = Resource({"service.name": "tandem-gateway", "process.pid": 7, "tags": ("a", "b")}, "https://schema")
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+ATTRIBUTES = st.dictionaries(
+    TEXTS,
+    TEXTS
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.booleans()
+    | st.floats(allow_nan=False)
+    | st.lists(TEXTS, max_size=3).map(tuple),
+    max_size=5,
+)
+TIMES = st.floats(0, 2**33)
+EVENTS = st.lists(st.builds(SpanEvent, TEXTS, TIMES, ATTRIBUTES), max_size=3).map(tuple)
+
+
+def records(inside: st.SearchStrategy[tuple[SpanRecord, ...]]) -> st.SearchStrategy[SpanRecord]:
+    return st.builds(
+        SpanRecord,
+        name=TEXTS,
+        start=TIMES,
+        end=TIMES,
+        attributes=ATTRIBUTES,
+        events=EVENTS,
+        children=inside,
+        error=TEXTS,
+        kind=st.sampled_from(["internal", "server", "client"]),
+    )
+
+
+SPANS = st.recursive(st.just(()), lambda inside: st.lists(records(inside), max_size=3).map(tuple), max_leaves=5)
+HEADERS = st.sampled_from([("", ""), *((f"00-{'ab' * 16}-{'cd' * 8}-{flags}", "b=1,a=2") for flags in ("01", "03"))])
+
+
+@given(SPANS, HEADERS)
+def test_spans_are_encoded_as_the_sdk_does(told: tuple[SpanRecord, ...], headers: tuple[str, str]) -> None:
+    made: list[ReadableSpan] = []
+    tracing = Tracing(SpanMaker(RESOURCE, DEFAULT_ON, made.append))
+    for span in told:
+        tracing.begin(*headers).end(span)
+    assert encode_spans(made) == encode_by_sdk(made)
+
+
+def test_what_limits_left_out_is_told_as_the_sdk_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "OTEL_SPAN_EVENT_COUNT_LIMIT", "OTEL_EVENT_ATTRIBUTE_COUNT_LIMIT"):
+        monkeypatch.setenv(name, "1")
+    made: list[ReadableSpan] = []
+    wide = {"a": 1, "b": 2, "c": 3}
+    events = tuple(SpanEvent("e", 1.0, wide) for _ in range(4))
+    span = SpanRecord(name="x", start=1.0, end=2.0, attributes=wide, events=events)
+    Tracing(SpanMaker(RESOURCE, DEFAULT_ON, made.append)).begin("", "").end(span)
+    told = encode_spans(made)
+    (one,) = told.resource_spans[0].scope_spans[0].spans
+    dropped = (one.dropped_attributes_count, one.dropped_events_count, one.events[0].dropped_attributes_count)
+    assert dropped == (2, 3, 2) and told == encode_by_sdk(made)
+
+
+@pytest.mark.parametrize("value", [2**63, "\ud800", None])
+def test_a_span_without_a_form_is_left_out_alone(value: object, caplog: pytest.LogCaptureFixture) -> None:
+    made: list[ReadableSpan] = []
+    tracing = Tracing(SpanMaker(RESOURCE, DEFAULT_ON, made.append))
+    for name, told in (("a", "x"), ("b", value), ("c", "z")):
+        span = SpanRecord(name=name, start=1.0, end=2.0, attributes={"said": told})  # type: ignore[dict-item]
+        tracing.begin("", "").end(span)
+    (scope,) = encode_spans(made).resource_spans[0].scope_spans
+    assert [span.name for span in scope.spans] == ["a", "c"]
+    assert [record.message for record in caplog.records] == ["telemetry: the span 'b' cannot be sent"]
