@@ -77,9 +77,10 @@ class Load:
     ways: Sequence[Way]
 
 
-def _policy(slo: Slo) -> ScalingPolicy:
-    """The defaults of `tandem planner`, but workers end sooner, as the day is over sooner, and keep their roles."""
-    return ScalingPolicy(slo=slo, scale_down_s=120.0, change_roles=False)
+def _policy(slo: Slo, scale_down_s: float = 300.0) -> ScalingPolicy:
+    """The defaults of `tandem planner`, but that simulated workers keep their roles and, where traffic has no bursts of
+    minutes, end sooner, because the day is 24 times as short."""
+    return ScalingPolicy(slo=slo, scale_down_s=scale_down_s, change_roles=False)
 
 
 _CHAT = Slo(ttft_s=15.0, itl_s=0.1)
@@ -92,7 +93,7 @@ LOADS = {
         degree=4,
         slo=_CHAT,
         begins=Target(3, 1),
-        policy=_policy(_CHAT),
+        policy=_policy(_CHAT, scale_down_s=60.0),
         ways=[],
     ),
     "code": Load(

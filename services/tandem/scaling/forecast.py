@@ -1,5 +1,5 @@
-"""What rate to expect some time ahead, from samples of the past: a line through them, and their busiest stretch; never
-knows what is counted."""
+"""What rate to expect some time ahead, from samples of the past: their mean, a line through them, their busiest
+stretch; never knows what is counted."""
 
 from __future__ import annotations
 
@@ -13,9 +13,17 @@ MOST_DISPERSION = 30.0
 _LEAST_PAIRS = 6
 
 
+def expected_level(samples: Sequence[Sample], ahead_s: float) -> float:
+    """The highest of a line through the samples, from the last of them to `ahead_s` later. Of less than that, the
+    mean."""
+    if sum(one.seconds for one in samples) < ahead_s:
+        return _mean(samples)
+    return max(trend(samples, 0.0), trend(samples, ahead_s))
+
+
 def expected_rate(samples: Sequence[Sample], ahead_s: float) -> float:
-    """The higher of where a line through the samples leads within `ahead_s`, and of what has come at once already: a
-    worker takes `ahead_s` to start, so no burst that is over sooner can be answered, only be expected again."""
+    """The higher of where the line leads and of what has come within `ahead_s` at once already: a burst that is over
+    sooner than a worker starts cannot be answered, only be expected again."""
     return max(trend(samples, ahead_s), busiest(samples, ahead_s))
 
 
@@ -46,7 +54,7 @@ def busiest(samples: Sequence[Sample], stretch_s: float) -> float:
             first += 1
         if seconds >= stretch_s:
             best = max(best, amount / seconds)
-    return best or sum(one.amount for one in samples) / sum(one.seconds for one in samples)
+    return best or _mean(samples)
 
 
 def dispersion(samples: Sequence[Sample]) -> float:
@@ -63,3 +71,7 @@ def dispersion(samples: Sequence[Sample]) -> float:
         # Of counts of one rate, the variance of the part is `share * (1 - share)` times that of the whole.
         squares += (one.amount - share * both) ** 2 / (share * (1 - share))
     return min(MOST_DISPERSION, max(1.0, squares / expected))
+
+
+def _mean(samples: Sequence[Sample]) -> float:
+    return sum(one.amount for one in samples) / sum(one.seconds for one in samples)

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tandem.core.config import GatewayConfig
-from tandem.core.events import Finished, Token
+from tandem.core.events import Token
 from tandem.core.ids import RequestId
 from tandem.sim.agenda import Agenda, Party
+from tandem.sim.clients import Clients
 from tandem.sim.delivery import Delivery
 from tandem.sim.faults import Fault, Faults
 from tandem.sim.gateway import SimGateway, ignore
@@ -69,7 +70,7 @@ class SimCluster:
         self.gone: list[SimWorker] = []
         """Those that were drained, in the order of their ends."""
         self._num_named = len(kinds)
-        self._num_open = 0
+        self._asking: Clients | None = None
         self._num_lives = first + len(kinds)
         self._seed = spec.seed
         stage = Stage(
@@ -131,38 +132,12 @@ class SimCluster:
         """Send `asks`, which are in the order of their time, and what follows on answers, until nothing is left to
         happen. `sent` is told each request as it comes, `ended` each trace, `delivered` each token that comes alone, as
         all do where `max_run` is 1."""
-        coming = iter(asks)
+        self._asking = Clients(self._agenda, self._clients, self._gateway_of, sent, ended)
         for gateway in self._gateways:
             gateway.delivered = delivered
-
-        def send(ask: Ask) -> None:
-            sent(ask)
-            self._gateway_of(ask.request.id).open(ask, partial(over, ask))
-
-        def over(ask: Ask, trace: Trace) -> None:
-            ended(trace)
-            self._num_open -= 1
-            if ask.follow is not None and isinstance(trace.outcome, Finished):
-                await_due(ask.follow(trace.tokens or (), trace.ended_at), send)
-
-        def send_one(ask: Ask) -> None:
-            send(ask)
-            await_one()
-
-        def await_one() -> None:
-            ask = next(coming, None)
-            if ask is not None:
-                await_due(ask, send_one)
-
-        def await_due(ask: Ask, action: Callable[[Ask], None]) -> None:
-            self._num_open += 1
-            label = f"ask {ask.request.id}"
-            to = self._gateway_of(ask.request.id).party
-            self._agenda.at(ask.due_s, label, partial(action, ask), by=self._clients, to=to)
-
         self._close(closed_at)
         self._faults.schedule(faults, self._clients)
-        await_one()
+        self._asking.begin(asks)
         self._agenda.run()
 
     # ---- who comes and goes
@@ -172,7 +147,7 @@ class SimCluster:
 
         def look() -> None:
             action()
-            if self._num_open:
+            if self._asking is not None and self._asking.num_open:
                 self.after(seconds, look)
 
         self.after(0.0, look)

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from tandem.scaling.forecast import MOST_DISPERSION, busiest, dispersion, expected_rate, trend
+from tandem.scaling.forecast import MOST_DISPERSION, busiest, dispersion, expected_level, expected_rate, trend
 from tandem.scaling.history import History, Sample
 from tandem.scaling.observed import Demand
 
@@ -47,6 +47,14 @@ def test_the_busiest_stretch_is_expected_again() -> None:
     assert busiest(burst, 30.0) == pytest.approx(10.0)
     assert busiest(burst, 60.0) == pytest.approx(6.0)
     assert expected_rate(burst, 60.0) == pytest.approx(6.0)
+
+
+def test_a_level_is_that_of_a_line_now_or_soon() -> None:
+    burst = samples(*[2.0] * 20, *[10.0] * 6, *[2.0] * 20)
+    assert 2.0 < expected_level(burst, 60.0) < 4.0 < expected_rate(burst, 60.0)
+    assert expected_level(samples(*range(20, 0, -1)), 60.0) == pytest.approx(1.0)
+    assert expected_level(samples(*range(20)), 60.0) == pytest.approx(31.0)
+    assert expected_level(samples(3.0, 5.0), 60.0) == pytest.approx(4.0)
 
 
 def test_of_less_than_a_stretch_the_whole_counts() -> None:
