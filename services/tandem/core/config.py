@@ -151,12 +151,16 @@ class TransferConfig:
 class WorkerConfig:
     pool: Literal["prefill", "decode", "mixed"] = _doc("label that routers read", "mixed")
     id: str = _doc("stable name; empty: host and process id", "")
-    host: str = _doc("address to bind and to announce", "127.0.0.1")
+    host: str = _doc("address to bind and to announce; 0.0.0.0 or ::, which are all: POD_IP or its own", "127.0.0.1")
     host_label: str = _doc("which machine it is on; KV moves fastest between workers of one", "")
     rack: str = _doc("which rack, likewise", "")
     zone: str = _doc("which zone, likewise", "")
     port: int = _doc("0: any free one", 0)
-    announce: str = _doc("host:port at which others reach it, behind a proxy or NAT; empty: where it listens", "")
+    announce: str = _doc(
+        "host:port at which others reach it, behind a proxy or NAT; port 0: the one it listens at; empty: where it "
+        "listens",
+        "",
+    )
     drain_s: float = _doc("how long running work may take to move or to end after SIGTERM", 20.0)
     gateway_grace_s: float = _doc("jobs of a gateway whose stream is gone live this long", 10.0)
     step_stall_s: float = _doc("a step longer than this (and 20 times its prediction) is unhealthy", 30.0)
@@ -165,6 +169,7 @@ class WorkerConfig:
         0.0,
     )
     step_log: str = _doc("directory for a file of each life's steps, which only grows; empty: none", "")
+    run_dir: str = _doc("directory for a file while it runs, by which `tandem drain --local` finds it; empty: none", "")
     metrics_port: int = _doc("port of its own /metrics; 0: any free one, which gateways list; -1: none", 0)
 
 

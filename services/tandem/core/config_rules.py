@@ -43,7 +43,7 @@ def _is_plain(name: str) -> bool:
 
 def _is_endpoint(address: str) -> bool:
     host, _, port = address.rpartition(":")
-    return bool(host) and port.isascii() and port.isdigit() and 0 < int(port) <= 65535
+    return bool(host) and port.isascii() and port.isdigit() and int(port) <= 65535
 
 
 def _has_pair(config: Config) -> bool:

@@ -18,7 +18,11 @@ from typing import Any
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 PLANES = 2
 SCALED = "float8_e4m3fn"
+TRIAL_BYTES = 8 << 20
+"""Of the trial blocks that are read, and of those that are written: more than a core's own cache holds."""
 _SCALE_BYTES = 4
+_TRIAL_BLOCKS = range(2, 257)
+"""As many of them there may be: neighbours have another content, and a list of them stays short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,16 @@ class KVLayout:
         )
 
     @property
+    def num_trial_blocks(self) -> int:
+        """How many blocks of known content a pool of this shape has, see `KVRegion`."""
+        return min(max(TRIAL_BYTES // self.block_bytes, _TRIAL_BLOCKS.start), _TRIAL_BLOCKS.stop - 1)
+
+    @property
+    def trial_bytes(self) -> int:
+        """Of those that are read and those that are written."""
+        return 2 * self.num_trial_blocks * self.block_bytes
+
+    @property
     def token_bytes(self) -> int:
         return self.block_bytes // self.block_size
 
@@ -107,6 +121,8 @@ class KVRegion:
     """One registered pool: block `b` lies at `address + b * block_bytes` of the owner's memory.
 
     `head_start:head_stop` are the model's KV heads that this region holds (all of them without tensor parallelism).
+    Behind its blocks lie `num_trial_blocks` that are the same in every pool and never written, for anybody to read who
+    measures a way, and as many that the owner's own trial reads end in; no other block is like them.
     """
 
     address: int
@@ -115,6 +131,12 @@ class KVRegion:
     head_start: int
     head_stop: int
     device: str = "cpu"
+    num_trial_blocks: int = 0
+
+    @property
+    def num_all_blocks(self) -> int:
+        """With those that only trials read and write."""
+        return self.num_blocks + 2 * self.num_trial_blocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,14 @@ from tandem_kernels.contract import FLOAT8, LayerKV
 from tandem_kernels.dispatch import BlockDigest
 from tandem_kernels.reference import block_digest
 
+_WORD_BYTES = 8
+_TRIAL_STEP = 0x9E3779B97F4A7C15 - (1 << 64)
+"""Odd, so that no two words of a trial block are alike: 2 to the 64th over the golden ratio, as a signed number."""
+
 
 class KVCache:
-    """One zeroed tensor `pool` `[num_blocks, *share.block_shape()]`, and `layers`, the planes of each.
+    """One zeroed tensor `pool` `[num_blocks, *share.block_shape()]`, and `layers`, the planes of each. The blocks of
+    trials lie behind it, see `KVRegion`.
 
     `layout` is the whole model's; `share` that of the `heads` which this rank holds, all of them without tensor
     parallelism. `host` is a tensor `[num_host_slots, *share.block_shape()]` that no step reads. Invariant: a slot of a
@@ -45,7 +50,9 @@ class KVCache:
         self._block_digest = block_digest
         self._aside = aside or HostStream()
         share, device = self.share, self._aside.device
-        self.pool = _blocks(share, num_blocks) if device.type == "cpu" else _device_blocks(share, num_blocks, device)
+        number = num_blocks + 2 * share.num_trial_blocks
+        self._memory = _blocks(share, number) if device.type == "cpu" else _device_blocks(share, number, device)
+        self.pool = self._memory[:num_blocks]
         self.host = _blocks(share, num_host_slots) if device.type == "cpu" else _pinned(share, num_host_slots)
         self.layers = tuple(_layer(self.pool, share, i) for i in range(layout.group.layers))
 
@@ -59,6 +66,7 @@ class KVCache:
             head_start=self.heads.start,
             head_stop=self.heads.stop,
             device=str(self.pool.device),
+            num_trial_blocks=self.share.num_trial_blocks,
         )
 
     def clear(self, blocks: Sequence[BlockId]) -> None:
@@ -82,6 +90,17 @@ class KVCache:
         for slot, block in copies:
             self.pool[block].copy_(self.host[slot], non_blocking=True)
 
+    def fill_trial_blocks(self) -> list[tuple[int, ...]]:
+        """Write those that others read, once. Returns the digests of all heads of the model, of the i-th of them as
+        the i-th of a prompt; equal for every pool of this layout."""
+        start, digests = self.num_blocks, []
+        index = torch.zeros(1, dtype=torch.int64, device=self.pool.device)
+        for number in range(self.share.num_trial_blocks):
+            block = trial_block(self.layout, number, self.pool.device)
+            self._memory[start + number].copy_(block[0, self.heads.start : self.heads.stop])
+            digests += unsigned(self._block_digest(block, index, index + number))
+        return digests
+
     def digest(self, blocks: Sequence[BlockId], indices: Sequence[int]) -> list[tuple[int, ...]]:
         """Unsigned 64-bit digests per KV head of the model of `blocks`, which are the `indices`-th of their prompt."""
         return unsigned(self.digest_on_device(*self._places(blocks, indices)))
@@ -98,7 +117,7 @@ class KVCache:
 
     def digest_own_on_device(self, blocks: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """`digest_on_device` of the heads that this rank holds."""
-        return self._block_digest(self.pool, blocks, indices, head_start=self.heads.start)
+        return self._block_digest(self._memory, blocks, indices, head_start=self.heads.start)
 
     def _places(self, blocks: Sequence[BlockId], indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         device = self.pool.device
@@ -112,6 +131,14 @@ class KVCache:
 def unsigned(words: torch.Tensor) -> list[tuple[int, ...]]:
     """Rows of digests as contracts have them."""
     return [tuple(row) for row in words.cpu().numpy().view(np.uint64).tolist()]
+
+
+def trial_block(layout: KVLayout, number: int, device: torch.device) -> torch.Tensor:
+    """`[1, *layout.block_shape()]`: a block of known content, other in each head, and in blocks of other numbers."""
+    heads = layout.group.heads
+    words = torch.arange(layout.head_bytes // _WORD_BYTES, dtype=torch.int64, device=device) * _TRIAL_STEP
+    starts = torch.arange(number * heads + 1, (number + 1) * heads + 1, dtype=torch.int64, device=device)
+    return (words + starts[:, None]).view(torch.uint8).view(_dtype(layout)).view(1, *layout.block_shape())
 
 
 def _layer(pool: torch.Tensor, layout: KVLayout, index: int) -> LayerKV:

@@ -99,8 +99,9 @@ def _load(
     # Tensors that were put together from others have left their room to the allocator.
     torch.cuda.empty_cache()
     layout, heads = layout_of(config, model, engine), shard.part(config.kv_heads)
-    pool_bytes = engine.kv_cache_memory or _pool_bytes(device, config, engine, dtype)
-    sizes = num_blocks_of(layout.share(heads), engine, pool_bytes)
+    share = layout.share(heads)
+    pool_bytes = engine.kv_cache_memory or _pool_bytes(device, config, engine, dtype) - share.trial_bytes
+    sizes = num_blocks_of(share, engine, pool_bytes)
     num_blocks, num_host_slots = (place.communicator.least(size) for size in sizes)
     settings = (layout, num_blocks, kernels.block_digest, num_host_slots, heads, CudaStream(device))
     cache = KVCache(*settings) if place.lead is None else RankedCache(place.lead, *settings)

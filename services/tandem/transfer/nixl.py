@@ -273,7 +273,7 @@ class NixlTransport:
     def _prepare(self, agent: str, region: KVRegion, offset: int, num_bytes: int) -> Any:
         """A list of one descriptor per block of a region: `num_bytes` of it, from `offset` on."""
         memory, number = memory_type(region.device)
-        strided = (region.address + offset, num_bytes, number, region.block_bytes, region.num_blocks)
+        strided = (region.address + offset, num_bytes, number, region.block_bytes, region.num_all_blocks)
         return self._api.prep_xfer_dlist(agent, np.array([strided], dtype=np.uint64), memory)
 
     def _post(self, link: _Link, read: Any) -> None:

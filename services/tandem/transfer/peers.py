@@ -44,6 +44,8 @@ def check_peer(pool: MemoryPool, peer: TransportPeer) -> None:
             raise PeerError(f"{peer.worker} describes a region that does not fit its layout: {region}")
         if region.num_blocks != regions[0].num_blocks or region.num_blocks < 1:
             raise PeerError(f"the ranks of {peer.worker} have {[r.num_blocks for r in regions]} blocks")
+        if region.num_trial_blocks != regions[0].num_trial_blocks:
+            raise PeerError(f"the ranks of {peer.worker} have {[r.num_trial_blocks for r in regions]} trial blocks")
 
 
 def shares_of(pool: MemoryPool, peer: TransportPeer) -> tuple[Share, ...]:
@@ -72,12 +74,12 @@ def check_copies(pool: MemoryPool, peer: TransportPeer, copies: Sequence[BlockCo
     """Raise CopyRefused unless `copies` is not empty and names blocks inside both pools."""
     if not copies:
         raise CopyRefused("a read of no blocks")
-    num_blocks = peer.ranks[0].region.num_blocks
+    theirs, ours = peer.ranks[0].region, pool.region()
     for copy in copies:
-        if not 0 <= copy.remote < num_blocks:
-            raise CopyRefused(f"{peer.worker} has no block {copy.remote}, it has {num_blocks}")
-        if not 0 <= copy.local < pool.num_blocks:
-            raise CopyRefused(f"this worker has no block {copy.local}, it has {pool.num_blocks}")
+        if not 0 <= copy.remote < theirs.num_all_blocks:
+            raise CopyRefused(f"{peer.worker} has no block {copy.remote}, it has {theirs.num_all_blocks}")
+        if not 0 <= copy.local < ours.num_all_blocks:
+            raise CopyRefused(f"this worker has no block {copy.local}, it has {ours.num_all_blocks}")
 
 
 def join_ranks(parts: Sequence[TransportPeer]) -> TransportPeer:

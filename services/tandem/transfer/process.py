@@ -30,6 +30,14 @@ def host_identity() -> str:
     return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
 
 
+def machine_identity() -> str:
+    """One boot of one kernel, in whatever container; empty where the system does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
 def start_ticks(pid: int) -> int:
     """When the process that has this pid now started. Raises ProcessLookupError when none has."""
     try:

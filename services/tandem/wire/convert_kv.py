@@ -92,22 +92,26 @@ def encode_region(region: KVRegion) -> pb.KVRegion:
         head_start=region.head_start,
         head_stop=region.head_stop,
         device=region.device,
+        num_trial_blocks=region.num_trial_blocks,
     )
 
 
 def decode_region(message: pb.KVRegion) -> KVRegion:
     require(message.num_blocks and message.block_bytes, "a region has blocks of some size")
     require(message.head_start < message.head_stop, "a region holds at least one head")
-    require(message.address + message.num_blocks * message.block_bytes <= 2**64, "a region ends in the address space")
     require(message.device, "a region has no device")
-    return KVRegion(
+    region = KVRegion(
         address=message.address,
         num_blocks=message.num_blocks,
         block_bytes=message.block_bytes,
         head_start=message.head_start,
         head_stop=message.head_stop,
         device=message.device,
+        num_trial_blocks=message.num_trial_blocks,
     )
+    end = region.address + region.num_all_blocks * region.block_bytes
+    require(end <= 2**64, "a region ends in the address space")
+    return region
 
 
 def encode_peer(peer: TransportPeer) -> pb.TransportPeer:

@@ -15,7 +15,8 @@ from tandem.wire.gen import worker_pb2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """`pool` is a label for routers, the digests are hexadecimal, `max_model_len` is in tokens."""
+    """`pool` is a label for routers, the digests are hexadecimal, `max_model_len` is in tokens,
+    `machine` as `transfer.process.machine_identity` says."""
 
     me: WorkerRef
     pool: str
@@ -28,6 +29,7 @@ class Identity:
     transport_kind: str
     aliases: tuple[str, ...] = ()
     topology: Topology = field(default_factory=Topology)
+    machine: str = ""
 
     def describe(self, *, with_bundle: bool) -> worker_pb2.DescribeReply:
         """Everything but load and books."""
@@ -42,6 +44,7 @@ class Identity:
             transport_kind=self.transport_kind,
             aliases=self.aliases,
             topology=worker_pb2.Topology(host=self.topology.host, rack=self.topology.rack, zone=self.topology.zone),
+            machine=self.machine,
         )
         if with_bundle:
             reply.bundle.CopyFrom(encode_bundle(self.bundle))

@@ -26,9 +26,11 @@ from tandem.stores.health import RedisHealth
 from tandem.stores.heartbeat import Heartbeat
 from tandem.stores.record import WorkerRecord
 from tandem.stores.registry import WorkerRegistry
+from tandem.transfer.process import machine_identity
 from tandem.transfer.transport import Transport
 from tandem.wire.gen.worker_pb2_grpc import add_WorkerServicer_to_server
 from tandem.wire.trust import Trust
+from tandem.worker.attestor import compose_attestor
 from tandem.worker.calibrate import calibrate
 from tandem.worker.driver import Command, EngineDriver
 from tandem.worker.effects import Router
@@ -45,7 +47,8 @@ from tandem.worker.probe import TransferProbe
 from tandem.worker.publisher import compose_publisher
 from tandem.worker.rank_mover import open_mover
 from tandem.worker.reads import ReadDesk
-from tandem.worker.service import WorkerService
+from tandem.worker.run_file import RunFile
+from tandem.worker.service import Peers, WorkerService
 from tandem.worker.step_writer import StepWriter
 from tandem.worker.steps import RecentSteps
 from tandem.worker.takers import Takers
@@ -84,8 +87,7 @@ class Worker:
     ) -> None:
         self.me = me
         self._failure: str | None = None
-        self._has_failed = asyncio.Event()
-        self._has_stopped = False
+        self._has_failed, self._has_stopped = asyncio.Event(), False
         self._config, self._clock, self._server = config, clock, server
         self._loop = asyncio.get_running_loop()
         self._tasks: list[asyncio.Task[None]] = []
@@ -103,10 +105,11 @@ class Worker:
             self._loop, self._gateways, self._takers, self._reads, self._set_moving, self._engine_ended, self._told
         )
         self.steps = RecentSteps()
-        self._step_writer = _step_writer(config, model, me)
+        self._step_writer, self._run_file = _step_writer(config, model, me), _run_file(config, me)
         self._telemetry = WorkerTelemetry(config, self._identity, clock)
         self._driver = self._compose_driver(config, model)
         self._links = Links(self._link_context())
+        self._attestor = compose_attestor(config, model, self._identity, trust, self._reads, clock, self._gateways.wake)
         self._router.attach(self._links, self._telemetry.job_ended)
         self._probe = TransferProbe(self._mover.self_test)
         self._service = self._compose_service(model)
@@ -132,10 +135,14 @@ class Worker:
         self._spawn(self._sweep(), "sweep")
         self._spawn(self._beat(), "beat")
         self._spawn(self._probe.run(), "probe")
-        if self._config.redis.url:
-            self._spawn(self._register(), "register")
+        registry = self._open_registry()
+        self._spawn(self._attestor.run(None if registry is None else registry.list), "attest")
+        if registry is not None:
+            self._spawn(self._register(registry), "register")
         if self._publisher is not None:
             self._spawn(self._publisher.run(), "publish")
+        if self._run_file is not None:
+            self._run_file.write()
         where = self._introduction.metrics_address or "nowhere"
         _log.info("%s serves %s; its /metrics: %s", self.me, self._identity.model, where)
 
@@ -174,12 +181,15 @@ class Worker:
         self._gateways.close()
         self._takers.close()
         await self._links.close()
+        await self._attestor.close()
         await self._server.stop(FLUSH_S)
         if not await asyncio.to_thread(self._mover.stop, THREAD_S):
             _log.error("the transfer thread does not end; it is left behind")
         if self._crew is not None:
             await asyncio.to_thread(self._crew.close)
         await asyncio.to_thread(self._telemetry.close, FLUSH_S)
+        if self._run_file is not None:
+            self._run_file.remove()
         _log.info("%s has stopped", self.me)
 
     # ---- composition
@@ -239,10 +249,14 @@ class Worker:
             self._driver,
             self._router,
             self._gateways,
-            follows,
+            Peers(follows, self._attestor),
             self._clock,
             model.prepare,
         )
+
+    def _open_registry(self) -> WorkerRegistry | None:
+        redis = self._config.redis
+        return WorkerRegistry(redis.url, redis.namespace, health=self._redis_health) if redis.url else None
 
     # ---- from other threads
 
@@ -255,7 +269,11 @@ class Worker:
             self._mover.set_busy(is_moving)
 
     def _peer_lost(self, source: WorkerRef) -> None:
-        self._cross(lambda: self._links.peer_lost(source))
+        def lose() -> None:
+            self._links.peer_lost(source)
+            self._attestor.doubt(source)
+
+        self._cross(lose)
 
     def _tested(self, error: str | None) -> None:
         self._cross(lambda: self._probe.answer(error))
@@ -308,7 +326,7 @@ class Worker:
             await asyncio.sleep(HEARTBEAT_S)
             self._gateways.wake()
 
-    async def _register(self) -> None:
+    async def _register(self, registry: WorkerRegistry) -> None:
         record = WorkerRecord(
             worker=self.me,
             pool=self._identity.pool,
@@ -319,8 +337,6 @@ class Worker:
             bundle_digest=self._identity.bundle_digest,
             topology=self._identity.topology,
         )
-        redis = self._config.redis
-        registry = WorkerRegistry(redis.url, redis.namespace, health=self._redis_health)
         try:
             await Heartbeat(registry, record, self._introduction.take_role).run()
         finally:
@@ -342,6 +358,10 @@ def _step_writer(config: Config, model: WorkerModel, me: WorkerRef) -> StepWrite
     return StepWriter(Path(config.worker.step_log), head)
 
 
+def _run_file(config: Config, me: WorkerRef) -> RunFile | None:
+    return RunFile(Path(config.worker.run_dir), me) if config.worker.run_dir else None
+
+
 def _identity(config: Config, model: WorkerModel, me: WorkerRef, peer: TransportPeer) -> Identity:
     return Identity(
         me=me,
@@ -355,6 +375,7 @@ def _identity(config: Config, model: WorkerModel, me: WorkerRef, peer: Transport
         transport_kind=config.handoff.transport,
         aliases=model.aliases,
         topology=Topology(config.worker.host_label, config.worker.rack, config.worker.zone),
+        machine=machine_identity(),
     )
 
 

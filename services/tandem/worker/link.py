@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import grpc.aio
 
@@ -27,19 +27,16 @@ from tandem.wire.convert import decode_kind
 from tandem.wire.convert_kv import (
     decode_announcement,
     decode_handoff_key,
-    decode_peer,
     encode_borrow,
     encode_handoff_key,
     encode_take,
     encode_worker,
 )
-from tandem.wire.gen import kv_pb2, worker_pb2
-from tandem.wire.gen.worker_pb2_grpc import WorkerStub
-from tandem.wire.trust import Trust, means_other_life, reason_of
+from tandem.wire.gen import kv_pb2
+from tandem.wire.trust import Trust, reason_of
 from tandem.worker.driver import Command
+from tandem.worker.meeting import ANSWER_S, SourceGone, meet
 
-ANSWER_S = 5.0
-"""For a source to say who it is, and for the transport to connect to it."""
 NUM_FIRST_TRIES = 4
 BACKOFF_S = 0.05
 MAX_BACKOFF_S = 1.0
@@ -61,10 +58,6 @@ class LinkContext:
     post: Callable[[Command], None]
     connect: Callable[[TransportPeer], Future[None]]
     lease_s: float
-
-
-class _SourceGone(Exception):
-    """The source that was meant is no more, or can never be read from here."""
 
 
 class _Broken(Exception):
@@ -132,7 +125,7 @@ class Link:
             try:
                 await self._session()
                 reason = "the stream ended"
-            except _SourceGone as gone:
+            except SourceGone as gone:
                 self._give_up(str(gone))
                 return
             except asyncio.CancelledError:
@@ -168,38 +161,18 @@ class Link:
 
     async def _session(self) -> None:
         """Returns when the link is idle."""
-        trust = self._context.trust
+        context, trust = self._context, self._context.trust
         async with trust.open_channel(self.source.address) as channel:
             stub = trust.stub(channel, self.source.incarnation)
-            peer = await self._identify(stub)
+            met = await meet(stub, self.source, context.fingerprint, context.transport_kind)
             self._is_lost = False
-            await asyncio.wait_for(asyncio.wrap_future(self._context.connect(peer)), ANSWER_S)
+            await asyncio.wait_for(asyncio.wrap_future(context.connect(met.peer)), ANSWER_S)
             self._was_connected = True
             call: _Call = stub.Follow()  # type: ignore[call-arg]  # the stubs know only calls with an iterator
             try:
                 await self._converse(call)
             finally:
                 call.cancel()
-
-    async def _identify(self, stub: WorkerStub) -> TransportPeer:
-        """Ask the source for its side of the handshake. Raises _SourceGone when it is not who was meant, TandemError
-        when it is a stranger: nothing of what that says is used."""
-        try:
-            said = await stub.Describe(worker_pb2.DescribeRequest(), timeout=ANSWER_S)
-        except grpc.aio.AioRpcError as error:
-            if means_other_life(error):
-                raise _SourceGone(f"another life of {self.source.id} is at {self.source.address}") from error
-            raise
-        peer = decode_peer(said.transport)
-        # The address may be written in two ways; a life may not.
-        if (peer.worker.id, peer.worker.incarnation) != (self.source.id, self.source.incarnation):
-            raise _SourceGone(f"{self.source.address} is now {peer.worker}, incarnation {peer.worker.incarnation}")
-        if said.fingerprint != self._context.fingerprint:
-            raise _SourceGone(f"{self.source} serves another model or another KV format")
-        if said.transport_kind != self._context.transport_kind:
-            mine = self._context.transport_kind
-            raise _SourceGone(f"{self.source} moves KV over {said.transport_kind!r}, this worker over {mine!r}")
-        return replace(peer, worker=self.source)
 
     async def _converse(self, call: _Call) -> None:
         """Returns when the link is idle; raises when the stream ends otherwise."""

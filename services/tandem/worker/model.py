@@ -30,7 +30,8 @@ class WorkerModel:
     """`pipeline` runs the executor's plans ahead; None: it computes at once. `pool` is the KV memory of the executor's
     first rank as transports see it, `digest` that of its blocks, called by the transfer thread while the executor runs.
     `fingerprint` is hexadecimal, `max_model_len` in tokens. `prepare` compiles a grammar ahead, on any thread, and
-    never raises. `crew`: the other ranks, if there are any."""
+    never raises. `crew`: the other ranks, if there are any. `trial_digests`: of each of the pool's trial blocks, one
+    number per KV head of the model."""
 
     name: str
     executor: Executor
@@ -43,6 +44,7 @@ class WorkerModel:
     pipeline: Pipeline | None = None
     prepare: Callable[[Grammar], None] = _ignore
     crew: Crew | None = None
+    trial_digests: tuple[tuple[int, ...], ...] = ()
 
 
 def load_worker_model(config: Config, launch: Launch | None = None) -> WorkerModel:
@@ -68,6 +70,7 @@ def load_worker_model(config: Config, launch: Launch | None = None) -> WorkerMod
         prepare=_ignore if loaded.grammars is None else loaded.grammars.prepare,
         aliases=loaded.aliases,
         crew=crew,
+        trial_digests=tuple(cache.fill_trial_blocks()),
     )
 
 

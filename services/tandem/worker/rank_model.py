@@ -54,6 +54,7 @@ def load_rank_model(config: Config, directory: Path, rank: int) -> Follower:
     cache = follower.cache
     pool = MemoryPool.of(cache.region, cache.layout, keepalive=cache)
     populate(pool, num_compute_threads(config.engine.num_threads))
+    cache.fill_trial_blocks()
     group.bound(config.worker.step_stall_s)
     return follower
 

@@ -26,12 +26,15 @@ from tandem.engine.ports import BlockCopy, PeerError, TransportPeer
 from tandem.kv.pull_outcome import StartRead, Teardown
 from tandem.transfer.verbs import Verbs
 from tandem.worker.driver import Command
+from tandem.worker.traffic import Traffic
+from tandem.worker.trial_reads import Trial, TrialReads
 
 _log = logging.getLogger(__name__)
 
 
 class ReadDesk:
-    """Methods are called by the engine's thread (reads), the event loop (connections) and the mover's thread (events).
+    """Methods are called by the engine's thread (reads), the event loop (connections, trials) and the mover's thread
+    (events). `traffic`: what reads for the engine have brought.
 
     `post` runs a command on the engine's thread. `on_peer_lost` is told of a lost source before the engine is, so that
     whoever follows sources knows it when the engine's answer comes. `on_self_test` gets None or what went wrong.
@@ -56,6 +59,8 @@ class ReadDesk:
         self._peers: dict[WorkerRef, TransportPeer] = {}
         self._lingering: set[WorkerRef] = set()
         self._connecting: dict[WorkerRef, list[Future[None]]] = {}
+        self._trials = TrialReads()
+        self.traffic = Traffic()
 
     def __repr__(self) -> str:
         return f"ReadDesk({len(self._peers)} peers, {len(self._lingering)} lingering)"
@@ -98,10 +103,27 @@ class ReadDesk:
             logical=tuple(range(read.first_index, read.first_index + len(read.local))),
             digests=tuple(offered.heads for offered in read.offered) if self._digests else None,
         )
+        self.traffic.begin(order.id, read.source)
         try:
             self._attached.read(order)
         except RuntimeError as error:
+            self.traffic.end(order.id)
             self._refuse(read, str(error))
+
+    def try_read(self, source: WorkerRef, trial: Trial) -> Future[ReadDone]:
+        """Order a read that the engine knows nothing of. Its future raises PeerError when it fails."""
+        with self._lock:
+            peer = self._peers.get(source)
+        if peer is None:
+            missing: Future[ReadDone] = Future()
+            missing.set_exception(PeerError(f"{source} is not connected"))
+            return missing
+        order, future = self._trials.begin(peer, trial)
+        try:
+            self._attached.read(order)
+        except RuntimeError as error:
+            self._trials.refuse(order, str(error))
+        return future
 
     def tear_down(self, teardown: Teardown) -> None:
         """Give a source up. One that is not connected was given up before, and the engine was told."""
@@ -117,11 +139,9 @@ class ReadDesk:
     def on_event(self, event: Event) -> None:
         """On the mover's thread."""
         match event:
-            case ReadDone(id):
-                self._post(lambda engine, now: engine.read_done(id, now))
-            case ReadFailed(id, kind, reason, drained):
-                _log.warning("read %d failed (%s): %s", id, kind.value, reason)
-                self._post(lambda engine, now: engine.read_failed(id, reason, drained=drained, now=now))
+            case ReadDone() | ReadFailed():
+                if not self._trials.end(event):
+                    self._end_read(event)
             case Connected(peer):
                 with self._lock:
                     self._peers[peer.worker] = peer
@@ -148,6 +168,15 @@ class ReadDesk:
     def _refuse(self, read: StartRead, reason: str) -> None:
         id = read.read
         self._post(lambda engine, now: engine.read_failed(id, reason, drained=True, now=now))
+
+    def _end_read(self, event: ReadDone | ReadFailed) -> None:
+        match event:
+            case ReadDone(id, num_bytes, seconds):
+                self.traffic.end(id, num_bytes, seconds)
+                self._post(lambda engine, now: engine.read_done(id, now))
+            case ReadFailed():
+                self.traffic.end(event.id)
+                self._post(lambda engine, now: _fail(engine, event, now))
 
     def _answer(self, source: WorkerRef, error: PeerError | None) -> None:
         with self._lock:
@@ -179,3 +208,12 @@ class ReadDesk:
         for source in waiting:
             self._answer(source, PeerError(error or "the transfer thread has stopped"))
         self._on_stopped(error)
+
+
+def _fail(engine: Engine, failed: ReadFailed, now: float) -> list[Effect]:
+    """A worry only where somebody waited for it. Who gives a read up lets its source use the blocks again, so that it
+    may find anything in them."""
+    effects = engine.read_failed(failed.id, failed.reason, drained=failed.drained, now=now)
+    level = logging.WARNING if effects else logging.INFO
+    _log.log(level, "read %d failed (%s): %s", failed.id, failed.kind.value, failed.reason)
+    return effects

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import grpc
 import grpc.aio
@@ -21,10 +21,12 @@ from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine
 from tandem.wire.convert import encode_books, encode_load, encode_refusal, encode_step_cost, encode_update
 from tandem.wire.convert_job import Submission, decode_key, decode_submission
-from tandem.wire.convert_kv import decode_handoff_key
+from tandem.wire.convert_kv import decode_handoff_key, decode_worker
+from tandem.wire.convert_way import encode_way
 from tandem.wire.gen import kv_pb2, worker_pb2
 from tandem.wire.gen.worker_pb2_grpc import WorkerServicer
 from tandem.wire.patience import Patience
+from tandem.worker.attestor import Attestor
 from tandem.worker.driver import EngineDriver, Snapshot
 from tandem.worker.effects import Router
 from tandem.worker.follow import FollowService
@@ -40,6 +42,13 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
+class Peers(NamedTuple):
+    """What this worker has to do with other workers."""
+
+    follows: FollowService
+    attestor: Attestor
+
+
 class WorkerService(WorkerServicer):
     """All methods on the event loop. `prepare` compiles a grammar ahead, on any thread."""
 
@@ -49,7 +58,7 @@ class WorkerService(WorkerServicer):
         driver: EngineDriver,
         router: Router,
         gateways: Gateways,
-        follows: FollowService,
+        peers: Peers,
         clock: Clock,
         prepare: Callable[[Grammar], None],
     ) -> None:
@@ -59,7 +68,7 @@ class WorkerService(WorkerServicer):
         self._driver = driver
         self._router = router
         self._gateways = gateways
-        self._follows = follows
+        self._follows, self._attestor = peers
         self._clock = clock
 
     # ---- jobs
@@ -102,7 +111,7 @@ class WorkerService(WorkerServicer):
             key = decode_handoff_key(request.key)
         except TandemError as error:
             await context.abort(status_of(error), error.message)
-        await self._run(lambda engine, now: (None, engine.release(key, now)), context)
+        await self._run(lambda engine, now: (None, engine.recall(key, now)), context)
         return worker_pb2.ReleaseReply()
 
     # ---- streams; coroutines that write, so that a cancel ends them at once
@@ -147,10 +156,25 @@ class WorkerService(WorkerServicer):
             reply.books.CopyFrom(encode_books(books))
         except (TimeoutError, TandemError):
             pass
+        reply.ways.extend(map(encode_way, self._attestor.book.since(0)))
         snapshot = self._router.snapshot
         reply.load.CopyFrom(encode_load(snapshot.load))
         if snapshot.step_cost is not None:
             reply.step_cost.CopyFrom(encode_step_cost(snapshot.step_cost))
+        return reply
+
+    async def Measure(
+        self,
+        request: worker_pb2.MeasureRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.MeasureRequest, worker_pb2.MeasureReply],
+    ) -> worker_pb2.MeasureReply:
+        """A measurement that was begun is finished, whether or not the caller waits for it."""
+        reply = worker_pb2.MeasureReply()
+        try:
+            report = await self._attestor.measure(decode_worker(request.source), request.num_bytes)
+            reply.report.CopyFrom(encode_way(report))
+        except TandemError as refusal:
+            reply.refusal.CopyFrom(encode_refusal(refusal.kind, refusal.message))
         return reply
 
     async def Drain(
@@ -237,8 +261,9 @@ class WorkerService(WorkerServicer):
     async def _tell(
         self, watch: WatchStream, context: grpc.aio.ServicerContext[worker_pb2.WatchRequest, worker_pb2.WatchUpdate]
     ) -> None:
-        """At once, then whenever the stream is woken. Load and step cost go along when they have changed."""
+        """At once, then whenever the stream is woken. Load, step cost and ways go along when they have changed."""
         told: Snapshot | None = None
+        book, num_told = self._attestor.book, 0
         try:
             async with Patience(self._gateways.grace_s) as patience:
                 while not watch.is_over:
@@ -246,7 +271,9 @@ class WorkerService(WorkerServicer):
                     snapshot = self._router.snapshot
                     events = watch.box.take(self._clock.now())
                     update = encode_update(events, *_news(snapshot, told))
-                    told = snapshot
+                    if book.number > num_told:
+                        update.ways.extend(map(encode_way, book.since(num_told)))
+                    told, num_told = snapshot, book.number
                     patience.wait()
                     await context.write(update)
                     patience.rest()

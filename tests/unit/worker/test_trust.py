@@ -60,6 +60,7 @@ METHODS: dict[str, tuple[str, Any]] = {
     "Release": ("unary_unary", worker_pb2.ReleaseRequest()),
     "Describe": ("unary_unary", worker_pb2.DescribeRequest(with_bundle=True)),
     "Drain": ("unary_unary", worker_pb2.DrainRequest()),
+    "Measure": ("unary_unary", worker_pb2.MeasureRequest()),
     "Watch": ("unary_stream", worker_pb2.WatchRequest(gateway="g")),
     "Follow": ("stream_stream", kv_pb2.FollowRequest()),
 }

@@ -37,20 +37,22 @@ class KVLayout(_message.Message):
     def __init__(self, block_size: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[KVGroup, _Mapping]]] = ...) -> None: ...
 
 class KVRegion(_message.Message):
-    __slots__ = ("address", "num_blocks", "block_bytes", "head_start", "head_stop", "device")
+    __slots__ = ("address", "num_blocks", "block_bytes", "head_start", "head_stop", "device", "num_trial_blocks")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     HEAD_START_FIELD_NUMBER: _ClassVar[int]
     HEAD_STOP_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
+    NUM_TRIAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     address: int
     num_blocks: int
     block_bytes: int
     head_start: int
     head_stop: int
     device: str
-    def __init__(self, address: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., head_start: _Optional[int] = ..., head_stop: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
+    num_trial_blocks: int
+    def __init__(self, address: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., head_start: _Optional[int] = ..., head_stop: _Optional[int] = ..., device: _Optional[str] = ..., num_trial_blocks: _Optional[int] = ...) -> None: ...
 
 class TransportRank(_message.Message):
     __slots__ = ("agent", "metadata", "region")

@@ -1,0 +1,70 @@
+"""What the way between two workers must be like, and which peers a worker measures; pure, never measures one.
+
+Promises are about what can be. Workers of one machine are never asked for RDMA, which shared memory outdoes; cuda_ipc
+is asked of two GPUs' memory on one machine, shared memory of two workers in host memory there, and of others neither.
+`min_gbps` is asked of everybody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+
+from tandem.core.config import TransferConfig
+from tandem.core.ids import WorkerId, WorkerRef
+from tandem.core.way import WayReport
+
+NUM_PEERS = 3
+"""Of each zone: so many a worker measures, and a gateway tests with it, when they meet."""
+
+
+def asks_something(promised: TransferConfig) -> bool:
+    """Whether any way can be other than promised."""
+    return promised.require != "any" or promised.min_gbps > 0
+
+
+def judged(report: WayReport, promised: TransferConfig, *, same_machine: bool, is_cuda: bool) -> WayReport:
+    """The report with its problem, if it has one. `same_machine` of both ends; `is_cuda`: GPU memory at both."""
+    problem = _wrong_way(report, promised.require, same_machine, is_cuda) or _too_slow(report, promised.min_gbps)
+    return replace(report, problem=problem, refused=bool(problem) and promised.on_miss == "refuse")
+
+
+def unmeasured(source: WorkerRef, reason: str, promised: TransferConfig) -> WayReport:
+    """Of a way that could not be measured: what was promised of it is not shown. Where nothing was, hand-offs tell."""
+    problem = f"it could not be measured: {reason}" if asks_something(promised) else ""
+    refused = bool(problem) and promised.on_miss == "refuse"
+    return WayReport(source=source, way="unknown", evidence=reason, problem=problem, refused=refused)
+
+
+def _wrong_way(report: WayReport, require: str, same_machine: bool, is_cuda: bool) -> str:
+    is_asked = {
+        "rdma": not same_machine,
+        "cuda_ipc": same_machine and is_cuda,
+        "shared_memory": same_machine and not is_cuda,
+    }
+    if not is_asked.get(require, False) or report.way == require:
+        return ""
+    found = "cannot be told" if report.way == "unknown" else f"is {report.way}"
+    return f"transfer.require is {require}, the way {found} ({report.evidence})"
+
+
+def _too_slow(report: WayReport, min_gbps: float) -> str:
+    if report.gbps >= min_gbps:
+        return ""
+    return f"transfer.min_gbps is {min_gbps:g}, the way carries {report.gbps:.3g} gigabytes per second"
+
+
+def chosen_peers(worker: WorkerId, peers: Iterable[tuple[WorkerRef, str]]) -> list[WorkerRef]:
+    """Of (peer, its zone) at most NUM_PEERS of each zone, the same whoever asks. By the hash of both names (rendezvous
+    hashing), so that load spreads and a peer that comes or goes changes one choice at most."""
+    zones: defaultdict[str, list[WorkerRef]] = defaultdict(list)
+    for peer, zone in peers:
+        zones[zone].append(peer)
+
+    def weight(peer: WorkerRef) -> tuple[bytes, WorkerRef]:
+        name = "\0".join((worker, peer.id))
+        return hashlib.blake2b(name.encode(), digest_size=8).digest(), peer
+
+    return [peer for zone in sorted(zones) for peer in sorted(zones[zone], key=weight)[:NUM_PEERS]]

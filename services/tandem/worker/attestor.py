@@ -1,0 +1,197 @@
+"""Has the ways measured by which a worker reads others, and knows what became of it; never reads a byte itself.
+
+Peers are measured when they meet, others when their first transfers ask for it, and all of them again on error.
+At most NUM_PEERS of each zone are measured without a cause, as the registry lists them. Of others the first transfers
+tell how fast they are; one that was slower than promised, or whose way has to be of a kind, is measured too, because
+other traffic slows a transfer down as well, and nothing is refused for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from tandem.core.clock import Clock
+from tandem.core.config import Config, TransferConfig
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.ids import WorkerRef
+from tandem.core.way import WayReport
+from tandem.routing.attestation import chosen_peers, judged, unmeasured
+from tandem.stores.record import WorkerRecord
+from tandem.stores.registry import RegistryUnavailable
+from tandem.transfer.counters import read_counters
+from tandem.wire.trust import Trust
+from tandem.worker.identity import Identity
+from tandem.worker.model import WorkerModel
+from tandem.worker.reads import ReadDesk
+from tandem.worker.traffic import Traffic
+from tandem.worker.way_book import WayBook
+from tandem.worker.yardstick import Yardstick, YardstickContext
+
+BEAT_S = 0.5
+LIST_S = 10.0
+"""Between two looks at the registry, at most: in the beginning they are shorter, because workers start together."""
+TELLING_BYTES = 16 << 20
+"""So much of first transfers says how fast a way is."""
+MAX_WAITING = 64
+"""Measurements that may be asked for at once; they take turns."""
+
+_log = logging.getLogger(__name__)
+
+
+class Attestor:
+    """All calls on the event loop. `tell`: the book has something new."""
+
+    def __init__(
+        self,
+        me: WorkerRef,
+        fingerprint: str,
+        promised: TransferConfig,
+        yardstick: Yardstick,
+        traffic: Traffic,
+        clock: Clock,
+        tell: Callable[[], None],
+    ) -> None:
+        self.book = WayBook()
+        self._me = me
+        self._fingerprint = fingerprint
+        self._promised = promised
+        self._yardstick = yardstick
+        self._traffic = traffic
+        self._clock = clock
+        self._tell = tell
+        self._chosen: Sequence[WorkerRef] = ()
+        self._running: dict[tuple[WorkerRef, int], asyncio.Task[WayReport]] = {}
+
+    def __repr__(self) -> str:
+        return f"<attestor of {self._me.id}: {self.book}, {len(self._running)} measured now>"
+
+    async def run(self, list_workers: Callable[[], Awaitable[Sequence[WorkerRecord]]] | None) -> None:
+        """Until cancelled. `list_workers` may raise RegistryUnavailable. Without it nobody is chosen; what transfers
+        tell is taken all the same."""
+        list_at, pause_s = self._clock.now(), BEAT_S
+        while True:
+            now = self._clock.now()
+            if list_workers is not None and now >= list_at:
+                list_at, pause_s = now + pause_s, min(LIST_S, 2 * pause_s)
+                await self._choose(list_workers)
+            for source in self.book.due(self._chosen, now) + self._judge_transfers():
+                await self._measure_quietly(source)
+            await asyncio.sleep(BEAT_S)
+
+    async def close(self) -> None:
+        """End what is being measured; its reads end with the transfer thread."""
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def measure(self, source: WorkerRef, num_bytes: int = 0) -> WayReport:
+        """A report from now, or from a moment ago where `num_bytes` is 0: as many as tell something. It is finished
+        whether or not somebody still waits for it. Raises TandemError."""
+        if source.id == self._me.id:
+            raise TandemError(ErrorKind.INVALID_REQUEST, f"{source} is this very worker", param="source")
+        fresh = None if num_bytes else self.book.fresh(source, self._clock.now())
+        if fresh is not None and fresh.num_bytes:
+            return fresh
+        task = self._running.get((source, num_bytes))
+        if task is None:
+            if len(self._running) >= MAX_WAITING:
+                raise TandemError(ErrorKind.OVERLOADED, f"{MAX_WAITING} measurements wait for their turn")
+            task = asyncio.create_task(self._measure(source, num_bytes), name=f"measure {source}")
+            self._running[source, num_bytes] = task
+            task.add_done_callback(lambda done: self._over(source, num_bytes, done))
+        return await asyncio.shield(task)
+
+    def doubt(self, source: WorkerRef) -> None:
+        """A read of a source has failed."""
+        self.book.doubt(source, self._clock.now())
+
+    # ---- inside
+
+    async def _measure(self, source: WorkerRef, num_bytes: int) -> WayReport:
+        try:
+            report, ends = await self._yardstick.measure(source, num_bytes)
+        except TandemError as error:
+            self._put(unmeasured(source, error.message, self._promised))
+            raise
+        report = judged(report, self._promised, same_machine=ends.same_machine, is_cuda=ends.is_cuda)
+        self._put(report)
+        return report
+
+    def _over(self, source: WorkerRef, num_bytes: int, task: asyncio.Task[WayReport]) -> None:
+        del self._running[source, num_bytes]
+        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, TandemError):
+            _log.error("the way to %s cannot be measured", source, exc_info=error)
+
+    async def _measure_quietly(self, source: WorkerRef) -> None:
+        try:
+            await self.measure(source)
+        except TandemError as error:
+            _log.info("the way to %s is not known: %s", source, error.message)
+        except Exception as defect:
+            # It was logged where it came from; serving does not depend on it.
+            self._put(unmeasured(source, repr(defect), self._promised))
+
+    def _put(self, report: WayReport) -> None:
+        if self.book.put(report, self._clock.now()):
+            level = logging.WARNING if report.problem else logging.INFO
+            problem = f", but {report.problem}" if report.problem else ""
+            _log.log(level, "%s is read by %s, %.3g GB/s%s", report.source, report.way, report.gbps, problem)
+        self._tell()
+
+    async def _choose(self, list_workers: Callable[[], Awaitable[Sequence[WorkerRecord]]]) -> None:
+        """Of those that may prefill for this worker. A registry that cannot be reached changes nothing."""
+        try:
+            records = await list_workers()
+        except RegistryUnavailable:
+            return
+        givers = [
+            (record.worker, record.topology.zone)
+            for record in records
+            if record.fingerprint == self._fingerprint
+            and record.effective_role != "decode"
+            and record.worker.id != self._me.id
+        ]
+        self._chosen = chosen_peers(self._me.id, givers)
+
+    def _judge_transfers(self) -> list[WorkerRef]:
+        """Take what transfers tell of sources without a report. Returns those that are to be measured."""
+        suspects: list[WorkerRef] = []
+        for source, (num_bytes, seconds) in self._traffic.take(TELLING_BYTES).items():
+            if self.book.find(source) is not None:
+                continue
+            evidence = "its first transfers"
+            report = WayReport(source=source, way="unknown", evidence=evidence, num_bytes=num_bytes, seconds=seconds)
+            if self._promised.require != "any" or report.gbps < self._promised.min_gbps:
+                suspects.append(source)
+            else:
+                self._put(report)
+        return suspects
+
+
+def compose_attestor(
+    config: Config,
+    model: WorkerModel,
+    identity: Identity,
+    trust: Trust,
+    reads: ReadDesk,
+    clock: Clock,
+    tell: Callable[[], None],
+) -> Attestor:
+    """Of a worker whose reads are ordered at `reads`."""
+    context = YardstickContext(
+        fingerprint=identity.fingerprint,
+        transport_kind=identity.transport_kind,
+        machine=identity.machine,
+        pool=model.pool,
+        digests=model.trial_digests if config.handoff.digests else None,
+        trust=trust,
+        clock=clock,
+        reads=reads,
+        patience_s=config.handoff.drain_timeout_s,
+        counters=read_counters,
+    )
+    yardstick = Yardstick(context)
+    return Attestor(identity.me, identity.fingerprint, config.transfer, yardstick, reads.traffic, clock, tell)

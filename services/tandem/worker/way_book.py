@@ -1,0 +1,88 @@
+"""What a worker knows of the ways by which it reads others, and which of them are to be measured now; never measures.
+
+Times are seconds of the caller's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tandem.core.ids import WorkerId, WorkerRef
+from tandem.core.way import WayReport
+
+FRESH_S = 5.0
+"""Whoever asks for a measurement within this time of one is told that one's report."""
+RETRY_S = 15.0
+MAX_RETRY_S = 600.0
+"""Between two measurements of a way that is not as it should be; each time twice as long."""
+MAX_SOURCES = 4096
+
+
+@dataclass(slots=True)
+class _Entry:
+    """`due_at`: when it is to be measured again; None: when something happens to it."""
+
+    report: WayReport
+    number: int
+    measured_at: float
+    num_problems: int
+    due_at: float | None
+
+
+class WayBook:
+    """The newest report of each source, of its newest life. Each report has a number, the later the greater."""
+
+    def __init__(self) -> None:
+        self._entries: dict[WorkerId, _Entry] = {}
+        self.number = 0
+
+    def __repr__(self) -> str:
+        return f"<ways to {len(self._entries)} sources, {self.number} reports>"
+
+    def put(self, report: WayReport, now: float) -> bool:
+        """Whether it says something new: another way or another problem. A report on an older life is dropped."""
+        source = report.source
+        known = self._entries.get(source.id)
+        if known is not None and known.report.source.incarnation > source.incarnation:
+            return False
+        self.number += 1
+        same = known is not None and known.report.source == source
+        before = known.num_problems if known is not None and same else 0
+        num_problems = before + 1 if report.problem else 0
+        retry_s = min(MAX_RETRY_S, RETRY_S * 2.0 ** min(num_problems - 1, 10))
+        due_at = now + retry_s if report.problem else None
+        self._entries.pop(source.id, None)
+        self._entries[source.id] = _Entry(report, self.number, now, num_problems, due_at)
+        if len(self._entries) > MAX_SOURCES:
+            del self._entries[next(iter(self._entries))]
+        return known is None or not same or _gist(known.report) != _gist(report)
+
+    def find(self, source: WorkerRef) -> WayReport | None:
+        entry = self._entries.get(source.id)
+        return entry.report if entry is not None and entry.report.source == source else None
+
+    def fresh(self, source: WorkerRef, now: float) -> WayReport | None:
+        """A report from so short a time ago that another measurement would tell nothing new."""
+        report = self.find(source)
+        return report if report is not None and now - self._entries[source.id].measured_at < FRESH_S else None
+
+    def doubt(self, source: WorkerRef, now: float) -> None:
+        """A read of a source has failed: it is to be measured again, if it was, and not just now."""
+        entry = self._entries.get(source.id)
+        if entry is not None and entry.report.source == source and entry.due_at is None:
+            entry.due_at = max(now, entry.measured_at + FRESH_S)
+
+    def due(self, chosen: Iterable[WorkerRef], now: float) -> list[WorkerRef]:
+        """Those of the chosen that were never measured, and those that are to be measured again."""
+        new = [source for source in chosen if self.find(source) is None]
+        again = (entry for entry in self._entries.values() if entry.due_at is not None and now >= entry.due_at)
+        return [*new, *(entry.report.source for entry in again)]
+
+    def since(self, number: int) -> list[WayReport]:
+        """Those that came after the report of this number, oldest first; 0: all."""
+        return [entry.report for entry in self._entries.values() if entry.number > number]
+
+
+def _gist(report: WayReport) -> tuple[str, bool]:
+    return report.way, bool(report.problem)

@@ -1,0 +1,179 @@
+"""Measures the way to another worker: reads its trial blocks into our own, over and over; never judges what it found.
+
+The blocks belong to nobody's books: those that are read are the same in every pool and never change, those that are
+written hold nothing. A measurement reads twice with other content each, both times against digests, so what arrived
+was read now. The first time is for connections to come about and does not count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import grpc.aio
+
+from tandem.core.clock import Clock
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.ids import BlockId, WorkerRef
+from tandem.core.way import WayReport
+from tandem.engine.orders import ReadDone
+from tandem.engine.ports import BlockCopy, PeerError, TransportPeer
+from tandem.kv.pull_outcome import Teardown
+from tandem.transfer.pool import MemoryPool
+from tandem.transfer.ways import Counters, Ends, Moved, way_of
+from tandem.wire.trust import Trust, reason_of
+from tandem.worker.meeting import ANSWER_S, Met, SourceGone, meet
+from tandem.worker.reads import ReadDesk
+from tandem.worker.trial_reads import Trial
+
+ENOUGH_BYTES = 64 << 20
+ENOUGH_S = 0.2
+"""Of an ordinary measurement: what comes first ends it."""
+MOST_BYTES = 64 << 30
+MOST_S = 10.0
+"""Of one for which somebody asks for a number of bytes."""
+IDLE_S = 0.05
+"""For which traffic of others is watched before."""
+MAX_OPEN = 2
+"""Orders at once: each has a part or two under way, and reads for requests take turns with them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class YardstickContext:
+    """What all measurements of a worker share. `digests`: of each trial block, a number per KV head of the model; None:
+    what arrives is not checked. A read that does not end within `patience_s` costs the whole peer. `counters` is
+    called on a thread."""
+
+    fingerprint: str
+    transport_kind: str
+    machine: str
+    pool: MemoryPool
+    digests: tuple[tuple[int, ...], ...] | None
+    trust: Trust
+    clock: Clock
+    reads: ReadDesk
+    patience_s: float
+    counters: Callable[[float], Counters]
+
+
+class Measured(NamedTuple):
+    """What was found, and between which ends."""
+
+    report: WayReport
+    ends: Ends
+
+
+class Yardstick:
+    """One measurement at a time. All calls on the event loop."""
+
+    def __init__(self, context: YardstickContext) -> None:
+        self._context = context
+        self._turn = asyncio.Lock()
+
+    async def measure(self, source: WorkerRef, num_bytes: int = 0) -> Measured:
+        """Read about so many bytes of a source, 0: as many as tell something. Raises TandemError."""
+        async with self._turn:
+            try:
+                return await self._measure(source, num_bytes)
+            except SourceGone as gone:
+                raise TandemError(ErrorKind.WORKER_LOST, str(gone)) from gone
+            except grpc.aio.AioRpcError as error:
+                raise TandemError(ErrorKind.WORKER_LOST, f"{source}: {reason_of(error)}") from error
+            except PeerError as error:
+                raise TandemError(ErrorKind.KV_LOST, f"{source} cannot be read: {error}") from error
+            except TimeoutError as error:
+                raise TandemError(ErrorKind.DEADLINE, f"{source} does not answer, or cannot be read") from error
+
+    async def _measure(self, source: WorkerRef, num_bytes: int) -> Measured:
+        context = self._context
+        async with context.trust.open_channel(source.address) as channel:
+            stub = context.trust.stub(channel, source.incarnation)
+            met = await meet(stub, source, context.fingerprint, context.transport_kind)
+        await asyncio.wait_for(asyncio.wrap_future(context.reads.connect(met.peer)), ANSWER_S)
+        passes = _Passes(context, met.peer, min(num_bytes, MOST_BYTES) or ENOUGH_BYTES)
+        limit_s = MOST_S if num_bytes else ENOUGH_S
+        await passes.run(0, 1, limit_s)
+        idle = await self._count()
+        await asyncio.sleep(IDLE_S)
+        before = await self._count()
+        started = context.clock.now()
+        num_read = await passes.run(1, passes.num_rounds, limit_s)
+        seconds = context.clock.now() - started
+        ends = self._ends(met)
+        way, evidence = way_of(Moved(num_read, idle, before, await self._count()), ends)
+        report = WayReport(source=source, way=way, evidence=evidence, num_bytes=num_read, seconds=seconds)
+        return Measured(report, ends)
+
+    async def _count(self) -> Counters:
+        return await asyncio.to_thread(self._context.counters, self._context.clock.now())
+
+    def _ends(self, met: Met) -> Ends:
+        context = self._context
+        is_same = bool(context.machine) and met.machine == context.machine
+        return Ends(context.transport_kind, is_same, context.pool.device, met.peer.ranks[0].region.device)
+
+
+class _Passes:
+    """All orders of one measurement. Raises TandemError where one of both has no trial blocks."""
+
+    def __init__(self, context: YardstickContext, peer: TransportPeer, num_bytes: int) -> None:
+        self._context = context
+        self._peer = peer
+        theirs, ours = peer.ranks[0].region, context.pool
+        num = min(theirs.num_trial_blocks, ours.num_trial_blocks)
+        if num < 1:
+            message = f"{peer.worker} and this worker cannot measure: one has no trial blocks, being of another version"
+            raise TandemError(ErrorKind.UNSUPPORTED, message)
+        block_bytes = peer.layout.block_bytes
+        self._num_blocks = min(num, -(-num_bytes // block_bytes))
+        self._num_sources = num
+        self.num_rounds = -(-num_bytes // (self._num_blocks * block_bytes))
+
+    async def run(self, shift: int, num_rounds: int, limit_s: float) -> int:
+        """Read the block that is `shift` further into each of ours, so many times or until the time is over. Returns
+        the number of bytes that came. Whatever happens, no order is open after it, unless the transfer thread hangs."""
+        reads, clock = self._context.reads, self._context.clock
+        trial, until = self._trial(shift), clock.now() + limit_s
+        opened: deque[asyncio.Future[ReadDone]] = deque()
+        num_bytes = 0
+        try:
+            while num_rounds or opened:
+                while num_rounds and len(opened) < MAX_OPEN:
+                    opened.append(asyncio.wrap_future(reads.try_read(self._peer.worker, trial)))
+                    num_rounds -= 1
+                await self._wait(opened[0])
+                num_bytes += opened.popleft().result().num_bytes
+                if clock.now() >= until:
+                    num_rounds = 0
+        finally:
+            for order in opened:
+                with contextlib.suppress(PeerError, TimeoutError):
+                    await self._wait(order)
+                    order.result()
+        return num_bytes
+
+    async def _wait(self, order: asyncio.Future[ReadDone]) -> None:
+        """Raises TimeoutError when not even giving the peer up ends it."""
+        patience_s = self._context.patience_s
+        done, _ = await asyncio.wait([order], timeout=patience_s)
+        if not done:
+            self._context.reads.tear_down(Teardown(self._peer.worker))
+            done, _ = await asyncio.wait([order], timeout=patience_s)
+        if not done:
+            raise TimeoutError
+
+    def _trial(self, shift: int) -> Trial:
+        theirs, ours = self._peer.ranks[0].region, self._context.pool
+        first_target = ours.num_blocks + ours.num_trial_blocks
+        sources = [(place + shift) % self._num_sources for place in range(self._num_blocks)]
+        copies = (
+            BlockCopy(BlockId(theirs.num_blocks + source), BlockId(first_target + place))
+            for place, source in enumerate(sources)
+        )
+        digests = self._context.digests
+        expected = None if digests is None else tuple(digests[source] for source in sources)
+        return Trial(tuple(copies), tuple(sources), expected)

@@ -1,0 +1,93 @@
+"""Worker processes that measure the ways between them: over both transports, between one rank and two, and with one of
+them dead or stopped in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tandem.core.ids import WorkerRef
+from tandem.wire.convert_kv import encode_worker
+from tandem.wire.gen import worker_pb2 as pb
+from tests.e2e.client import Client
+from tests.e2e.cluster import WorkerProcess
+from tests.e2e.worker.conftest import Start
+
+pytestmark = pytest.mark.slow
+
+Two = tuple[WorkerProcess, WorkerProcess]
+
+
+async def measure(taker: Client, source: WorkerRef, num_bytes: int = 0) -> pb.MeasureReply:
+    return await taker.stub.Measure(pb.MeasureRequest(source=encode_worker(source), num_bytes=num_bytes), timeout=60)
+
+
+@pytest.fixture(scope="module", params=["local", "nixl"])
+def two(request: pytest.FixtureRequest, start: Start) -> Iterator[Two]:
+    kind = request.param
+    workers = start(f"giver-{kind}", "prefill", kind), start(f"taker-{kind}", "decode", kind)
+    yield workers
+    for worker in workers:
+        assert worker.exit_code is None, f"{worker.name} ended by itself: {worker.log}"
+        assert worker.stop() == 0, worker.log
+
+
+async def test_the_way_is_named_and_bytes_are_checked_and_nothing_is_left(two: Two) -> None:
+    giver, taker = two
+    async with Client(taker.ref) as client, Client(giver.ref) as other:
+        before = await client.books(), await other.books()
+        reply = await measure(client, giver.ref, 40 << 20)
+        assert not reply.HasField("refusal"), reply
+        report = reply.report
+        assert report.way == "shared_memory", report.evidence
+        assert report.num_bytes >= 40 << 20 and report.seconds > 0 and not report.problem
+        assert (await client.books(), await other.books()) == before, "no engine knows of it"
+        await client.until(lambda: any(update.ways for update in client.updates))
+        told = [way for update in client.updates for way in update.ways]
+        assert report in told
+        described = await client.stub.Describe(pb.DescribeRequest())
+        assert list(described.ways) == told[-1:]
+
+
+async def test_a_worker_does_not_measure_itself_or_who_is_not_there(two: Two) -> None:
+    giver, taker = two
+    async with Client(taker.ref) as client:
+        for source, kind in (
+            (taker.ref, "invalid_request"),
+            (WorkerRef(giver.ref.id, giver.ref.incarnation, "127.0.0.1:1"), "worker_lost"),
+            (WorkerRef(giver.ref.id, type(giver.ref.incarnation)(7), giver.ref.address), "worker_lost"),
+        ):
+            reply = await measure(client, source)
+            assert (reply.refusal.kind, reply.HasField("report")) == (kind, False)
+
+
+@pytest.mark.parametrize(("num_givers", "num_takers"), [(2, 1), (1, 2)])
+async def test_ranks_are_measured_together(start: Start, num_givers: int, num_takers: int) -> None:
+    name = f"{num_givers}-{num_takers}"
+    giver = start(f"giver-{name}", "prefill", "local", "--tensor-parallel", str(num_givers))
+    taker = start(f"taker-{name}", "decode", "local", "--tensor-parallel", str(num_takers))
+    async with Client(taker.ref) as client, Client(giver.ref):
+        reply = await measure(client, giver.ref, 20 << 20)
+        assert not reply.HasField("refusal"), reply
+        assert reply.report.num_bytes >= 20 << 20
+
+
+@pytest.mark.parametrize("kind", ["local", "nixl"])
+async def test_a_source_that_dies_in_the_middle_ends_it_once_and_leaves_nothing(start: Start, kind: str) -> None:
+    giver, taker = start(f"dying-{kind}", "prefill", kind), start(f"reader-{kind}", "decode", kind)
+    async with Client(taker.ref) as client:
+        assert (await measure(client, giver.ref, 1 << 20)).report.num_bytes >= 1 << 20
+        before = await client.books()
+        asked = asyncio.create_task(measure(client, giver.ref, 1 << 40))
+        await asyncio.sleep(0.3)
+        assert not asked.done(), await asked
+        giver.signal(signal.SIGKILL)
+        reply = await asked
+        assert reply.refusal.kind == "kv_lost", reply
+        assert await client.books() == before
+        new = start(f"dying-{kind}", "prefill", kind)
+        reply = await measure(client, new.ref)
+        assert reply.report.num_bytes > 0, "the taker is as good as before"
