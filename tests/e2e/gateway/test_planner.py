@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from redis import Redis
 
 from tests.e2e.cluster import PATIENCE_S, Program
 from tests.e2e.gateway.conftest import Pair
@@ -91,8 +92,6 @@ def test_it_sees_what_comes_and_tells_of_itself(calm: Pair, running: Program) ->
 
 
 def test_nothing_is_changed_where_it_only_explains(calm: Pair, redis_url: str) -> None:
-    from redis import Redis
-
     once(*planner(calm, redis_url, "--once"))
     client: Any = Redis.from_url(redis_url)
     assert not [key for key in client.keys("*calm:target*") if b"deployed" not in key]
