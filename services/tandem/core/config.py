@@ -296,7 +296,8 @@ class PlannerConfig:
     rayservice: str = _doc("the RayService whose active RayCluster is planned", "")
     raycluster: str = _doc("a RayCluster that no RayService owns, instead", "")
     groups: str = _doc(
-        "worker groups by role, as prefill=GROUP,decode=GROUP; GROUP:2 has pods with room for two workers", ""
+        "worker groups by role, as prefill=GROUP,decode=GROUP; GROUP:2+1 has two workers in a pod, and a pod to spare",
+        "",
     )
     lease: str = _doc("name of the Lease by which one planner leads", "tandem-planner")
     lease_s: float = _doc("a leader that has not renewed its Lease for so long is taken to be gone", 15.0)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 ROLES = ("prefill", "decode")
 
 
 class WorkerGroup(NamedTuple):
-    """`num_workers`: of one pod."""
+    """`num_workers`: of one pod. `num_spare`: pods that stay without any, for workers that are replaced."""
 
     role: str
     name: str
     num_workers: int = 1
+    num_spare: int = 0
 
 
 def read_groups(text: str) -> tuple[WorkerGroup, ...] | None:
-    """Of `prefill=GROUP,decode=GROUP:2`; None where that is not what it says. No role and no group comes twice."""
+    """Of `prefill=GROUP,decode=GROUP:2+1`: two workers in a pod, and one pod to spare. None where that is not what it
+    says; no role and no group comes twice."""
     groups = [_read(part.strip()) for part in text.split(",")]
     found = tuple(group for group in groups if group is not None)
     is_whole = len(found) == len(groups)
@@ -24,10 +27,11 @@ def read_groups(text: str) -> tuple[WorkerGroup, ...] | None:
     return found if is_whole and is_clear else None
 
 
+_GROUP = re.compile(r"(?P<role>\w+)=(?P<name>[a-z0-9.-]+)(:(?P<workers>[1-9]\d?))?(\+(?P<spare>\d{1,3}))?", re.ASCII)
+
+
 def _read(part: str) -> WorkerGroup | None:
-    role, _, rest = part.partition("=")
-    name, colon, number = rest.partition(":")
-    is_number = not colon or (number.isascii() and number.isdigit() and 1 <= int(number) <= 64)
-    if role not in ROLES or not name or not is_number:
+    found = _GROUP.fullmatch(part)
+    if found is None or found["role"] not in ROLES:
         return None
-    return WorkerGroup(role, name, int(number or 1))
+    return WorkerGroup(found["role"], found["name"], int(found["workers"] or 1), int(found["spare"] or 0))

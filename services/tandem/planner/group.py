@@ -94,8 +94,8 @@ class GroupStep:
         ]
 
 
-def next_step(group: GroupView, pods: Sequence[PodView], wanted: int) -> GroupStep:
-    """`pods` that are not being deleted yet; `wanted` of them."""
+def next_step(group: GroupView, pods: Sequence[PodView], wanted: int, num_spare: int = 0) -> GroupStep:
+    """`pods` that are not being deleted yet; `wanted` of them, of which `num_spare` have no worker and stay so."""
     bounded = min(max(wanted, group.least), group.most)
     bound = f"group {group.name} may have {group.least} to {group.most} pods, not {wanted}"
     reasons: tuple[str, ...] = (bound,) if bounded != wanted else ()
@@ -111,7 +111,7 @@ def next_step(group: GroupView, pods: Sequence[PodView], wanted: int) -> GroupSt
         told = f"group {group.name} does not shrink before KubeRay has made {len(present)} pods {group.replicas}"
         return GroupStep(replicas=group.replicas, listed=group.listed, reasons=(*reasons, told))
     replicas = max(bounded, group.replicas - len(may_go))
-    leave = _leavers(present, bounded)
+    leave = _leavers(present, bounded, num_spare)
     return GroupStep(
         replicas=replicas,
         listed=(*gone, *may_go) if may_go else group.listed,
@@ -120,15 +120,16 @@ def next_step(group: GroupView, pods: Sequence[PodView], wanted: int) -> GroupSt
     )
 
 
-def _leavers(present: Sequence[PodView], wanted: int) -> list[PodView]:
-    """Those that leave already count. Who has no worker yet goes first, then who has least to do; one whose worker is
-    out of sight may be at work, and goes last."""
+def _leavers(present: Sequence[PodView], wanted: int, num_spare: int) -> list[PodView]:
+    """Those that leave already count, and the spare ones do not. Who has no worker yet goes first, then
+    who has least to do; one whose worker is out of sight may be at work, and stays."""
     leaving = [pod for pod in present if pod.is_leaving]
     staying = [pod for pod in present if not pod.is_leaving]
     room = max(1, len(present) // _LEAVE_SHARE) - len(leaving)
     number = max(0, min(len(staying) - wanted, room))
-    order = sorted(staying, key=lambda pod: (not pod.is_unborn, pod.num_jobs is None, pod.num_jobs or 0, pod.name))
-    return [pod for pod in order if pod.num_jobs is not None or pod.is_unborn][:number]
+    order = sorted(staying, key=lambda pod: (pod.num_jobs or 0, pod.name))
+    unborn = [pod for pod in order if pod.is_unborn]
+    return [*unborn[num_spare:], *(pod for pod in order if pod.num_jobs is not None)][:number]
 
 
 def _replaced(group: GroupView, may_go: Sequence[str]) -> tuple[str, ...]:

@@ -69,8 +69,8 @@ class RayClusterActuator:
         cluster = await self._retries.of(lambda: asyncio.to_thread(self._finder.read))
         there = Counter(worker.pool for worker in workers if worker.model == model)
         for group in self._groups:
-            number = cluster.groups[group.role].replicas * group.num_workers
-            found[group.role] = max(0, number - there[group.role])
+            num_pods = cluster.groups[group.role].replicas - group.num_spare
+            found[group.role] = max(0, num_pods * group.num_workers - there[group.role])
         return found
 
     async def carry_out(
@@ -124,17 +124,20 @@ class RayClusterActuator:
         self, cluster: Cluster, group: WorkerGroup, number: int, pods: Sequence[Pod], workers: Sequence[WorkerState]
     ) -> tuple[GroupView, GroupStep]:
         """Those that are asked to leave may have nothing left at once."""
-        view, wanted = cluster.groups[group.role], math.ceil(number / group.num_workers)
-        step = self._next(view, pods, workers, wanted)
+        view, wanted = cluster.groups[group.role], math.ceil(number / group.num_workers) + group.num_spare
+        step = self._next(view, pods, workers, wanted, group.num_spare)
         if not step.leave:
             return view, step
         self._require_lead()
         await self._leaving.ask(step.leave, pods, workers)
-        return view, self._next(view, pods, workers, wanted).after(step)
+        return view, self._next(view, pods, workers, wanted, group.num_spare).after(step)
 
-    def _next(self, view: GroupView, pods: Sequence[Pod], workers: Sequence[WorkerState], wanted: int) -> GroupStep:
+    def _next(
+        self, view: GroupView, pods: Sequence[Pod], workers: Sequence[WorkerState], wanted: int, num_spare: int
+    ) -> GroupStep:
         seen = self._leaving.look(pods, workers)
-        return next_step(view, [seen[pod.name] for pod in pods if pod.group == view.name and pod.name in seen], wanted)
+        inside = [seen[pod.name] for pod in pods if pod.group == view.name and pod.name in seen]
+        return next_step(view, inside, wanted, num_spare)
 
     def _require_lead(self) -> None:
         if not self._leadership.leads:

@@ -50,6 +50,7 @@ class World:
     roles: list[tuple[str, str]] = field(default_factory=list)
     holder: str = ""
     number: int = 0
+    network: str = "10.0"
     ages: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -142,7 +143,7 @@ class World:
         self.number += 1
         labels = {"ray.io/cluster": CLUSTER, "ray.io/group": group}
         status = {
-            "podIP": f"10.0.{self.number // 250}.{self.number % 250 + 1}",
+            "podIP": f"{self.network}.{self.number // 250}.{self.number % 250 + 1}",
             "phase": "Running",
             "conditions": [{"type": "Ready", "status": "True"}],
         }
