@@ -42,6 +42,7 @@ SAMPLES: dict[str, Any] = {
     "gateway.port": 8080,
     "gateway.grpc_port": 9090,
     "model.served_name": "one,another",
+    "planner.groups": "prefill=fast,decode=wide:2",
     "planner.headroom": 0.25,
     "planner.percentile": 95.5,
     "redis.namespace": "production",
