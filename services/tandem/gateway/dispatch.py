@@ -53,7 +53,7 @@ from tandem.gateway.probe import has_moved, probe_request
 from tandem.obs.log_format import OF_ANOTHER
 from tandem.routing.breaker import BreakerState
 from tandem.routing.placement import Placement
-from tandem.routing.view import Pool, WorkerView
+from tandem.routing.view import WorkerView
 from tandem.sched.targets import NO_TARGETS, LatencyTargets
 
 log = logging.getLogger(__name__)
@@ -73,6 +73,8 @@ class Dispatcher:
         prefixes: KnownPrefixes = NO_PREFIXES,
     ) -> None:
         self._fleet = fleet
+        # Of the Dispatch port.
+        self.num_live, self.problem = fleet.num_live, fleet.pairs.problem
         self._config = config
         self._clock = clock
         self._waiting = Waiting(fleet.candidates(), config, targets, prefixes, fleet.routing)
@@ -133,9 +135,6 @@ class Dispatcher:
 
     def breakers(self) -> Mapping[WorkerId, BreakerState]:
         return self._waiting.breaker.states(self._clock.now())
-
-    def num_live(self) -> Mapping[Pool, int]:
-        return self._fleet.num_live()
 
     def scrape_targets(self) -> Sequence[ScrapeTarget]:
         return self._fleet.scrape_targets()

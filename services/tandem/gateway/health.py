@@ -35,9 +35,9 @@ class Health:
         same."""
         missing = self._dispatch.ready()
         if missing is None:
-            await exchange.send_json(
-                200, msgspec.json.encode(HealthReply("ready", warning=self._doorkeeper.problem() or UNSET))
-            )
+            problems = [problem for problem in (self._doorkeeper.problem(), self._dispatch.problem()) if problem]
+            reply = HealthReply("ready", warning="; ".join(problems) or UNSET)
+            await exchange.send_json(200, msgspec.json.encode(reply))
         else:
             body = msgspec.json.encode(HealthReply("not_ready", missing))
             await exchange.send_json(503, body, [(b"retry-after", b"1")])

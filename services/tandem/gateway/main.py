@@ -25,7 +25,7 @@ from tandem.gateway.demand_beat import DemandBeat
 from tandem.gateway.dispatch import Dispatcher
 from tandem.gateway.fair_share import FairShare
 from tandem.gateway.fleet import Fleet
-from tandem.gateway.gauges import watch_prefixes, watch_quotas, watch_redis
+from tandem.gateway.gauges import watch_prefixes, watch_quotas, watch_redis, watch_ways
 from tandem.gateway.grpc_server import GrpcServer
 from tandem.gateway.health import PROBES
 from tandem.gateway.http_guard import HttpLimits
@@ -59,7 +59,7 @@ class Gateway:
         redis, health = config.redis, RedisHealth()
         self._registry = WorkerRegistry(redis.url, redis.namespace, health=health)
         texts, trust = TextModels(config.model.generation_config), Trust.of(name, config.cluster)
-        self._fleet = Fleet(name, self._discover, texts, clock, config.gateway, trust)
+        self._fleet = Fleet(name, self._discover, texts, clock, config.gateway, trust, config.transfer)
         self._tenancy = Tenancy(name, config, clock, health)
         targets = LatencyTargets.of(config.slo)
         reader = IndexReader(redis.url, redis.namespace, health=health)
@@ -142,6 +142,7 @@ class Gateway:
     def _watch_stores(self, health: RedisHealth) -> None:
         metrics = self._telemetry.metrics
         watch_prefixes(metrics, self._prefixes)
+        watch_ways(metrics, self._fleet.pairs)
         watch_redis(metrics, health)
         if self._tenancy.shared is not None:
             watch_quotas(metrics, self._tenancy.shared)

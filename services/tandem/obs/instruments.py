@@ -118,6 +118,9 @@ LIVE_WORKERS = gauge("tandem.live_workers", "{worker}", "Workers that live.", "p
 WORKER_BREAKER = gauge(
     "tandem.worker.breaker", "", "1: its last jobs failed and it gets none; 0.5: it is being tried.", "worker"
 )
+TRANSFER_WAYS = gauge(
+    "tandem.transfer.ways", "{way}", "Ways by which one worker reads another, and whether as promised.", "way", "ok"
+)
 PREFIX_INDEX_REACHABLE = gauge("tandem.prefix.index.reachable", "", "Whether the prefix index can be read.")
 PREFIX_INDEX_WORKERS = gauge("tandem.prefix.index.workers", "{worker}", "Workers whose blocks are mirrored.")
 PREFIX_INDEX_WORKERS_WANTED = gauge(
