@@ -361,7 +361,10 @@ class Weather:
         return self.draw.choice(self.KINDS) if self.draw.random() < self.share else None
 
 
-@pytest.fixture(params=range(12))
+SEEDS = [*range(6), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(6, 200))]
+
+
+@pytest.fixture(params=SEEDS)
 async def weather(
     request: pytest.FixtureRequest, served: tuple[KubeServer, str], world: World
 ) -> AsyncIterator[Weather]:
