@@ -31,7 +31,7 @@ from tests.unit.planner.kube_server import kube_server
 from tests.unit.planner.rig import eventually
 from tests.unit.planner.world import CLUSTER, GROUPS, World
 
-LEASE_S = 4.0
+LEASE_S = 3.0
 NAMESPACE = "two-planners"
 
 

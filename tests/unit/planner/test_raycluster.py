@@ -240,6 +240,29 @@ async def test_kuberay_is_waited_for_before_a_group_shrinks(planner: Planner, wo
     assert world.replicas() == (1, 5)
 
 
+async def test_a_pod_that_died_unseen_is_not_counted_on(planner: Planner, world: World) -> None:
+    """It was made anew: were it named, one more would have to go, and KubeRay would choose which."""
+    world.create(1, 2)
+    await rounds(planner, world, Target(1, 4), 1)
+    planner.watches[-1].close()
+    world.lose(next(name for name in world.pods(GROUPS["decode"]) if name not in world.workers))
+    world.reconcile()
+    await planner.round(Target(1, 3))
+    world.reconcile()
+    assert world.replicas() == (1, 3) and len(world.pods(GROUPS["decode"])) == 3
+
+
+async def test_a_worker_that_somebody_else_drained_is_replaced_after_a_while(planner: Planner, world: World) -> None:
+    world.create(1, 3)
+    await rounds(planner, world, Target(1, 3), 1)
+    drained = world.pods(GROUPS["decode"])[0]
+    world.workers[drained].is_draining = True
+    await rounds(planner, world, Target(1, 3), 8)
+    assert drained in world.pods() and world.api.writes() == [], "Serve may be about to end it"
+    await rounds(planner, world, Target(1, 3), 12)
+    assert drained not in world.pods() and world.num_serving(GROUPS["decode"]) == 3
+
+
 async def test_roles_change_and_the_rest_is_started(planner: Planner, world: World) -> None:
     world.create(3, 2)
     await planner.round(Target(2, 4), [RoleChange("prefill", "decode", 1)])
@@ -338,7 +361,10 @@ class Weather:
         return self.draw.choice(self.KINDS) if self.draw.random() < self.share else None
 
 
-@pytest.fixture(params=range(12))
+SEEDS = [*range(6), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(6, 200))]
+
+
+@pytest.fixture(params=SEEDS)
 async def weather(
     request: pytest.FixtureRequest, served: tuple[KubeServer, str], world: World
 ) -> AsyncIterator[Weather]:
