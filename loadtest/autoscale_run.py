@@ -88,11 +88,11 @@ _CODE = Slo(ttft_s=3.0, itl_s=0.1)
 LOADS = {
     "conversation": Load(
         trace="mooncake_conversation.jsonl.gz",
-        day=Day(num_copies=1, lasts_s=3600.0, low=0.2),
+        day=Day(num_copies=2, lasts_s=3600.0, low=0.2),
         hardware="h100",
         degree=4,
         slo=_CHAT,
-        begins=Target(3, 1),
+        begins=Target(5, 2),
         policy=_policy(_CHAT, scale_down_s=60.0),
         ways=[],
     ),

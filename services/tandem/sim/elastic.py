@@ -91,8 +91,7 @@ class Elastic:
             self._carry_out(role, number)
 
     def _observed(self) -> Observed:
-        loads = {worker.ref: worker.engine.load() for worker in self.cluster.workers}
-        decoding = [w for w in self.cluster.workers if w.spec.pool != "prefill"]
+        loads = [(worker.spec.pool, worker.engine.load()) for worker in self.cluster.workers]
         return Observed(
             at=self.cluster.now,
             demand=self.meter.take(self.cluster.now),
@@ -102,9 +101,9 @@ class Elastic:
             prefill_worker=self._capability("prefill"),
             decode_worker=self._capability("decode"),
             num_queued_tokens=round(self.cluster.num_queued * self.meter.mean_input)
-            + sum(load.num_queued_tokens for load in loads.values()),
+            + sum(load.num_queued_tokens for _, load in loads),
             num_queued_requests=self.cluster.num_queued,
-            num_running_seqs=sum(loads[worker.ref].num_running for worker in decoding),
+            num_running_seqs=sum(load.num_running for pool, load in loads if pool != "prefill"),
         )
 
     def _ongoing(self) -> Target:
@@ -122,9 +121,9 @@ class Elastic:
         return PoolState(serving, len(here) - draining - serving, draining)
 
     def _capability(self, role: Role) -> Capability | None:
-        """By its own words, of the first that serves; a mixed one stands for either."""
-        worker = next(iter((*self._workers(role), *self._workers("mixed"))), None)
-        return None if worker is None else capability(worker)
+        """By its own words, of the first that has told how fast it is; a mixed one stands for either."""
+        told = (capability(worker) for worker in (*self._workers(role), *self._workers("mixed")))
+        return next((one for one in told if one is not None), None)
 
     def _workers(self, pool: Pool) -> list[SimWorker]:
         return [worker for worker in self.cluster.workers if worker.spec.pool == pool]
@@ -162,10 +161,13 @@ class Elastic:
         self.cluster.drain(stay.worker, self.spec.drain_s, ended)
 
 
-def capability(worker: SimWorker) -> Capability:
+def capability(worker: SimWorker) -> Capability | None:
+    """None while it has told nothing."""
     spec, engine = worker.spec, worker.spec.config.engine
+    if worker.step_cost is None:
+        return None
     return Capability(
-        cost=worker.step_cost or spec.calibration,  # type: ignore[arg-type]
+        cost=worker.step_cost,
         num_blocks=spec.num_blocks,
         block_size=spec.layout.block_size,
         max_num_seqs=engine.max_num_seqs,

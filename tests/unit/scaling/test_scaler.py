@@ -48,7 +48,7 @@ def test_grows_at_once_and_shrinks_only_after_a_while() -> None:
     scaler = Scaler(POLICY)
     busy = driven(scaler, [2.0] * 20 + [80.0] * 20, Target(1, 1))
     assert busy[20].target > busy[19].target
-    quiet = driven(scaler, [2.0] * 200, busy[-1].target, begin=200.0)
+    quiet = driven(scaler, [2.0] * 300, busy[-1].target, begin=200.0)
     assert all(decision.target == busy[-1].target for decision in quiet[:40])
     assert quiet[-1].target == busy[19].target
 

@@ -70,6 +70,9 @@ def test_too_few_workers_say_nothing_of_the_model() -> None:
     for i in range(50):
         correction.add(10.0 * i, 90, 100, had_enough=i % 5 != 0)
     assert correction.factor == 1.0
+    for i in range(50, 60):
+        correction.add(10.0 * i, 0, 100, had_enough=False)
+    assert correction.factor == 1.0 and judged(correction, [0.2], begin=600.0) == pytest.approx([STEP])
 
 
 @pytest.mark.parametrize(
