@@ -15,6 +15,7 @@ from tandem.core.config import Config
 from tandem.core.settings import DEFAULT_LAYER, Resolved, from_environment, resolve, settings
 from tandem.obs.otel_environment import read_otel
 from tandem.worker.door import require_guard
+from tests.deploy.dockerfile import read_stages
 from tests.deploy.files import DASHBOARDS, DEPLOY, PROMETHEUS, ROOT, read_yaml
 
 COMPOSE = read_yaml(DEPLOY / "compose.yaml")
@@ -49,12 +50,12 @@ def test_images_are_pinned_or_built_from_what_is_here(name: str) -> None:
         return
     build = service["build"]
     file = DEPLOY / build["context"] / build["dockerfile"]
-    stages = re.findall(r"^FROM (\S+)(?: AS (\w+))?$", file.read_text(), re.MULTILINE)
-    assert all(re.fullmatch(r"python:\d+\.\d+\.\d+-[\w-]+", image) for image, _ in stages)
-    assert build.get("target", "") in {stage for _, stage in stages}
+    stages = read_stages(file)
+    assert build.get("target", "") in {stage.name for stage in stages}
     ignored = (ROOT / ".dockerignore").read_text()
-    for sources in re.findall(r"^COPY (?!--from)(.+) \S+$", file.read_text(), re.MULTILINE):
-        assert all((ROOT / source).exists() and f"!{source}\n" in ignored for source in sources.split())
+    copied = [rest for stage in stages for rest in stage.all("COPY") if not rest.startswith("--from")]
+    for *sources, _ in (rest.split() for rest in copied):
+        assert all((ROOT / source).exists() and f"!{source}\n" in ignored for source in sources)
 
 
 @EACH

@@ -480,8 +480,11 @@ class Cluster:
         )
         if right:
             self.effects(worker, worker.engine.read_done(read.read, self.agenda.now))
-        else:
-            self.fail_read(worker, read, True)
+            return
+        pull = next((p for p in worker.engine._pulls.live() if read.read in p.open_reads), None)
+        is_good = pull is not None and pull.lease_until is not None and self.agenda.now < pull.lease_until
+        assert not is_good, f"{pull!r} finds other KV than was announced"
+        self.fail_read(worker, read, True)
 
     def fail_read(self, worker: Worker, read: StartRead, drained: bool) -> None:
         self.effects(worker, worker.engine.read_failed(read.read, "broken", drained=drained, now=self.agenda.now))

@@ -170,6 +170,7 @@ def test_without_digests_the_lease_keeps_wrong_kv_out(
         broken_links=0.3,
         slow_reads=0.9,
         loans=0.5,
+        cancels=0.05,
     )
     wanted = [
         Ask(prefill, decode, length=2 + i * 5 % 7, shared=0, max_tokens=2 + i % 3, pause=(1, 3, 8)[(i + seed) % 3])

@@ -44,8 +44,8 @@ def job_of(key: HandoffKey) -> JobKey:
 
 
 class HandoffMachine(RuleBasedStateMachine):
-    """`digests`: a read whose bytes are not those offered is reported as failed. Without them the lease alone must
-    keep wrong KV out, so here the giver keeps its word: it ends no lease before its time."""
+    """`digests`: a read whose bytes are not those offered is reported as failed, which may happen to nobody who waits
+    for it under a good lease. Without them the lease alone must keep wrong KV out."""
 
     digests = True
 
@@ -138,21 +138,29 @@ class HandoffMachine(RuleBasedStateMachine):
             return
         self.abandon(data.draw(st.sampled_from(sorted(self.outcomes))))
 
-    @precondition(lambda self: self.outcomes and self.digests)
+    @precondition(lambda self: self.outcomes)
     @rule(data=st.data(), luck=LUCK)
-    def gateway_releases(self, data: st.DataObject, luck: bool) -> None:
-        """Not on the stream, so at any time, and for any attempt."""
+    def gateway_recalls(self, data: st.DataObject, luck: bool) -> None:
+        """Not on the stream, so at any time, and for any attempt. Whether its taker hears of it is another matter."""
+        if not luck:
+            self.recall(data.draw(st.sampled_from(sorted(self.outcomes))))
+
+    @precondition(lambda self: self.reads)
+    @rule(data=st.data(), luck=LUCK)
+    def gateway_recalls_what_is_read(self, data: st.DataObject, luck: bool) -> None:
+        """Or the giver ends it, which is the same to its taker: the read is over before it hears of that."""
         if luck:
             return
-        self.release(data.draw(st.sampled_from(sorted(self.outcomes))))
+        read = self.reads[data.draw(st.sampled_from(sorted(self.reads)))]
+        self.recall(read.key)
+        self.end_read(read.order.read)
 
     # ---- the giver computes
 
-    @precondition(lambda self: len(self.leases) > 0)
+    @precondition(lambda self: self.open_leases())
     @rule(data=st.data(), num=st.integers(0, 3))
     def compute(self, data: st.DataObject, num: int) -> None:
-        keys = sorted(lease.key for lease in self.leases)
-        self.compute_on(data.draw(st.sampled_from(keys)), num)
+        self.compute_on(data.draw(st.sampled_from(self.open_leases())), num)
 
     # ---- the stream
 
@@ -209,7 +217,7 @@ class HandoffMachine(RuleBasedStateMachine):
         for handoff in sorted({k.handoff for k in self.outcomes}):
             self.submit(max(k for k in self.outcomes if k.handoff == handoff))
         self.stream_flows()
-        for key in sorted(lease.key for lease in self.leases):
+        for key in self.open_leases():
             self.compute_on(key, num)
         self.stream_flows()
         for key in sorted(p.key for p in self.pulls.live() if p.state is PullState.WAITING and p.offered):
@@ -302,7 +310,8 @@ class HandoffMachine(RuleBasedStateMachine):
         live = {p.key for p in self.pulls.live()}
         assert live == {k for k, how in self.outcomes.items() if how == "open"}
         for lease in self.leases:
-            assert lease.state in (LeaseState.PROMISED, LeaseState.OFFERED)
+            is_open = lease.state in (LeaseState.PROMISED, LeaseState.OFFERED)
+            assert is_open == (self.leases.find(lease.key) is lease) and (is_open or lease.may_be_read)
         assert sorted(self.giver_free) == sorted(set(range(NUM_BLOCKS)) - set(self.leases.blocks()))
 
     def teardown(self) -> None:
@@ -312,7 +321,7 @@ class HandoffMachine(RuleBasedStateMachine):
             self.taker_renews()
             while self.to_giver:
                 self.giver_hears()
-            for key in sorted(lease.key for lease in self.leases):
+            for key in self.open_leases():
                 self.compute_on(key, PROMPT_BLOCKS)
             while self.to_taker:
                 self.taker_hears(False)
@@ -327,11 +336,12 @@ class HandoffMachine(RuleBasedStateMachine):
 
     # ---- how
 
+    def open_leases(self) -> list[HandoffKey]:
+        return sorted(lease.key for lease in self.leases if lease.state is not LeaseState.WITHDRAWN)
+
     def submit(self, key: HandoffKey) -> None:
         newest, when = self.newest.get(key.handoff, (0, 0.0))
-        current = next((x.key for x in self.leases if x.key.handoff == key.handoff), None)
-        if not self.digests and current is not None:
-            return
+        current = next((x for x in self.open_leases() if x.handoff == key.handoff), None)
         if current == key:
             self.refuse(key)
             return
@@ -378,9 +388,14 @@ class HandoffMachine(RuleBasedStateMachine):
             self.to_taker.append(message)
 
     def release(self, key: HandoffKey) -> None:
+        self.end_lease(key, self.leases.release(key, self.now))
+
+    def recall(self, key: HandoffKey) -> None:
+        self.end_lease(key, self.leases.withdraw(key, self.now))
+
+    def end_lease(self, key: HandoffKey, ended: Ended | None) -> None:
         if key.attempt > self.newest.get(key.handoff, (0, 0.0))[0]:
             self.newest[key.handoff] = (key.attempt, self.now)
-        ended = self.leases.release(key, self.now)
         assert ended is None or ended.key == key, "a release ended another attempt"
         if ended is not None:
             self.give_back(ended)
@@ -407,6 +422,9 @@ class HandoffMachine(RuleBasedStateMachine):
                 self.taken[mine] = self.given[offered.block]
         right = [(read.key, read.order.first_index + i) for i in range(len(read.order.local))]
         if self.digests and [self.taken[b] for b in read.order.local] != right:
+            pull = self.pulls.find(read.key)
+            is_good = pull is not None and pull.lease_until is not None and self.now < pull.lease_until
+            assert not is_good, f"{pull} finds other KV than was announced"
             self.fail_read(read_id, True)
             return
         self.just_ended[read_id] = self.reads.pop(read_id)

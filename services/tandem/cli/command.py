@@ -12,11 +12,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import yaml
-
-from tandem.cli import member_flags, sim_flags
+from tandem.cli import doctor_flags, member_flags, planner, sim_flags
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import DEFAULT_LAYER, Resolved, Setting, flags_of, from_environment, resolve, settings
+from tandem.stores.settings_file import read_settings
 
 
 class _Program(NamedTuple):
@@ -84,6 +83,19 @@ _PROGRAMS = {
         ("redis", "cluster", "worker"),
         add_flags=member_flags.add_drain_flags,
     ),
+    "planner": _Program(
+        "hold the targets by changing how many workers there are",
+        "tandem.cli.planner:run",
+        "gateway,kubernetes",
+        ("planner", "slo", "redis", "cluster", "telemetry"),
+        add_flags=planner.add_flags,
+    ),
+    "doctor": _Program(
+        "look whether this machine, and a cluster, have what Tandem needs, and say what to do",
+        "tandem.cli.doctor:run",
+        "gateway",
+        add_flags=doctor_flags.add_doctor_flags,
+    ),
     "key": _Program("draw an API key, and its hash for the tenants file", "tandem.cli.key:run", "", ()),
     "config": _Program("print the resolved settings and where each came from", "tandem.cli.show:run", ""),
 }
@@ -130,21 +142,11 @@ def _add_flag(command: argparse.ArgumentParser, setting: Setting, default: objec
 def _layers(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
     layers: list[tuple[str, dict[str, Any]]] = [(DEFAULT_LAYER, dict(_PROGRAMS[args.command].defaults))]
     if args.config:
-        layers.append((args.config, _read_yaml(Path(args.config))))
+        layers.append((args.config, read_settings(Path(args.config))))
     layers.append(("environment", dict(from_environment(os.environ))))
     given = {key: value for key, value in vars(args).items() if "." in key and value is not None}
     layers.append(("command line", given))
     return layers
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        value = yaml.safe_load(path.read_text()) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise TandemError(ErrorKind.INVALID_REQUEST, f"cannot read {path}: {error}") from error
-    if not isinstance(value, dict):
-        raise TandemError(ErrorKind.INVALID_REQUEST, f"{path} must hold a mapping of sections")
-    return value
 
 
 def _run(command: str, resolved: Resolved, args: argparse.Namespace) -> int:

@@ -1,17 +1,24 @@
-"""`tandem drain`: tells a worker to take no new work and waits for what it has; never ends the worker."""
+"""`tandem drain`: tells workers to take no new work and waits for what they have; never ends one."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
+import socket
+from pathlib import Path
 
 import grpc.aio
 
-from tandem.cli.members import members_of
+from tandem.cli.members import members_of, open_stub
+from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.ids import WorkerRef
 from tandem.core.settings import Resolved
 from tandem.wire.gen import worker_pb2
-from tandem.wire.trust import reason_of
+from tandem.wire.guard import OTHER_LIFE
+from tandem.wire.trust import Trust, reason_of
+from tandem.worker.run_file import read_run_files
 
 MARGIN_S = 5.0
 """For the answer, beyond the time that the worker is given."""
@@ -20,23 +27,72 @@ MAX_TIMEOUT_S = 86_400.0
 
 def run(resolved: Resolved, args: argparse.Namespace) -> int:
     """Returns 0 when nothing is left, else 1. Raises TandemError."""
-    timeout_s = resolved.config.worker.drain_s if args.timeout is None else args.timeout
+    config = resolved.config
+    timeout_s = config.worker.drain_s if args.timeout is None else args.timeout
     if not 0 <= timeout_s <= MAX_TIMEOUT_S:
         message = f"--timeout {timeout_s:g} must be between 0 and {MAX_TIMEOUT_S:g} seconds"
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="timeout")
-    num_left = asyncio.run(_drain(resolved, args.worker, timeout_s))
-    said = f"{num_left} jobs and leases are left after {timeout_s:g} s" if num_left else "nothing is left"
-    print(f"{args.worker} takes no new work, {said}")  # noqa: T201 - the command's output
-    return 1 if num_left else 0
+    if bool(args.worker) == args.local:
+        message = "name a worker, or say --local for all that run here"
+        raise TandemError(ErrorKind.INVALID_REQUEST, message, param="worker")
+    if args.local:
+        return asyncio.run(_drain_local(config, timeout_s))
+    return _tell(args.worker, asyncio.run(_drain_one(config, args.worker, timeout_s)), timeout_s)
 
 
-async def _drain(resolved: Resolved, worker: str, timeout_s: float) -> int:
-    async with members_of(resolved.config) as members:
+async def _drain_one(config: Config, worker: str, timeout_s: float) -> int:
+    async with members_of(config) as members:
         record = await members.find(worker)
-        request = worker_pb2.DrainRequest(timeout_ms=round(timeout_s * 1e3))
         try:
-            async with members.stub(record.worker) as stub:
-                reply = await stub.Drain(request, timeout=timeout_s + MARGIN_S)
+            return await _drain(members.trust, record.worker, timeout_s)
         except grpc.aio.AioRpcError as error:
             raise TandemError(ErrorKind.WORKER_LOST, f"worker {worker}: {reason_of(error)}") from error
-        return reply.num_left
+
+
+async def _drain_local(config: Config, timeout_s: float) -> int:
+    """All at once, without Redis, which may have gone before."""
+    if not config.worker.run_dir:
+        message = "workers that run here are found by their files: set worker.run_dir, for them and for this"
+        raise TandemError(ErrorKind.INVALID_REQUEST, message, param="worker.run_dir")
+    found = read_run_files(Path(config.worker.run_dir))
+    trust = Trust.of(f"drain-{socket.gethostname()}-{os.getpid()}", config.cluster)
+    codes = await asyncio.gather(*(_drain_found(trust, worker, timeout_s) for worker in found))
+    if not found:
+        print(f"no worker runs here: {config.worker.run_dir} has no file of one")  # noqa: T201
+    return max(codes, default=0)
+
+
+async def _drain_found(trust: Trust, worker: WorkerRef, timeout_s: float) -> int:
+    """One that may have ended without removing its file, and then has nothing left."""
+    try:
+        return _tell(worker.id, await _drain(trust, worker, timeout_s), timeout_s)
+    except grpc.aio.AioRpcError as error:
+        has_ended = error.details() == OTHER_LIFE or not await _listens(worker.address)
+        what = "does not run any more" if has_ended else f"is not drained: {reason_of(error)}"
+        print(f"{worker.id} {what}")  # noqa: T201 - the command's output
+        return 0 if has_ended else 1
+
+
+async def _listens(address: str) -> bool:
+    """Whether somebody does there, which a call that fails does not tell from one that is not believed."""
+    host, _, port = address.rpartition(":")
+    try:
+        _, way = await asyncio.open_connection(host.strip("[]"), int(port))
+    except OSError:
+        return False
+    way.close()
+    return True
+
+
+async def _drain(trust: Trust, worker: WorkerRef, timeout_s: float) -> int:
+    """Returns how many jobs and leases are left."""
+    request = worker_pb2.DrainRequest(timeout_ms=round(timeout_s * 1e3))
+    async with open_stub(trust, worker) as stub:
+        reply = await stub.Drain(request, timeout=timeout_s + MARGIN_S)
+        return int(reply.num_left)
+
+
+def _tell(worker: str, num_left: int, timeout_s: float) -> int:
+    said = f"{num_left} jobs and leases are left after {timeout_s:g} s" if num_left else "nothing is left"
+    print(f"{worker} takes no new work, {said}")  # noqa: T201 - the command's output
+    return 1 if num_left else 0

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -18,6 +19,7 @@ from ray import serve
 from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.worker.deployment import pool_application
+from tandem.worker.pool import Pool, told_all
 
 OBJECT_STORE_BYTES = 100 << 20
 """Ray's smallest sensible one: no tensor ever goes through it."""
@@ -34,12 +36,7 @@ class LocalRay:
     def deploy(self, configs: Mapping[str, Config], pools: Mapping[str, int], num_gpus: float = 0.0) -> None:
         """Run all pools, with `num_gpus` for each worker; returns when every worker is healthy. Raises TandemError when
         one cannot start."""
-        targets = [
-            serve.RunTarget(
-                target=pool_application(configs[pool], pool, size, num_gpus), name=f"tandem-{pool}", route_prefix=None
-            )
-            for pool, size in pools.items()
-        ]
+        targets = [local_target(configs[pool], pool, size, num_gpus) for pool, size in pools.items()]
         self._apps = [target.name for target in targets]
         try:
             serve.run_many(targets)
@@ -51,6 +48,13 @@ class LocalRay:
         """End the workers in order. Not by `serve.shutdown`: it prints the end of Serve's controller as a failure."""
         for app in self._apps:
             serve.delete(app)
+
+
+def local_target(config: Config, role: str, num_replicas: int, num_gpus: float = 0.0) -> serve.RunTarget:
+    """The workers of one role with exactly these settings, each with an id and a port of its own."""
+    own = replace(config, worker=replace(config.worker, pool=role, id="", port=0))  # type: ignore[arg-type]
+    pool = Pool(name=role, above=(told_all(own, "tandem serve"),), num_gpus=num_gpus)
+    return serve.RunTarget(target=pool_application(pool, own, num_replicas), name=pool.deployment, route_prefix=None)
 
 
 def _reasons() -> str:

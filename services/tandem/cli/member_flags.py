@@ -14,7 +14,8 @@ def add_role_flags(command: argparse.ArgumentParser) -> None:
 
 
 def add_drain_flags(command: argparse.ArgumentParser) -> None:
-    command.add_argument("worker", help="its id")
+    command.add_argument("worker", nargs="?", help="its id")
+    command.add_argument("--local", action="store_true", help="every worker that runs here, found in --run-dir")
     command.add_argument(
         "--timeout", type=float, metavar="S", help="seconds that what it has may take (default: --worker-drain-s)"
     )

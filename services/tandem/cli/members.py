@@ -21,7 +21,7 @@ class Members:
 
     def __init__(self, registry: WorkerRegistry, trust: Trust) -> None:
         self._registry = registry
-        self._trust = trust
+        self.trust = trust
 
     async def all(self) -> tuple[WorkerRecord, ...]:
         """By worker id."""
@@ -50,8 +50,15 @@ class Members:
 
     @asynccontextmanager
     async def stub(self, worker: WorkerRef) -> AsyncIterator[WorkerStub]:
-        async with self._trust.open_channel(worker.address) as channel:
-            yield self._trust.stub(channel, worker.incarnation)
+        async with open_stub(self.trust, worker) as stub:
+            yield stub
+
+
+@asynccontextmanager
+async def open_stub(trust: Trust, worker: WorkerRef) -> AsyncIterator[WorkerStub]:
+    """The calls to one life of a worker, on a channel of their own."""
+    async with trust.open_channel(worker.address) as channel:
+        yield trust.stub(channel, worker.incarnation)
 
 
 @asynccontextmanager

@@ -151,12 +151,16 @@ class TransferConfig:
 class WorkerConfig:
     pool: Literal["prefill", "decode", "mixed"] = _doc("label that routers read", "mixed")
     id: str = _doc("stable name; empty: host and process id", "")
-    host: str = _doc("address to bind and to announce", "127.0.0.1")
+    host: str = _doc("address to bind and to announce; 0.0.0.0 or ::, which are all: POD_IP or its own", "127.0.0.1")
     host_label: str = _doc("which machine it is on; KV moves fastest between workers of one", "")
     rack: str = _doc("which rack, likewise", "")
     zone: str = _doc("which zone, likewise", "")
     port: int = _doc("0: any free one", 0)
-    announce: str = _doc("host:port at which others reach it, behind a proxy or NAT; empty: where it listens", "")
+    announce: str = _doc(
+        "host:port at which others reach it, behind a proxy or NAT; port 0: the one it listens at; empty: where it "
+        "listens",
+        "",
+    )
     drain_s: float = _doc("how long running work may take to move or to end after SIGTERM", 20.0)
     gateway_grace_s: float = _doc("jobs of a gateway whose stream is gone live this long", 10.0)
     step_stall_s: float = _doc("a step longer than this (and 20 times its prediction) is unhealthy", 30.0)
@@ -165,6 +169,7 @@ class WorkerConfig:
         0.0,
     )
     step_log: str = _doc("directory for a file of each life's steps, which only grows; empty: none", "")
+    run_dir: str = _doc("directory for a file while it runs, by which `tandem drain --local` finds it; empty: none", "")
     metrics_port: int = _doc("port of its own /metrics; 0: any free one, which gateways list; -1: none", 0)
 
 
@@ -269,9 +274,11 @@ class PlannerConfig:
 
     mode: Literal["explain", "act"] = _doc("explain: decide and say why, change nothing", "explain")
     actuator: Literal["serve", "raycluster"] = _doc(
-        "who adds and ends workers: Serve, whose autoscaling policy is told, or KubeRay, whose RayCluster is patched",
+        "serve: Serve's autoscaling policy is told, and Ray's autoscaler adds pods; raycluster: the pods of a "
+        "RayCluster whose own autoscaler is off are planned too",
         "serve",
     )
+    model: str = _doc("whose workers are planned; empty: the one that they serve", "")
     interval_s: float = _doc("between two decisions", 5.0)
     window_s: float = _doc("of the past that a forecast looks at", 300.0)
     start_s: float = _doc("how long a new worker takes until it serves; a forecast looks as far ahead", 60.0)
@@ -279,6 +286,20 @@ class PlannerConfig:
     headroom: float = _doc("share of the capacity that is left free beyond what the forecast asks for", 0.15)
     scale_down_s: float = _doc("so long a smaller fleet must have been enough before workers end", 300.0)
     change_roles: bool = _doc("set the role of a worker rather than start one where that is enough", True)
+    min_prefill: int = _doc("prefill workers, at least", 1)
+    max_prefill: int = _doc("at most; 0: any number", 0)
+    min_decode: int = _doc("decode workers, at least", 1)
+    max_decode: int = _doc("at most; 0: any number", 0)
+    host: str = _doc("address to bind for /metrics and /health", "127.0.0.1")
+    metrics_port: int = _doc("port of /metrics and /health; 0: any free one; -1: none", 0)
+    kubernetes_namespace: str = _doc("where its objects are; empty: that of the planner's own pod, else default", "")
+    rayservice: str = _doc("the RayService whose active RayCluster is planned", "")
+    raycluster: str = _doc("a RayCluster that no RayService owns, instead", "")
+    groups: str = _doc(
+        "worker groups by role, as prefill=GROUP,decode=GROUP; GROUP:2 has pods with room for two workers", ""
+    )
+    lease: str = _doc("name of the Lease by which one planner leads", "tandem-planner")
+    lease_s: float = _doc("a leader that has not renewed its Lease for so long is taken to be gone", 15.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Which hosts only this machine can reach; never resolves a name."""
+"""What an address to listen at says of who can reach it; never resolves a name."""
 
 from __future__ import annotations
 
@@ -11,3 +11,11 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def is_wildcard(host: str) -> bool:
+    """Every address of a machine, and none that others could be told."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False

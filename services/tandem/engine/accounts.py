@@ -55,6 +55,13 @@ def books(pool: BlockPool, scheduler: Scheduler, giver: Giver, pulls: PullBook) 
     )
 
 
+def check_blocks(pool: BlockPool, scheduler: Scheduler, giver: Giver, pulls: PullBook) -> None:
+    """Re-add who holds each block, and why. Raises AssertionError naming what is off."""
+    scheduler.check()
+    copied, pinned = scheduler.copied_blocks(), scheduler.copied_slots()
+    pool.check(scheduler.tables(), giver.blocks(), pulls.blocks(), copied, pinned)
+
+
 def pulled_event(
     key: JobKey, stats: PullStats, block_size: int, block_bytes: int, source: WorkerRef | None = None
 ) -> Pulled:

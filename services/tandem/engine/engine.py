@@ -14,7 +14,7 @@ from tandem.core.events import Cancelled, Failed, KVFact, PromptScored, Tokens
 from tandem.core.ids import HandoffKey, JobKey, WorkerRef
 from tandem.core.load import Books, Drained, Load
 from tandem.core.request import Job, Prefill, Resume
-from tandem.engine.accounts import books, load
+from tandem.engine.accounts import books, check_blocks, load
 from tandem.engine.effects import Effect, Emit
 from tandem.engine.evacuation import Evacuation
 from tandem.engine.exits import Exits
@@ -69,9 +69,7 @@ class Engine:
         self._times = Timekeeper()
         self._exits = Exits(self._scheduler, self._jobs, self._evacuation, self._times)
         self._pulls = PullBook(
-            pull_timeout_s=handoff.pull_timeout_s,
-            drain_timeout_s=handoff.drain_timeout_s,
-            block_size=pool.block_size,
+            pull_timeout_s=handoff.pull_timeout_s, drain_timeout_s=handoff.drain_timeout_s, block_size=pool.block_size
         )
         self._taker = Taker(
             self._pulls, pool, self._scheduler, self._jobs, self._exits, handoff.lease_s, handoff.block_bytes
@@ -185,13 +183,20 @@ class Engine:
         self._evacuation.ask_rest(key, num_output_tokens)
 
     def release(self, key: HandoffKey, now: float, *, is_taken: bool = False) -> list[Effect]:
-        """A taker or gateway needs the KV no more; a prefill that is still running for it ends, and so does a sequence
-        that its taker goes on with."""
+        """A taker needs the KV no more; a prefill that is still running for it ends, and so does a sequence that its
+        taker goes on with."""
         if self._evacuation.has(key):
             moved = self._evacuation.released(key, now, is_taken=is_taken)
             return [] if moved is None else self._exits.settle(self._scheduler.hand_over(moved), now)
-        name = self._giver.release(key, now)
-        return [] if name is None else self._cancel_all(name, now)
+        return self._cancel_all(self._giver.release(key, now), now)
+
+    def recall(self, key: HandoffKey, now: float) -> list[Effect]:
+        """A gateway needs the KV no more; a prefill that is still running for it ends. A taker that may be reading says
+        for itself when it has let go."""
+        if self._evacuation.recalled(key, now):
+            return []
+        name, effects = self._giver.recall(key, now)
+        return [*effects, *self._cancel_all(name, now)]
 
     # ---- the taker's side
 
@@ -212,6 +217,7 @@ class Engine:
         return self._taker.carry_out(self._pulls.read_done(read, now), now)
 
     def read_failed(self, read: int, reason: str, *, drained: bool, now: float) -> list[Effect]:
+        """Nothing follows where nobody waited for it any more, and only there."""
         return self._taker.carry_out(self._pulls.read_failed(read, reason, drained=drained, now=now), now)
 
     def source_lost(self, source: WorkerRef, reason: str, now: float) -> list[Effect]:
@@ -285,18 +291,12 @@ class Engine:
 
     def check(self) -> None:
         """Re-add all books. Raises AssertionError naming what is off."""
-        self._scheduler.check()
-        tables, copied = self._scheduler.tables(), self._scheduler.copied_blocks()
-        pinned = self._scheduler.copied_slots()
-        self._pool.check(tables, self._giver.blocks(), self._pulls.blocks(), copied, pinned)
+        check_blocks(self._pool, self._scheduler, self._giver, self._pulls)
         self._evacuation.check()
         self._times.check(job.key for job in self._jobs)
         keys = {job.key for job in self._jobs} | set(self._jobs.keys())
-        for lease in self._giver:
-            assert len(lease.blocks) or lease.job in keys, f"{lease!r} has neither blocks nor a job"
-        for pull in self._pulls.live():
-            assert pull.job in keys, f"{pull!r} has no job"
-            assert pull.is_loan == (pull.job in self._scheduler.borrowings), f"{pull!r}: borrowings"
+        self._giver.check(keys)
+        self._taker.check(keys)
 
     def __repr__(self) -> str:
         return f"<engine {len(self._jobs)} jobs, {len(self._giver)} leases, {self._scheduler!r}, {self._pool!r}>"
@@ -328,8 +328,8 @@ class Engine:
             self._evacuation.num_given_back += 1
         return effects + self._evacuation.offer()
 
-    def _cancel_all(self, name: JobKey, now: float) -> list[Effect]:
-        return [effect for key in self._jobs.live_keys(name) for effect in self.cancel(key, now)]
+    def _cancel_all(self, name: JobKey | None, now: float) -> list[Effect]:
+        return [x for key in (self._jobs.live_keys(name) if name else ()) for x in self.cancel(key, now)]
 
     def _fail(self, job: Job, kind: ErrorKind, message: str, now: float) -> list[Effect]:
         keys = self._jobs.live_keys(job.key)
@@ -343,4 +343,4 @@ class Engine:
             for key in job.keys:
                 self._scheduler.cancel(key)
             raise
-        return effects if older is None else [*effects, *self._cancel_all(older, now)]
+        return [*effects, *self._cancel_all(older, now)]

@@ -96,6 +96,15 @@ class Evacuation:
         self._forget(key)
         return job
 
+    def recalled(self, key: HandoffKey, now: float) -> bool:
+        """Its gateway needs an offer no more; a taker that has it says for itself when it has let go, and until then no
+        block of it may be written. False: it is no offer of a running sequence."""
+        if not self.has(key):
+            return False
+        if not self._giver.has(key):
+            self.released(key, now, is_taken=False)
+        return True
+
     def lapsed(self, key: HandoffKey) -> bool:
         """The lease of an offer has ended, and its sequence goes on. False: it is no offer of a running sequence."""
         job = self._jobs.get(key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from tandem.core.errors import ErrorKind
 from tandem.core.events import SampledToken
@@ -10,7 +10,7 @@ from tandem.core.ids import BlockId, HandoffKey, JobKey, WorkerRef
 from tandem.core.request import Prefill
 from tandem.engine.effects import Announce, Effect, EndHandoff
 from tandem.kv.handoff import Borrow
-from tandem.kv.lease_book import Ended, Lease, LeaseBook
+from tandem.kv.lease_book import Ended, LeaseBook
 from tandem.kv.pool import BlockPool, Holder
 from tandem.sched.departure import Standing
 from tandem.sched.lending import Lending
@@ -120,16 +120,22 @@ class Giver:
         return [self._over(key, taker) for key in keys if not self._leases.renew(key, now)]
 
     def release(self, key: HandoffKey, now: float) -> JobKey | None:
-        """A taker or gateway needs the KV no more, and need not be told."""
+        """A taker needs the KV no more, and need not be told; returns whose job computes for it."""
         ended = self._leases.release(key, now)
         if ended is None:
             return None
         self._drop(ended)
         return ended.job
 
+    def recall(self, key: HandoffKey, now: float) -> tuple[JobKey | None, list[Effect]]:
+        """A gateway needs the KV no more; returns whose job computes for it."""
+        lease = self._leases.find(key)
+        effects = self.withdraw(key, ErrorKind.KV_LOST, "its gateway needs it no more", now)
+        return None if lease is None else lease.job, effects
+
     def withdraw(self, key: HandoffKey, kind: ErrorKind, reason: str, now: float) -> list[Effect]:
-        """End a hand-off from this side."""
-        ended = self._leases.release(key, now, kind)
+        """End a hand-off from this side. What its taker may be reading is held until it lets go."""
+        ended = self._leases.withdraw(key, now, kind)
         return [] if ended is None else self._give_back(ended, kind, reason)
 
     def lapse(self, now: float) -> tuple[list[Ended], list[Effect]]:
@@ -146,11 +152,13 @@ class Giver:
         """Every block once per lease that holds it."""
         return self._leases.blocks()
 
+    def check(self, jobs: Container[JobKey]) -> None:
+        """`jobs`: those that are live, by all their names. Raises AssertionError naming what is off."""
+        for lease in self._leases:
+            assert len(lease.blocks) or lease.job in jobs, f"{lease!r} has neither blocks nor a job"
+
     def __len__(self) -> int:
         return len(self._leases)
-
-    def __iter__(self) -> Iterator[Lease]:
-        return iter(self._leases)
 
     def _give_back(self, ended: Ended, kind: ErrorKind, reason: str) -> list[Effect]:
         self._drop(ended)

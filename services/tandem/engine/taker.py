@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import BlockId, HandoffKey, JobKey, WorkerRef
@@ -189,6 +189,12 @@ class Taker:
                 case Teardown():
                     effects.append(outcome)
         return effects
+
+    def check(self, jobs: Container[JobKey]) -> None:
+        """`jobs`: those that are live, by all their names. Raises AssertionError naming what is off."""
+        for pull in self.book.live():
+            assert pull.job in jobs, f"{pull!r} has no job"
+            assert pull.is_loan == (pull.job in self._scheduler.borrowings), f"{pull!r}: borrowings"
 
     # ---- inside
 

@@ -44,8 +44,8 @@ from tandem.gateway.active import ActiveRequest
 from tandem.gateway.background import surviving
 from tandem.gateway.caller import Caller
 from tandem.gateway.deadlines import overdue
+from tandem.gateway.demand import DemandTally
 from tandem.gateway.fleet import Fleet
-from tandem.gateway.flows import Flows
 from tandem.gateway.hindsight import Hindsight
 from tandem.gateway.intake import Intake
 from tandem.gateway.ports import NO_PREFIXES, KnownPrefixes, Quotas, ScrapeTarget, ServedModel
@@ -82,8 +82,10 @@ class Dispatcher:
         self._active: dict[RequestId, ActiveRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.Task[None] | None = None
-        self._intake = Intake(self._waiting, config, quotas, prefixes, self._begin, self._fail)
-        self._hindsight = Hindsight(fleet, self._waiting, prefixes)
+        self.demand = DemandTally(targets, self._active)
+        self._intake = Intake(self._waiting, config, quotas, prefixes, self._begin, self._fail, self.demand)
+        self._hindsight = Hindsight(fleet, self._waiting, prefixes, self.demand)
+        self.flows = self._hindsight.flows
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -125,10 +127,6 @@ class Dispatcher:
         for active in list(self._active.values()):
             found[active.life.request.lane] += active.life.phase is Phase.QUEUED
         return found
-
-    @property
-    def flows(self) -> Flows:
-        return self._hindsight.flows
 
     def num_open(self) -> Mapping[tuple[TenantId, bool], int]:
         """Requests of clients that have not ended, by tenant and whether they wait for a place."""

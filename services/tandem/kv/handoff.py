@@ -68,12 +68,16 @@ class LeaseState(Enum):
     PROMISED = auto()
     """The prefill is accepted and has no blocks yet."""
     OFFERED = auto()
+    WITHDRAWN = auto()
+    """Ended by the giver, whose taker may not know it yet and read on: its blocks are not free."""
     RELEASED = auto()
     EXPIRED = auto()
 
 
 class LeaseEvent(Enum):
     STARTED = auto()
+    WITHDRAW = auto()
+    """Ended by the giver while its taker may be reading."""
     RELEASE = auto()
     LAPSE = auto()
 
@@ -82,8 +86,11 @@ LEASE_TABLE: dict[tuple[LeaseState, LeaseEvent], LeaseState] = {
     (LeaseState.PROMISED, LeaseEvent.STARTED): LeaseState.OFFERED,
     (LeaseState.PROMISED, LeaseEvent.RELEASE): LeaseState.RELEASED,
     (LeaseState.PROMISED, LeaseEvent.LAPSE): LeaseState.EXPIRED,
+    (LeaseState.OFFERED, LeaseEvent.WITHDRAW): LeaseState.WITHDRAWN,
     (LeaseState.OFFERED, LeaseEvent.RELEASE): LeaseState.RELEASED,
     (LeaseState.OFFERED, LeaseEvent.LAPSE): LeaseState.EXPIRED,
+    (LeaseState.WITHDRAWN, LeaseEvent.RELEASE): LeaseState.RELEASED,
+    (LeaseState.WITHDRAWN, LeaseEvent.LAPSE): LeaseState.EXPIRED,
 }
 
 

@@ -1,7 +1,10 @@
 """The giver's side of every hand-off: what is offered to whom and until when; never frees a block itself.
 
-Whoever holds the book drops the blocks that `release`, `lapse` and a fencing `open` return. Times are seconds of the
-caller's clock.
+A lease is a promise that its blocks stay as they are, and a taker reads on until it has heard that it is over. So what
+the giver itself ends is held until the taker lets go, or until the time is over that the taker was granted.
+
+Whoever holds the book drops the blocks that `release`, `withdraw`, `lapse` and a fencing `open` return. Times are
+seconds of the caller's clock.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import SampledToken
@@ -46,13 +50,19 @@ class Lease:
         self.announcements: list[Announcement] = []
         self.taker: WorkerRef | None = None
 
+    @property
+    def may_be_read(self) -> bool:
+        """Its taker was told of blocks."""
+        return self.taker is not None and any(message.blocks for message in self.announcements)
+
     def __repr__(self) -> str:
         return f"<lease {self.key} {self.state.name} {self.num_announced}/{len(self.blocks)} blocks to {self.taker}>"
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A lease that is no more: who computed for it, if anybody, what it held, and who must be told."""
+    """A lease that is no more: who computed for it, if anybody, blocks that are not held any more, and who must be
+    told."""
 
     key: HandoffKey
     job: JobKey | None
@@ -69,11 +79,13 @@ class _Over:
 
 
 class LeaseBook:
-    """One lease per hand-off id. Memory of ended ones is kept for `memory_s`, so that a late taker is told."""
+    """One open lease per hand-off id, beside those that were withdrawn. Memory of ended ones is kept for `memory_s`, so
+    that a late taker is told."""
 
     def __init__(self, lease_s: float, *, memory_s: float = 60.0) -> None:
         self.lease_s = lease_s
         self._leases: dict[HandoffId, Lease] = {}
+        self._withdrawn: dict[HandoffKey, Lease] = {}
         self._over: Recent[HandoffId, _Over] = Recent(memory_s)
         self._awaited: Recent[HandoffKey, WorkerRef] = Recent(memory_s)
 
@@ -87,7 +99,7 @@ class LeaseBook:
             raise TandemError(ErrorKind.CANCELLED, f"hand-off {key} is fenced by {old.key}")
         if self.why_over(key) is not None:
             raise TandemError(ErrorKind.CANCELLED, f"hand-off {key} has ended")
-        ended = self.release(old.key, now, ErrorKind.CANCELLED) if old is not None else None
+        ended = self.withdraw(old.key, now, ErrorKind.CANCELLED) if old is not None else None
         lease = self._leases[key.handoff] = Lease(key, job, now + self.lease_s, is_moving, loan)
         lease.taker = self._awaited.pop(key)
         return ended
@@ -176,23 +188,34 @@ class LeaseBook:
         return True
 
     def release(self, key: HandoffKey, now: float, kind: ErrorKind = ErrorKind.KV_LOST) -> Ended | None:
-        """End a lease; None when it is not open. Whoever follows it or asks for it later is told `kind`."""
-        lease = self.find(key)
+        """End a lease that its taker has let go of; None when nothing is held for it. Whoever follows it or asks for it
+        later is told `kind`."""
+        lease = self.find(key) or self._withdrawn.get(key)
         self._awaited.pop(key)
         if lease is None:
             self._remember(key, kind, now)
             return None
         return self._end(lease, LeaseEvent.RELEASE, kind, now)
 
+    def withdraw(self, key: HandoffKey, now: float, kind: ErrorKind = ErrorKind.KV_LOST) -> Ended | None:
+        """End a lease from this side; None when it is not open. Blocks that its taker may be reading come back later,
+        by `release` or `lapse`; they are not renewed. Whoever follows it or asks for it later is told `kind`."""
+        if key in self._withdrawn:
+            return None
+        lease = self.find(key)
+        if lease is None or not lease.may_be_read:
+            return self.release(key, now, kind)
+        return self._end(lease, LeaseEvent.WITHDRAW, kind, now)
+
     def lapse(self, now: float) -> list[Ended]:
         """End all leases whose time is over, and forget what was kept for late takers."""
         self.forget(now)
-        lapsed = [lease for lease in self._leases.values() if lease.until <= now]
+        lapsed = [lease for lease in self if lease.until <= now]
         return [self._end(lease, LeaseEvent.LAPSE, ErrorKind.KV_LOST, now) for lease in lapsed]
 
     def next_lapse(self) -> float:
         """When the first lease will be over if nobody renews it; infinity without one."""
-        return min((lease.until for lease in self._leases.values()), default=math.inf)
+        return min((lease.until for lease in self), default=math.inf)
 
     def forget(self, now: float) -> None:
         """Drop what was kept for late takers too long."""
@@ -212,18 +235,26 @@ class LeaseBook:
 
     def blocks(self) -> Iterator[BlockId]:
         """Every block once per lease that holds it; for the pool's check."""
-        return (b for lease in self._leases.values() for b in lease.blocks)
+        return (b for lease in self for b in lease.blocks)
 
     def __len__(self) -> int:
-        return len(self._leases)
+        return len(self._leases) + len(self._withdrawn)
 
     def __iter__(self) -> Iterator[Lease]:
-        return iter(self._leases.values())
+        """Those that are open, and those whose takers have not let go."""
+        return chain(self._leases.values(), self._withdrawn.values())
 
     def _end(self, lease: Lease, event: LeaseEvent, kind: ErrorKind, now: float) -> Ended:
-        lease.state = next_lease(lease.state, event)
+        """Of one that was withdrawn all has been said but that its blocks are free."""
+        before, lease.state = lease.state, next_lease(lease.state, event)
+        if before is LeaseState.WITHDRAWN:
+            del self._withdrawn[lease.key]
+            return Ended(lease.key, None, lease.blocks, None)
         del self._leases[lease.key.handoff]
         self._remember(lease.key, kind, now)
+        if lease.state is LeaseState.WITHDRAWN:
+            self._withdrawn[lease.key] = lease
+            return Ended(lease.key, lease.job, (), lease.taker)
         return Ended(lease.key, lease.job, lease.blocks, lease.taker)
 
     def _remember(self, key: HandoffKey, kind: ErrorKind, now: float) -> None:

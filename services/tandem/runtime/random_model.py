@@ -48,7 +48,13 @@ def random_directory(model_id: str, cache_dir: Path) -> Path:
             (target / file).write_text(json.dumps(content), encoding="ascii")
         (target / DIGEST_FILE).write_text(random_digest(name, seed), encoding="ascii")
 
-    return build_once(cache_dir / f"random-{name}-{seed}-{FORMAT}", build)
+    return build_once(random_place(model_id, cache_dir), build)
+
+
+def random_place(model_id: str, cache_dir: Path) -> Path:
+    """Where `random_directory` makes it. Raises TandemError as that does."""
+    name, seed = _parse(model_id)
+    return cache_dir / f"random-{name}-{seed}-{FORMAT}"
 
 
 def _parse(model_id: str) -> tuple[str, int]:

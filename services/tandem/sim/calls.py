@@ -45,4 +45,4 @@ class Calls:
             self._network.post(command.worker, label, cancel, self._party)
         else:
             key = command.key
-            self._network.post(command.worker, f"release {key}", lambda e, now: e.release(key, now), self._party)
+            self._network.post(command.worker, f"release {key}", lambda e, now: e.recall(key, now), self._party)

@@ -47,6 +47,7 @@ from tandem.worker.probe import TransferProbe
 from tandem.worker.publisher import compose_publisher
 from tandem.worker.rank_mover import open_mover
 from tandem.worker.reads import ReadDesk
+from tandem.worker.run_file import RunFile
 from tandem.worker.service import Peers, WorkerService
 from tandem.worker.step_writer import StepWriter
 from tandem.worker.steps import RecentSteps
@@ -104,7 +105,7 @@ class Worker:
             self._loop, self._gateways, self._takers, self._reads, self._set_moving, self._engine_ended, self._told
         )
         self.steps = RecentSteps()
-        self._step_writer = _step_writer(config, model, me)
+        self._step_writer, self._run_file = _step_writer(config, model, me), _run_file(config, me)
         self._telemetry = WorkerTelemetry(config, self._identity, clock)
         self._driver = self._compose_driver(config, model)
         self._links = Links(self._link_context())
@@ -140,6 +141,8 @@ class Worker:
             self._spawn(self._register(registry), "register")
         if self._publisher is not None:
             self._spawn(self._publisher.run(), "publish")
+        if self._run_file is not None:
+            self._run_file.write()
         where = self._introduction.metrics_address or "nowhere"
         _log.info("%s serves %s; its /metrics: %s", self.me, self._identity.model, where)
 
@@ -185,6 +188,8 @@ class Worker:
         if self._crew is not None:
             await asyncio.to_thread(self._crew.close)
         await asyncio.to_thread(self._telemetry.close, FLUSH_S)
+        if self._run_file is not None:
+            self._run_file.remove()
         _log.info("%s has stopped", self.me)
 
     # ---- composition
@@ -351,6 +356,10 @@ def _step_writer(config: Config, model: WorkerModel, me: WorkerRef) -> StepWrite
         settings=shaping(by_device(config)),
     )
     return StepWriter(Path(config.worker.step_log), head)
+
+
+def _run_file(config: Config, me: WorkerRef) -> RunFile | None:
+    return RunFile(Path(config.worker.run_dir), me) if config.worker.run_dir else None
 
 
 def _identity(config: Config, model: WorkerModel, me: WorkerRef, peer: TransportPeer) -> Identity:

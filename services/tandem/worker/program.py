@@ -21,6 +21,7 @@ from tandem.worker.door import require_guard
 from tandem.worker.life import Way, Worker
 from tandem.worker.model import WorkerModel
 from tandem.worker.transports import OpenTransport, open_transport
+from tandem.worker.whereabouts import bracketed, own_address, told_address
 
 
 async def start_worker(
@@ -59,12 +60,11 @@ def _describe(model: WorkerModel, me: WorkerRef, transport: Transport) -> Transp
 
 def _bind(server: grpc.aio.Server, trust: Trust, config: WorkerConfig) -> str:
     """Take a port; returns the address that others are told."""
-    host = f"[{config.host}]" if ":" in config.host else config.host
+    where = f"{bracketed(config.host)}:{config.port}"
     try:
-        port = trust.listen(server, f"{host}:{config.port}")
+        port = trust.listen(server, where)
     except RuntimeError as error:
-        where = f"{host}:{config.port}"
         raise TandemError(
             ErrorKind.INVALID_REQUEST, f"cannot listen on {where}: {error}", param="worker.port"
         ) from None
-    return config.announce or f"{host}:{port}"
+    return told_address(config, port, os.environ, own_address)

@@ -174,10 +174,9 @@ class ReadDesk:
             case ReadDone(id, num_bytes, seconds):
                 self.traffic.end(id, num_bytes, seconds)
                 self._post(lambda engine, now: engine.read_done(id, now))
-            case ReadFailed(id, kind, reason, drained):
-                _log.warning("read %d failed (%s): %s", id, kind.value, reason)
-                self.traffic.end(id)
-                self._post(lambda engine, now: engine.read_failed(id, reason, drained=drained, now=now))
+            case ReadFailed():
+                self.traffic.end(event.id)
+                self._post(lambda engine, now: _fail(engine, event, now))
 
     def _answer(self, source: WorkerRef, error: PeerError | None) -> None:
         with self._lock:
@@ -209,3 +208,12 @@ class ReadDesk:
         for source in waiting:
             self._answer(source, PeerError(error or "the transfer thread has stopped"))
         self._on_stopped(error)
+
+
+def _fail(engine: Engine, failed: ReadFailed, now: float) -> list[Effect]:
+    """A worry only where somebody waited for it. Who gives a read up lets its source use the blocks again, so that it
+    may find anything in them."""
+    effects = engine.read_failed(failed.id, failed.reason, drained=failed.drained, now=now)
+    level = logging.WARNING if effects else logging.INFO
+    _log.log(level, "read %d failed (%s): %s", failed.id, failed.kind.value, failed.reason)
+    return effects

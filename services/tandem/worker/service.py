@@ -111,7 +111,7 @@ class WorkerService(WorkerServicer):
             key = decode_handoff_key(request.key)
         except TandemError as error:
             await context.abort(status_of(error), error.message)
-        await self._run(lambda engine, now: (None, engine.release(key, now)), context)
+        await self._run(lambda engine, now: (None, engine.recall(key, now)), context)
         return worker_pb2.ReleaseReply()
 
     # ---- streams; coroutines that write, so that a cancel ends them at once

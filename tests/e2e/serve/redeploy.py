@@ -15,8 +15,8 @@ os.environ["RAY_AUTH_MODE"] = "token"
 import ray
 from ray import serve
 
+from tandem.cli.local_ray import local_target
 from tandem.core.config import ClusterConfig, Config, EngineConfig, RedisConfig
-from tandem.worker.deployment import pool_application
 
 
 def main(address: str, redis_url: str, namespace: str, secret_file: str, *pools: str) -> None:
@@ -29,7 +29,7 @@ def main(address: str, redis_url: str, namespace: str, secret_file: str, *pools:
     ray.init(address=address, log_to_driver=False, logging_level="WARNING")
     try:
         for pool in pools:
-            serve.run(pool_application(config, pool, 1), name=f"tandem-{pool}", route_prefix=None)
+            serve.run_many([local_target(config, pool, 1)])
     finally:
         ray.shutdown()
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -56,8 +56,7 @@ class Served:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
-        for pid, _ in self.left():
-            os.kill(pid, signal.SIGKILL)
+        end(self.left())
         self._reader.join(END_S)
         assert self.process.stdout is not None
         self.process.stdout.close()
@@ -86,7 +85,7 @@ class Served:
 
     def look(self) -> dict[_Process, str]:
         """All processes below it now, with their command lines."""
-        found = dict(_below(self.process.pid))
+        found = dict(below(self.process.pid))
         self.seen |= found.keys()
         return found
 
@@ -97,7 +96,7 @@ class Served:
 
     def left(self) -> set[_Process]:
         """Those seen that still live."""
-        return {(pid, start) for pid, start in self.seen if _start_time(pid) == start}
+        return {one for one in self.seen if _lives(one)}
 
     def wait_nothing_left(self, *but: str) -> None:
         """`but`: names of processes that may take longer."""
@@ -129,13 +128,25 @@ def until(condition: Callable[[], _T], patience_s: float, told: Callable[[], str
     return value
 
 
+def end(processes: Iterable[_Process]) -> None:
+    """Those that still live, at once."""
+    for pid, start in processes:
+        if _lives((pid, start)):
+            os.kill(pid, signal.SIGKILL)
+
+
 def cpu_ticks(pid: int) -> int:
     """Processor time a process has used, in clock ticks."""
     fields = _stat(pid)
     return int(fields[11]) + int(fields[12]) if fields else 0
 
 
-def _below(root: int) -> Iterator[tuple[_Process, str]]:
+def _lives(process: _Process) -> bool:
+    pid, start = process
+    return _start_time(pid) == start
+
+
+def below(root: int) -> Iterator[tuple[_Process, str]]:
     """The tree under a process, itself included."""
     parents = {int(path.name): _stat(int(path.name)) for path in Path("/proc").iterdir() if path.name.isdigit()}
     tree = {root}

@@ -136,7 +136,7 @@ def test_malformed_layers_are_refused() -> None:
         ({"handoff.lease_s": -1}, "handoff.lease_s"),
         ({"gateway.port": 65536}, "gateway.port"),
         ({"worker.announce": "10.0.0.7"}, "worker.announce"),
-        ({"worker.announce": "worker:0"}, "worker.announce"),
+        ({"worker.announce": "worker:65536"}, "worker.announce"),
         ({"gateway.max_queued": 0}, "gateway.max_queued"),
         ({"worker.drain_s": -0.5}, "worker.drain_s"),
         ({"redis.url": "http://x"}, "redis.url"),

@@ -207,7 +207,9 @@ def test_nothing_left_to_hand_over(token: int, error: str | None, kind: ErrorKin
     effects = step(e, token, error)
     (told,) = [x for x in effects if isinstance(x, EndHandoff)]
     (again,) = e.follow(KEY, OTHER, 2.0)
-    assert isinstance(again, EndHandoff) and told.kind is again.kind is kind and e.is_idle
+    assert isinstance(again, EndHandoff) and told.kind is again.kind is kind
+    assert e.books().num_leased_blocks == 4 and not e.is_idle, "its taker may be reading"
+    assert e.release(KEY, 2.0) == [] and e.is_idle
 
 
 @pytest.mark.parametrize("kind", [ErrorKind.INTERNAL, ErrorKind.INVALID_REQUEST])
@@ -221,7 +223,47 @@ def test_a_slice_says_whose_fault_its_error_is(kind: ErrorKind) -> None:
     assert [x.kind for x in effects if isinstance(x, EndHandoff)] == [kind]
     assert [x.kind for x in events(effects) if isinstance(x, Failed)] == [kind]
     e.check()
-    assert e.is_idle
+    assert e.release(KEY, 2.0) == [] and e.is_idle
+
+
+@pytest.mark.parametrize("how", ["cancel", "recall", "cancel and recall", "recall when it is done"])
+@pytest.mark.parametrize("is_heard", [True, False])
+def test_what_a_taker_may_be_reading_is_not_used_for_anything_else(how: str, is_heard: bool) -> None:
+    """Blocks without names, as the ragged last one, are the first to be used again. Until the taker has heard that the
+    hand-off is over, or its lease is, it takes what it finds in them for what was announced."""
+    e = engine()
+    e.follow(KEY, OTHER, 0.0)
+    e.submit(prefill(), 0.0)
+    step(e)
+    if how == "recall when it is done":
+        step(e)
+    effects = e.cancel(prefill().key, 1.0) if "cancel" in how else []
+    effects += e.recall(KEY, 1.0) if "recall" in how else []
+    assert [(x.taker, x.key) for x in effects if isinstance(x, EndHandoff)] == [(OTHER, KEY)]
+    assert e.live_jobs() == [] and e.books().num_leased_blocks == 4
+    other = replace(REQUEST, id=RequestId("other"), prompt_tokens=tuple(range(20, 32)))
+    e.submit(Generate(request=other, attempt=1), 1.0)
+    used: set[BlockId] = set()
+    while (plan := e.begin(2.0)[0]) is not None:
+        used.update(block for piece in plan.slices for block in piece.blocks)
+        finish(e, plan, 50, now=2.0)
+        e.check()
+    assert len(used) == 7 and used.isdisjoint(range(4))
+    (again,) = e.renew([KEY], OTHER, 5.0)
+    assert isinstance(again, EndHandoff)
+    assert (e.release(KEY, 9.0) if is_heard else e.tick(10.0)) == []
+    e.check()
+    assert e.is_idle and e.books().num_free_blocks == 12
+
+
+def test_what_is_recalled_before_anybody_may_read_it_is_free_at_once() -> None:
+    e = engine()
+    e.submit(prefill(), 0.0)
+    step(e)
+    assert events(e.recall(KEY, 1.0)) == [Cancelled(prefill().key)]
+    e.check()
+    assert e.is_idle and e.recall(KEY, 1.0) == []
+    assert refusal(e, prefill(2, replace(REQUEST, id=RequestId("third")))) is None
 
 
 def test_a_newer_attempt_takes_the_lease_over() -> None:

@@ -132,6 +132,62 @@ def test_a_follow_of_a_fenced_attempt_does_not_wait() -> None:
     assert not book.renew(key(1), 1.0)
 
 
+def offered(attempt: int = 1) -> LeaseBook:
+    """Two of three blocks may be read by a taker that asked at 4.0."""
+    book = opened(attempt)
+    book.start(key(attempt), BLOCKS)
+    book.announce(key(attempt), 2, [], 9, ())
+    assert book.follow(key(attempt), TAKER, 4.0)
+    return book
+
+
+def test_what_a_taker_may_be_reading_is_held_until_it_lets_go() -> None:
+    book = offered()
+    told = book.withdraw(key(), 5.0, ErrorKind.CANCELLED)
+    assert told is not None and (told.job, told.blocks, told.taker) == (job(), (), TAKER)
+    assert book.find(key()) is None and book.why_over(key()) is ErrorKind.CANCELLED
+    assert len(book) == 1 and tuple(book.blocks()) == BLOCKS
+    assert book.withdraw(key(), 5.0) is None, "it holds on"
+    freed = book.release(key(), 6.0)
+    assert freed is not None and (freed.job, freed.blocks, freed.taker) == (None, BLOCKS, None)
+    assert len(book) == 0 and book.release(key(), 6.0) is None
+
+
+def test_what_was_withdrawn_is_held_no_longer_than_its_taker_was_granted() -> None:
+    book = offered()
+    book.withdraw(key(), 5.0)
+    assert not book.renew(key(), 6.0) and book.follow(key(), TAKER, 6.0) is None
+    assert book.next_lapse() == 14.0 and book.lapse(13.9) == []
+    (freed,) = book.lapse(14.0)
+    assert (freed.job, freed.blocks, freed.taker) == (None, BLOCKS, None)
+    assert len(book) == 0 and book.why_over(key()) is ErrorKind.KV_LOST
+
+
+@pytest.mark.parametrize("what", ["nobody follows", "nothing may be read", "no blocks"])
+def test_what_nobody_can_be_reading_is_free_at_once(what: str) -> None:
+    book = opened()
+    if what != "no blocks":
+        book.start(key(), BLOCKS)
+    if what == "nobody follows":
+        book.announce(key(), 2, [], 9, ())
+    else:
+        book.follow(key(), TAKER, 4.0)
+    ended = book.withdraw(key(), 5.0)
+    assert ended is not None and ended.blocks == (() if what == "no blocks" else BLOCKS)
+    assert len(book) == 0
+
+
+def test_a_newer_attempt_leaves_the_older_one_what_is_being_read() -> None:
+    book = offered(2)
+    older = book.open(key(3), job(3), 5.0)
+    assert older is not None and (older.key, older.blocks, older.taker) == (key(2), (), TAKER)
+    book.start(key(3), (BlockId(7),))
+    assert sorted(book.blocks()) == [2, 4, 7, 9]
+    freed = book.release(key(2), 6.0)
+    assert freed is not None and freed.blocks == BLOCKS
+    assert book.find(key(3)) is not None and list(book.blocks()) == [7]
+
+
 def digests(first: int, stop: int) -> tuple[BlockDigest, ...]:
     return tuple(BlockDigest(BlockId(i), (i,)) for i in range(first, stop))
 

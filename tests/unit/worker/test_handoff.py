@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -301,17 +302,56 @@ async def test_a_transport_that_loses_its_peer_connects_again(nodes: Nodes) -> N
     assert taker.client.tokens(key) == continuation(prompt, 6)
 
 
-async def test_kv_that_was_changed_on_the_way_is_refused(nodes: Nodes) -> None:
+@pytest.mark.parametrize("is_awaited", [True, False])
+async def test_kv_that_was_changed_on_the_way_is_refused(
+    nodes: Nodes, is_awaited: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tandem.worker.reads")
     giver, taker = await nodes.start(), await nodes.start()
     taker.transport.gate.clear()
     key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 6))
     await taker.client.num_tokens(key, 1)
     giver.executor.pool[:, 0] += 1
+    if not is_awaited:
+        while not (await taker.client.books()).num_reading_blocks:
+            await asyncio.sleep(0.005)
+        await taker.client.cancel(key)
     taker.transport.gate.set()
-    failed = await taker.client.end_of(key)
-    assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST and "is another" in failed.message
+    end = await taker.client.end_of(key)
     await taker.client.settled()
     await giver.client.settled()
+    levels = {record.levelno for record in caplog.records if "is another" in record.getMessage()}
+    if is_awaited:
+        assert isinstance(end, Failed) and end.kind is ErrorKind.KV_LOST and "is another" in end.message
+        assert logging.WARNING in levels
+    else:
+        assert end == Cancelled(key) and levels == {logging.INFO}
+
+
+async def test_what_a_gateway_takes_back_is_not_used_for_anything_else_while_it_may_be_read(
+    nodes: Nodes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The giver hears of it first; its taker is in the middle of a step, and reads on meanwhile."""
+    caplog.set_level(logging.INFO, "tandem.worker.reads")
+    giver, taker = await nodes.start(num_blocks=40), await nodes.start()
+    taker.transport.gate.clear()
+    key, handoff = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 6))
+    await taker.client.num_tokens(key, 1)
+    gate = Gate(taker.executor)
+    busy = await taker.client.generate(new_request(MODEL, [5], 2))
+    await asyncio.to_thread(gate.entered.wait)
+    await giver.client.cancel(key)
+    await giver.client.release(handoff)
+    assert (await giver.client.books()).num_leased_blocks == 15
+    for number in range(3):
+        await giver.client.end_of(await giver.client.generate(new_request(MODEL, [number, *PROMPT], 2)))
+    taker.transport.gate.set()
+    gate.open()
+    await taker.client.end_of(key)
+    await taker.client.end_of(busy)
+    await taker.client.settled()
+    await giver.client.settled()
+    assert "is another" not in caplog.text
 
 
 async def test_a_giver_without_digests_is_refused_by_a_taker_that_wants_them(nodes: Nodes) -> None:

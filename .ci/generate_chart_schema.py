@@ -1,0 +1,108 @@
+"""Generates helm/tandem/values.schema.json from helm/schema.yaml and the tree of settings; never reads values.
+
+Where the schema says `settings: SECTION`, every setting of that section may be given, with the type, choices, limits
+and words that the programs have for it; a limit is the least whole number that the programs' own rules allow.
+`without` names those that the chart sets itself. What properties that are there already say wins.
+`--check` writes nothing and exits 1 when the committed file is not what would be written.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from committed import keep
+
+from tandem.core.config import Bytes, Config
+from tandem.core.config_rules import violations
+from tandem.core.settings import Setting, settings
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "helm" / "schema.yaml"
+TARGET = ROOT / "helm" / "tandem"
+
+Node = dict[str, Any]
+
+
+def main() -> int:
+    return keep("Generate the schema of the chart's values.", TARGET, "*.schema.json", generate, "make chart")
+
+
+def generate() -> dict[str, str]:
+    source = yaml.safe_load(SOURCE.read_text())
+    del source["parts"]
+    return {"values.schema.json": json.dumps(made(source), indent=1, ensure_ascii=False) + "\n"}
+
+
+def made(node: Any) -> Any:
+    """What stands for settings is written out, and objects that list properties are closed."""
+    if isinstance(node, list):
+        return [made(one) for one in node]
+    if not isinstance(node, dict):
+        return node
+    if "settings" in node:
+        node = with_settings(node)
+    closed = {"additionalProperties": False} if "properties" in node and node.get("type") == "object" else {}
+    return {**{key: made(value) for key, value in node.items()}, **closed}
+
+
+def with_settings(node: Node) -> Node:
+    section, without = node["settings"], node.get("without", [])
+    found = {one.name: one for one in settings() if one.section == section}
+    if unknown := sorted(set(without) - found.keys()):
+        raise SystemExit(f"helm/schema.yaml: {section} has no setting {', '.join(unknown)}")
+    own = {name: dict(value) for name, value in node.get("properties", {}).items()}
+    for name, setting in found.items():
+        if name not in without:
+            own[name] = {**described(setting), **own.get(name, {})}
+    rest = {key: value for key, value in node.items() if key not in ("settings", "without", "properties")}
+    return {**rest, "type": "object", "properties": own}
+
+
+def described(setting: Setting) -> Node:
+    doc = {"description": f"Setting {setting.key}: {setting.doc} (default: {setting.default})"}
+    if setting.choices:
+        # YAML 1.1 reads a bare `off` as false, and so does Helm.
+        words = [word for name, word in (("off", False), ("on", True)) if name in setting.choices]
+        return {**doc, "enum": [*setting.choices, *words]}
+    kinds: dict[Any, Node] = {
+        int: {"type": "integer"},
+        float: {"type": "number"},
+        bool: {"type": "boolean"},
+        str: {"type": "string"},
+        Bytes: {"type": ["string", "integer"], "pattern": r"^[0-9]+(\.[0-9]+)?\s*([kKmMgGtT]i?)?[bB]?$", "minimum": 0},
+    }
+    return {**doc, **kinds[setting.type], **limits(setting)}
+
+
+def limits(setting: Setting) -> Node:
+    """By asking the rules of settings about small numbers, with all others at their defaults."""
+    if setting.type not in (int, float):
+        return {}
+    allowed = dict(tried(setting))
+    least = next((number for number in sorted(allowed) if allowed[number]), None)
+    if least is None or least == min(allowed):
+        return {}
+    if setting.type is float and least == 1 and holds(setting, 1e-6):
+        return {"exclusiveMinimum": 0}
+    return {"minimum": least}
+
+
+def tried(setting: Setting) -> Iterator[tuple[int, bool]]:
+    for number in range(-2, 5):
+        yield number, holds(setting, number)
+
+
+def holds(setting: Setting, number: float) -> bool:
+    base = Config()
+    section = replace(getattr(base, setting.section), **{setting.name: number})
+    return all(one.key != setting.key for one in violations(replace(base, **{setting.section: section})))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""Asks the gateways of a release over HTTP, as `helm test` does; never looks at anything but the answer.
+
+HTTP is where they are. Without TANDEM_API_KEY a gateway that asks for one is to say so.
+"""
+
+import json
+import os
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+URL, KEY = os.environ["HTTP"], os.environ.get("TANDEM_API_KEY", "")
+HEADERS = {"content-type": "application/json", **({"authorization": f"Bearer {KEY}"} if KEY else {})}
+
+
+def ask(path: str, body: object = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    with urlopen(Request(URL + path, data=data, headers=HEADERS), timeout=120) as response:
+        print(path, response.status, response.headers.get("x-tandem-path", ""))
+        return json.load(response)
+
+
+def main() -> None:
+    ask("/ready")
+    try:
+        model = ask("/v1/models")["data"][0]["id"]
+    except HTTPError as error:
+        if KEY or error.code != 401:
+            raise
+        print("a key is asked for, and this test was given none: whoever has none is refused, as it should be")
+        return
+    messages = [{"role": "user", "content": "Say hello."}]
+    answer = ask("/v1/chat/completions", {"model": model, "messages": messages, "max_tokens": 16, "temperature": 0})
+    print(json.dumps(answer["choices"][0]))
+    assert answer["usage"]["completion_tokens"] > 0, answer
+
+
+if __name__ == "__main__":
+    main()

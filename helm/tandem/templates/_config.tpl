@@ -1,0 +1,78 @@
+{{/* The tree of settings, as programs read it; never a secret, and never a key of the chart's own. */}}
+
+{{/* cuda where pools have GPUs. */}}
+{{- define "tandem.device" -}}
+{{- $device := "cpu" -}}
+{{- range $name, $_ := .Values.pools -}}
+{{- if (include "tandem.pool" (list $ $name) | fromYaml).gpus }}{{ $device = "cuda" }}{{ end -}}
+{{- end -}}
+{{ $device }}
+{{- end }}
+
+{{/* Sections that workers read: a change of them rolls the workers. */}}
+{{- define "tandem.workerSettings" -}}
+{{- $secrets := "/etc/tandem-secrets" -}}
+{{- $cluster := dict "secret_file" (printf "%s/secret" $secrets) -}}
+{{- if .Values.cluster.tls.existingSecret -}}
+{{- range $setting, $file := dict "tls_cert_file" "tls.crt" "tls_key_file" "tls.key" "tls_ca_file" "ca.crt" -}}
+{{- $_ := set $cluster $setting (printf "%s/%s" $secrets $file) -}}
+{{- end -}}
+{{- end -}}
+{{- $sections := dict
+    "model" (merge (dict "device" (include "tandem.device" .)) .Values.model)
+    "engine" .Values.engine
+    "speculative" .Values.speculative
+    "slo" .Values.slo
+    "handoff" .Values.handoff
+    "transfer" .Values.transfer
+    "worker" (merge (dict "host" "0.0.0.0") .Values.worker)
+    "redis" (omit .Values.redis "mode" "builtin" "external")
+    "cluster" $cluster
+    "telemetry" .Values.telemetry -}}
+{{ toYaml $sections }}
+{{- end }}
+
+{{- define "tandem.gatewaySettings" -}}
+{{- $settings := omit .Values.gateway "replicas" "preStopSeconds" "autoscaling" "pdb" "topologySpread" "resources" "service"
+    "ingress" "httpRoute" "grpcRoute" "env" "podAnnotations" "podLabels" "nodeSelector" "tolerations" "affinity"
+    "priorityClassName" -}}
+{{- $_ := set $settings "host" "0.0.0.0" -}}
+{{- if include "tandem.asksForKeys" . -}}
+{{- $_ := set $settings "tenants" "/etc/tandem-secrets/tenants.yaml" -}}
+{{- end -}}
+{{ toYaml $settings }}
+{{- end }}
+
+{{- define "tandem.plannerSettings" -}}
+{{- $settings := omit .Values.planner "enabled" "replicas" "resources" "env" "podAnnotations" "podLabels" "nodeSelector"
+    "tolerations" "affinity" "priorityClassName" -}}
+{{- $groups := list -}}
+{{- range $role := list "prefill" "decode" -}}
+{{- with include "tandem.plannedPool" (list $ $role) | fromYaml -}}
+{{- $_ := set $settings (printf "min_%s" $role) (int .least) -}}
+{{- $_ := set $settings (printf "max_%s" $role) (int .most) -}}
+{{- if not .colocate }}{{ $groups = append $groups (printf "%s=%s:%d" $role .name (int .replicasPerPod)) }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- $own := dict "host" "0.0.0.0" "rayservice" (include "tandem.fullname" .) "groups" (join "," $groups)
+    "lease" (printf "%s-planner" (include "tandem.fullname" .)) -}}
+{{ toYaml (merge $own $settings) }}
+{{- end }}
+
+{{/* The whole file. */}}
+{{- define "tandem.config" -}}
+{{- $sections := include "tandem.workerSettings" . | fromYaml -}}
+{{- $_ := set $sections "gateway" (include "tandem.gatewaySettings" . | fromYaml) -}}
+{{- $_ := set $sections "planner" (include "tandem.plannerSettings" . | fromYaml) -}}
+{{ toYaml $sections }}
+{{- end }}
+
+{{/* Not empty where gateways ask for keys; YAML reads a bare `off` as false. */}}
+{{- define "tandem.asksForKeys" -}}
+{{- if eq (toString .Values.gateway.auth) "keys" }}yes{{ end -}}
+{{- end }}
+
+{{/* Seconds that a setting says, as a whole number. */}}
+{{- define "tandem.seconds" -}}
+{{ . | float64 | ceil | int }}
+{{- end }}

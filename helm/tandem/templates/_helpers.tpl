@@ -1,0 +1,107 @@
+{{/* Names, labels and images; never a part of a pod. */}}
+
+{{/* The beginning of every name: at most 40 characters, since KubeRay takes 47 for a RayService and adds to it. */}}
+{{- define "tandem.fullname" -}}
+{{- $chart := default .Chart.Name .Values.nameOverride -}}
+{{- $name := ternary .Release.Name (printf "%s-%s" .Release.Name $chart) (contains $chart .Release.Name) -}}
+{{- default $name .Values.fullnameOverride | replace "." "-" | trunc 40 | trimSuffix "-" -}}
+{{- end }}
+
+{{/* What selects the pods of a component: list of context and component. */}}
+{{- define "tandem.selector" -}}
+{{- $root := first . -}}
+app.kubernetes.io/part-of: tandem
+app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/component: {{ last . }}
+{{- end }}
+
+{{/* Labels of an object: list of context and component. app.kubernetes.io/name is KubeRay's in its own pods. */}}
+{{- define "tandem.labels" -}}
+{{- $root := first . -}}
+{{ include "tandem.selector" . }}
+app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" | trunc 63 }}
+{{- with $root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* Name, namespace and labels: list of context, component and what follows the name. */}}
+{{- define "tandem.metadata" -}}
+{{- $root := first . -}}
+name: {{ include "tandem.fullname" $root }}{{ with last . }}-{{ . }}{{ end }}
+namespace: {{ $root.Release.Namespace }}
+labels:
+  {{- include "tandem.labels" (list $root (index . 1)) | nindent 2 }}
+{{- end }}
+
+{{/* Labels of a component's pods: list of context, component and labels of its own. */}}
+{{- define "tandem.podLabels" -}}
+{{- include "tandem.selector" (list (first .) (index . 1)) }}
+{{- with (first .).Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- with last . }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* Reference of an image: list of its values and the tag that it has without one. */}}
+{{- define "tandem.image" -}}
+{{- $image := first . -}}
+{{- if $image.digest -}}
+{{ $image.repository }}@{{ $image.digest }}
+{{- else -}}
+{{ $image.repository }}:{{ default (last .) $image.tag }}
+{{- end -}}
+{{- end }}
+
+{{- define "tandem.gatewayImage" -}}
+{{ include "tandem.image" (list .Values.image.gateway .Chart.AppVersion) }}
+{{- end }}
+
+{{- define "tandem.workerImage" -}}
+{{- $flavour := ternary "-cuda" "" (eq (include "tandem.device" .) "cuda") -}}
+{{ include "tandem.image" (list .Values.image.worker (printf "%s%s" .Chart.AppVersion $flavour)) }}
+{{- end }}
+
+{{/* Names of the Secrets, whoever makes them. */}}
+{{- define "tandem.clusterSecret" -}}
+{{ default (printf "%s-cluster" (include "tandem.fullname" .)) .Values.cluster.existingSecret }}
+{{- end }}
+
+{{- define "tandem.tenantsSecret" -}}
+{{ default (printf "%s-tenants" (include "tandem.fullname" .)) .Values.tenants.existingSecret }}
+{{- end }}
+
+{{- define "tandem.redisSecret" -}}
+{{ default (printf "%s-redis" (include "tandem.fullname" .)) .Values.redis.builtin.existingSecret }}
+{{- end }}
+
+{{/* What a Secret that is there has under a key, else nothing: list of context, name and key. An upgrade keeps by this
+     what was drawn once; without a cluster (helm template) nothing is there. */}}
+{{- define "tandem.kept" -}}
+{{- $there := lookup "v1" "Secret" (first .).Release.Namespace (index . 1) -}}
+{{- if $there -}}{{ index $there.data (last .) | default "" | b64dec }}{{- end -}}
+{{- end }}
+
+{{/* The name of an account: list of context and component. */}}
+{{- define "tandem.serviceAccountName" -}}
+{{- $root := first . -}}
+{{- $own := ternary (printf "%s-%s" (include "tandem.fullname" $root) (last .)) "default" $root.Values.serviceAccount.create -}}
+{{ default $own (get $root.Values.serviceAccount (last .)) }}
+{{- end }}
+
+{{/* Metadata of an account: list of context and component. */}}
+{{- define "tandem.accountMetadata" -}}
+{{- $root := first . -}}
+name: {{ include "tandem.serviceAccountName" . }}
+namespace: {{ $root.Release.Namespace }}
+labels:
+  {{- include "tandem.labels" . | nindent 2 }}
+{{- with $root.Values.serviceAccount.annotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}

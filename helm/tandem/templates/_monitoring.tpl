@@ -1,0 +1,78 @@
+{{/* Parts of what the Prometheus operator and the collector are told. */}}
+
+{{/* The head of one of the operator's objects: list of context, kind, component, what follows the name and the values. */}}
+{{- define "tandem.monitor" -}}
+{{- $root := first . -}}
+apiVersion: monitoring.coreos.com/v1
+kind: {{ index . 1 }}
+metadata:
+  {{- include "tandem.metadata" (list $root (index . 2) (index . 3)) | nindent 2 }}
+    {{- with (last .).labels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+{{- end }}
+
+{{/* The label that alerts and boards know programs by. */}}
+{{- define "tandem.job" -}}
+- {targetLabel: job, replacement: tandem-{{ . }}}
+{{- end }}
+
+{{/* Where workers are scraped. Those that take free ports, several of a pool in a pod, are not here: gateways list them at
+     /metrics/targets, for Prometheus' HTTP service discovery. */}}
+{{- define "tandem.podEndpoints" -}}
+{{- $root := . -}}
+{{- range $group := (include "tandem.groups" . | fromYaml).groups }}
+{{- range $index, $pool := $group.pools }}
+{{- if eq (int $pool.replicasPerPod) 1 }}
+- port: metrics-{{ $index }}
+  path: /metrics
+  interval: {{ $root.Values.monitoring.podMonitor.interval }}
+  relabelings:
+    - {sourceLabels: [__meta_kubernetes_pod_label_ray_io_group], regex: {{ $group.name }}, action: keep}
+    {{- include "tandem.job" "worker" | nindent 4 }}
+    - {targetLabel: pool, replacement: {{ $pool.role }}}
+    - {sourceLabels: [pod], targetLabel: worker, replacement: "${1}-{{ $pool.name }}"}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Groups of rules of a file, looked at as often as the values say: list of context and file. */}}
+{{- define "tandem.ruleGroups" -}}
+{{- $root := first . -}}
+{{- $groups := list -}}
+{{- range ($root.Files.Get (last .) | fromYaml).groups -}}
+{{- $groups = append $groups (merge (dict "interval" $root.Values.monitoring.prometheusRule.interval) .) -}}
+{{- end -}}
+{{ toYaml $groups }}
+{{- end }}
+
+{{/* The collector's configuration. Metrics are scraped, and come here from nobody. */}}
+{{- define "tandem.collectorConfig" -}}
+{{- $collector := .Values.otel.collector -}}
+extensions:
+  health_check: {endpoint: "0.0.0.0:13133"}
+receivers:
+  otlp:
+    protocols:
+      grpc: {endpoint: "0.0.0.0:4317"}
+      http: {endpoint: "0.0.0.0:4318"}
+processors:
+  memory_limiter: {check_interval: 1s, limit_percentage: 75, spike_limit_percentage: 15}
+  batch: {}
+exporters:
+  {{- if $collector.exportEndpoint }}
+  otlp:
+    endpoint: {{ $collector.exportEndpoint | quote }}
+    tls: {insecure: {{ $collector.exportInsecure }}}
+  {{- else }}
+  debug: {verbosity: basic}
+  {{- end }}
+service:
+  extensions: [health_check]
+  pipelines:
+    traces:
+      receivers: [otlp]
+      processors: [memory_limiter, batch]
+      exporters: [{{ ternary "otlp" "debug" (ne $collector.exportEndpoint "") }}]
+{{- end }}

@@ -1,0 +1,155 @@
+{{/* Parts of pods: who they run as, what they know and what is mounted; never a whole one. */}}
+
+{{/* Of every pod of ours. 10001 is the images' user. */}}
+{{- define "tandem.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{/* Of every container; the argument are capabilities that it has all the same. */}}
+{{- define "tandem.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+runAsNonRoot: true
+capabilities:
+  drop: [ALL]
+  {{- with . }}
+  add: {{ toJson . }}
+  {{- end }}
+{{- end }}
+
+{{/* Where pods run: the values that have nodeSelector, tolerations, affinity, priorityClassName. */}}
+{{- define "tandem.placement" -}}
+{{- range $key := list "nodeSelector" "tolerations" "affinity" }}
+{{- with get $ $key }}
+{{ $key }}:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- with .priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- end }}
+
+{{- define "tandem.pullSecrets" -}}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Where the pod is, Redis, OpenTelemetry. The names of pod and node come first, because later ones use them. */}}
+{{- define "tandem.env" -}}
+- name: POD_IP
+  valueFrom: {fieldRef: {fieldPath: status.podIP}}
+- name: POD_NAME
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+- name: POD_NAMESPACE
+  valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
+- name: NODE_NAME
+  valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
+{{ include "tandem.redisEnv" . }}
+{{- $endpoint := include "tandem.otelEndpoint" . }}
+{{- if $endpoint }}
+- {name: OTEL_EXPORTER_OTLP_ENDPOINT, value: {{ $endpoint | quote }}}
+- {name: OTEL_EXPORTER_OTLP_PROTOCOL, value: {{ .Values.otel.protocol | quote }}}
+- {name: OTEL_TRACES_EXPORTER, value: otlp}
+- {name: OTEL_METRICS_EXPORTER, value: none} # they are scraped
+- {name: OTEL_TRACES_SAMPLER, value: {{ .Values.otel.sampler | quote }}}
+{{- if contains "ratio" .Values.otel.sampler }}
+- {name: OTEL_TRACES_SAMPLER_ARG, value: {{ .Values.otel.samplerArg | quote }}}
+{{- end }}
+- name: OTEL_RESOURCE_ATTRIBUTES
+  value: k8s.namespace.name=$(POD_NAMESPACE),k8s.pod.name=$(POD_NAME),k8s.node.name=$(NODE_NAME)
+{{- end }}
+{{- end }}
+
+{{/* The collector's address; empty: spans go nowhere. */}}
+{{- define "tandem.otelEndpoint" -}}
+{{- $port := ternary 4317 4318 (eq .Values.otel.protocol "grpc") -}}
+{{- $own := printf "http://%s-collector:%d" (include "tandem.fullname" .) $port -}}
+{{- if or .Values.otel.endpoint .Values.otel.collector.enabled }}{{ default $own .Values.otel.endpoint }}{{ end -}}
+{{- end }}
+
+{{/* Redis with its password, which is in no file of settings. */}}
+{{- define "tandem.redisEnv" -}}
+{{- $external := .Values.redis.external -}}
+{{- if eq .Values.redis.mode "builtin" -}}
+- name: TANDEM_REDIS__URL
+  valueFrom: {secretKeyRef: {name: {{ include "tandem.redisSecret" . }}, key: url}}
+{{- else if $external.urlKey -}}
+- name: TANDEM_REDIS__URL
+  valueFrom: {secretKeyRef: {name: {{ $external.existingSecret }}, key: {{ $external.urlKey }}}}
+{{- else -}}
+{{- $who := $external.username -}}
+{{- if $external.existingSecret -}}
+{{- $who = printf "%s:$(STORE_PASSWORD)" $who }}
+- name: STORE_PASSWORD
+  valueFrom: {secretKeyRef: {name: {{ $external.existingSecret }}, key: {{ $external.passwordKey }}}}
+{{ end -}}
+- name: TANDEM_REDIS__URL
+  value: {{ printf "redis%s%s://%s%s%s%s"
+    (ternary "s" "" $external.tls.enabled)
+    (ternary "+cluster" "" $external.isCluster)
+    (ternary (printf "%s@" $who) "" (ne $who ""))
+    (join "," $external.addresses)
+    (ternary "" (printf "/%d" (int $external.database)) $external.isCluster)
+    (ternary "?ssl_ca_certs=/etc/tandem-redis/ca.crt" "" (and $external.tls.enabled (ne $external.tls.caSecret ""))) | quote }}
+{{- end }}
+{{- end }}
+
+{{/* Variables of values: a map. */}}
+{{- define "tandem.ownEnv" -}}
+{{- range $name, $value := . }}
+- {name: {{ $name }}, value: {{ toString $value | quote }}}
+{{- end }}
+{{- end }}
+
+{{/* Settings and secrets, as directories, so that files that change are seen: list of context and who reads them. */}}
+{{- define "tandem.volumes" -}}
+{{- $root := first . -}}
+- name: config
+  configMap: {name: {{ include "tandem.fullname" $root }}}
+- name: secrets
+  projected:
+    defaultMode: 0440
+    sources:
+      - secret: {name: {{ include "tandem.clusterSecret" $root }}, items: [{key: secret, path: secret}]}
+      {{- with $root.Values.cluster.tls.existingSecret }}
+      - secret:
+          name: {{ . }}
+          items: [{key: tls.crt, path: tls.crt}, {key: tls.key, path: tls.key}, {key: ca.crt, path: ca.crt}]
+      {{- end }}
+      {{- if and (eq (last .) "gateway") (include "tandem.asksForKeys" $root) }}
+      - secret:
+          name: {{ include "tandem.tenantsSecret" $root }}
+          items: [{key: {{ ternary $root.Values.tenants.key "tenants.yaml" (ne $root.Values.tenants.existingSecret "") }}, path: tenants.yaml}]
+      {{- end }}
+- name: tmp
+  emptyDir: {sizeLimit: {{ ternary "10Gi" "1Gi" (eq (last .) "ray") }}}
+{{- with include "tandem.redisCa" $root }}
+- name: redis-ca
+  secret: {secretName: {{ . }}, items: [{key: {{ $root.Values.redis.external.tls.caKey }}, path: ca.crt}]}
+{{- end }}
+{{- end }}
+
+{{- define "tandem.mounts" -}}
+- {name: config, mountPath: /etc/tandem, readOnly: true}
+- {name: secrets, mountPath: /etc/tandem-secrets, readOnly: true}
+- {name: tmp, mountPath: /tmp}
+{{- if include "tandem.redisCa" . }}
+- {name: redis-ca, mountPath: /etc/tandem-redis, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{/* The Secret with the certificates that Redis is believed by, if there is one. */}}
+{{- define "tandem.redisCa" -}}
+{{- $tls := .Values.redis.external.tls -}}
+{{- if and (eq .Values.redis.mode "external") $tls.enabled }}{{ $tls.caSecret }}{{ end -}}
+{{- end }}

@@ -1,0 +1,164 @@
+{{/* Pools of workers and the worker groups that they make; never a part of a pod. */}}
+
+{{/* A pool with its defaults: list of context and name. Its pod is not there yet. */}}
+{{- define "tandem.pool" -}}
+{{- $root := first . -}}
+{{- $pool := mergeOverwrite (deepCopy $root.Values.poolDefaults) (get $root.Values.pools (last .) | default dict) -}}
+{{- $_ := set $pool "name" (last .) -}}
+{{- $_ := set $pool "ranks" (int (default (max 1 (int $pool.gpus)) $pool.tensorParallel)) -}}
+{{- $_ := set $pool "least" (int (default $pool.replicas $pool.minReplicas)) -}}
+{{- $_ := set $pool "most" (int (default $pool.replicas $pool.maxReplicas)) -}}
+{{ toYaml $pool }}
+{{- end }}
+
+{{/* Worker groups as a list under `groups`: each with name, pools and pod. Colocated pools share the last one. */}}
+{{- define "tandem.groups" -}}
+{{- $root := . -}}
+{{- $groups := list -}}
+{{- $shared := list -}}
+{{- range $name := keys .Values.pools | sortAlpha -}}
+{{- $pool := include "tandem.pool" (list $root $name) | fromYaml -}}
+{{- if $pool.colocate -}}
+{{- $shared = append $shared $pool -}}
+{{- else -}}
+{{- $groups = append $groups (dict "name" $name "isShared" false "pools" (list $pool) "pod" $pool) -}}
+{{- end -}}
+{{- end -}}
+{{- if $shared -}}
+{{- $pod := mergeOverwrite (deepCopy .Values.poolDefaults) .Values.colocated -}}
+{{- $groups = append $groups (dict "name" "colocated" "isShared" true "pools" $shared "pod" $pod) -}}
+{{- end -}}
+{{ toYaml (dict "groups" $groups) }}
+{{- end }}
+
+{{/* Port of the pool at an index of its pod, or 0 where several workers of it are in a pod: list of first port, pool and
+     index. */}}
+{{- define "tandem.workerPort" -}}
+{{ ternary (add (first .) (last .)) 0 (eq (int (index . 1).replicasPerPod) 1) }}
+{{- end }}
+
+{{/* Pods for so many workers: list of workers and how many are in a pod. */}}
+{{- define "tandem.pods" -}}
+{{ div (add (first .) (last .) -1) (last .) }}
+{{- end }}
+
+{{/* Compute threads of one worker on CPUs, from the pod's limit: list of group and pool. */}}
+{{- define "tandem.threads" -}}
+{{- $workers := 0 -}}
+{{- range (first .).pools }}{{ $workers = add $workers .replicasPerPod }}{{ end -}}
+{{- $limit := toString (first .).pod.resources.limits.cpu -}}
+{{- $cores := ternary (divf (trimSuffix "m" $limit | float64) 1000) ($limit | float64) (hasSuffix "m" $limit) -}}
+{{ max 1 (divf $cores $workers | floor | int) }}
+{{- end }}
+
+{{/* Settings of one pool's workers: list of context, group, pool and index. */}}
+{{- define "tandem.poolSettings" -}}
+{{- $root := first . -}}{{- $group := index . 1 -}}{{- $pool := index . 2 -}}
+{{- $worker := dict
+    "pool" $pool.role
+    "port" (include "tandem.workerPort" (list $root.Values.worker.port $pool (last .)) | int)
+    "metrics_port" (include "tandem.workerPort" (list $root.Values.worker.metrics_port $pool (last .)) | int) -}}
+{{- $engine := dict "tensor_parallel" (int $pool.ranks) -}}
+{{- if not (or $pool.gpus $root.Values.engine.num_threads) -}}
+{{- $_ := set $engine "num_threads" (include "tandem.threads" (list $group $pool) | int) -}}
+{{- end -}}
+{{- $own := dict "worker" $worker "engine" (mergeOverwrite $engine (deepCopy $pool.engine)) "speculative" $pool.speculative -}}
+{{ toYaml (mergeOverwrite (include "tandem.workerSettings" $root | fromYaml) $own) }}
+{{- end }}
+
+{{/* Not empty where the planner's target moves the number of a pool's workers: list of context and pool. */}}
+{{- define "tandem.isPlanned" -}}
+{{- $planner := (first .).Values.planner -}}
+{{- if and $planner.enabled (eq $planner.mode "act") (ne (last .).role "mixed") }}yes{{ end -}}
+{{- end }}
+
+{{/* The pool of a role that the planner plans: list of context and role; nothing where there is none, or several. */}}
+{{- define "tandem.plannedPool" -}}
+{{- $root := first . -}}{{- $role := last . -}}
+{{- $found := list -}}
+{{- range $name := keys $root.Values.pools | sortAlpha -}}
+{{- $pool := include "tandem.pool" (list $root $name) | fromYaml -}}
+{{- if eq $pool.role $role }}{{ $found = append $found $pool }}{{ end -}}
+{{- end -}}
+{{- if eq (len $found) 1 }}{{ toYaml (first $found) }}{{ end -}}
+{{- end }}
+
+{{/* Not empty where the planner asks the Kubernetes API. */}}
+{{- define "tandem.patchesClusters" -}}
+{{- if and .Values.planner.enabled (eq .Values.planner.actuator "raycluster") }}yes{{ end -}}
+{{- end }}
+
+{{/* Not empty where pods are in their nodes' own network, where no policy knows them by their labels. */}}
+{{- define "tandem.usesHostNetwork" -}}
+{{- range (include "tandem.groups" . | fromYaml).groups }}{{ if .pod.hostNetwork }}yes{{ end }}{{ end -}}
+{{- end }}
+
+{{/* What cannot be; each message begins with the key. */}}
+{{- define "tandem.check" -}}
+{{- $root := . -}}
+{{- $roles := list -}}
+{{- $pods := dict -}}
+{{- range $name := keys .Values.pools | sortAlpha -}}
+{{- $pool := include "tandem.pool" (list $root $name) | fromYaml -}}
+{{- $roles = append $roles $pool.role -}}
+{{- if or (lt (int $pool.replicas) (int $pool.least)) (gt (int $pool.replicas) (int $pool.most)) -}}
+{{- fail (printf "pools.%s.replicas is %v, which is not between minReplicas (%v) and maxReplicas (%v)" $name $pool.replicas $pool.least $pool.most) -}}
+{{- end -}}
+{{- if and $pool.gpus (ne (int $pool.gpus) (int $pool.ranks)) -}}
+{{- fail (printf "pools.%s.tensorParallel is %v: a worker has one rank for each of its %v GPUs" $name $pool.ranks $pool.gpus) -}}
+{{- end -}}
+{{- if ne (include "tandem.device" $root) (ternary "cuda" "cpu" (gt (int $pool.gpus) 0)) -}}
+{{- fail (printf "pools.%s.gpus is 0, and other pools have GPUs: their KV differs" $name) -}}
+{{- end -}}
+{{- if $pool.colocate -}}
+{{- $_ := set $pods $name (include "tandem.pods" (list $pool.replicas $pool.replicasPerPod)) -}}
+{{- else if and (has (get $root.Values.transfer "require" | default "any") (list "cuda_ipc" "shared_memory")) (ne $pool.role "mixed") -}}
+{{- fail (printf "transfer.require is %s, which only workers of one pod can have: set pools.%s.colocate" $root.Values.transfer.require $name) -}}
+{{- end -}}
+{{- end -}}
+{{- if gt (values $pods | uniq | len) 1 -}}
+{{- fail (printf "pools.%s.replicas make %v pods, but colocated pools share theirs: replicas / replicasPerPod must be equal" (keys $pods | sortAlpha | join ".replicas, pools.") (values $pods | sortAlpha | join ", ")) -}}
+{{- end -}}
+{{- if not (or (has "mixed" $roles) (and (has "prefill" $roles) (has "decode" $roles))) -}}
+{{- fail "pools: there must be prefill and decode workers, or mixed ones" -}}
+{{- end -}}
+{{- if and .Values.planner.enabled (eq .Values.planner.mode "act") -}}
+{{- range $role := list "prefill" "decode" -}}
+{{- $pool := include "tandem.plannedPool" (list $root $role) | fromYaml -}}
+{{- if not $pool -}}
+{{- fail (printf "planner.mode is act, which needs one pool with the role %s: a target is a number of workers of a role" $role) -}}
+{{- end -}}
+{{- if and $pool.colocate (eq $root.Values.planner.actuator "raycluster") -}}
+{{- fail (printf "pools.%s.colocate: planner.actuator raycluster plans worker groups, and this one is of several roles" $pool.name) -}}
+{{- end -}}
+{{- end -}}
+{{- if ne (eq .Values.planner.actuator "serve") .Values.ray.inTreeAutoscaling.enabled -}}
+{{- fail (printf "planner.actuator is %s, and ray.inTreeAutoscaling.enabled is %v: serve needs Ray's autoscaler, raycluster is instead of it" .Values.planner.actuator .Values.ray.inTreeAutoscaling.enabled) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (gt (int .Values.planner.replicas) 1) (eq .Values.planner.actuator "serve") -}}
+{{- fail (printf "planner.replicas is %v: without a Lease, which only planner.actuator raycluster has, there can be one" .Values.planner.replicas) -}}
+{{- end -}}
+{{- if and .Values.networkPolicy.enabled (include "tandem.usesHostNetwork" .) (not .Values.networkPolicy.nodes) -}}
+{{- fail "networkPolicy.nodes is empty, and a pool has hostNetwork: policies know its pods by the nodes' addresses only" -}}
+{{- end -}}
+{{- $external := .Values.redis.external -}}
+{{- if eq .Values.redis.mode "external" -}}
+{{- if and (not $external.addresses) (or .Values.ray.gcsFaultTolerance.enabled (not $external.urlKey)) -}}
+{{- fail "redis.external.addresses is empty: say where Redis is" -}}
+{{- end -}}
+{{- if and $external.urlKey (not $external.existingSecret) -}}
+{{- fail "redis.external.existingSecret is empty, and urlKey names a key of it" -}}
+{{- end -}}
+{{- if and $external.isCluster .Values.ray.gcsFaultTolerance.enabled -}}
+{{- fail "redis.external.isCluster: Ray keeps its state in a single Redis only, see ray.gcsFaultTolerance" -}}
+{{- end -}}
+{{- end -}}
+{{- $tenants := .Values.tenants -}}
+{{- if and $tenants.existingSecret $tenants.content -}}
+{{- fail "tenants.content is given, and so is tenants.existingSecret: which of the two?" -}}
+{{- end -}}
+{{- if and (not (include "tandem.asksForKeys" .)) (or $tenants.existingSecret $tenants.content) -}}
+{{- fail "gateway.auth is off, and so nobody is asked for a key of tenants.existingSecret or tenants.content" -}}
+{{- end -}}
+{{- end }}

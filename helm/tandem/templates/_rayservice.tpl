@@ -1,0 +1,313 @@
+{{/* Parts of the RayService; never the whole. */}}
+
+{{/* What Ray Serve runs: an application for each pool. */}}
+{{- define "tandem.serveConfig" -}}
+{{- $root := . -}}
+{{- $applications := list -}}
+{{- range $group := (include "tandem.groups" . | fromYaml).groups -}}
+{{- range $index, $pool := $group.pools -}}
+{{- $name := printf "tandem-%s" $pool.name -}}
+{{- $args := dict
+    "pool" $pool.name
+    "settings" (include "tandem.poolSettings" (list $root $group $pool $index) | fromYaml)
+    "num_gpus" (ternary 1 0 (gt (int $pool.gpus) 0))
+    "resources" (dict $name 1) -}}
+{{- $application := dict
+    "name" $name
+    "route_prefix" (printf "/%s" $name)
+    "import_path" "tandem.worker.application:build"
+    "args" $args
+    "deployments" (list (include "tandem.deployment" (list $root $pool) | fromYaml)) -}}
+{{- $applications = append $applications $application -}}
+{{- end -}}
+{{- end -}}
+{{ toYaml (dict
+    "proxy_location" "EveryNode"
+    "http_options" (dict "host" "0.0.0.0" "port" 8000)
+    "applications" $applications) }}
+{{- end }}
+
+{{/* How many replicas: list of context and pool. The builder of the application says all else. */}}
+{{- define "tandem.deployment" -}}
+{{- $root := first . -}}{{- $pool := last . -}}
+name: tandem-{{ $pool.name }}
+{{- if include "tandem.isPlanned" . }}
+autoscaling_config:
+  min_replicas: {{ $pool.least }}
+  initial_replicas: {{ $pool.replicas }}
+  max_replicas: {{ $pool.most }}
+  upscale_delay_s: 0
+  downscale_delay_s: 0
+  policy:
+    policy_function: "tandem.planner.serve_policy:replicas"
+    policy_kwargs: {config: /etc/tandem/config.yaml, role: {{ $pool.role }}}
+{{- else }}
+num_replicas: {{ $pool.replicas }}
+{{- end }}
+{{- if not (or $root.Values.ray.inTreeAutoscaling.enabled $pool.surgePods) }}
+max_surge_percent: 0 # a new worker would wait for a pod that never comes
+{{- end }}
+{{- end }}
+
+{{/* Pods of a group as KubeRay's replicas, minReplicas and maxReplicas: list of context and group. Bounds of workers are
+     for the planner: without it all are there, neither more nor less. */}}
+{{- define "tandem.groupSize" -}}
+{{- $root := first . -}}
+{{- $least := 0 -}}{{- $most := 0 -}}{{- $now := 0 -}}{{- $spare := 0 -}}
+{{- range (last .).pools -}}
+{{- $isPlanned := include "tandem.isPlanned" (list $root .) -}}
+{{- $least = max $least (include "tandem.pods" (list (ternary .least .replicas (ne $isPlanned "")) .replicasPerPod)) -}}
+{{- $most = max $most (include "tandem.pods" (list (ternary .most .replicas (ne $isPlanned "")) .replicasPerPod)) -}}
+{{- $now = max $now (include "tandem.pods" (list .replicas .replicasPerPod)) -}}
+{{- $spare = max $spare .surgePods -}}
+{{- end -}}
+{{- if $root.Values.ray.inTreeAutoscaling.enabled }}
+replicas: {{ $now }}
+minReplicas: {{ $least }}
+maxReplicas: {{ add $most (max 1 $spare) }} # room for a new worker before the old one ends
+{{- else }}
+replicas: {{ add $now $spare }}
+minReplicas: {{ add $least $spare }}
+maxReplicas: {{ add $most $spare }}
+{{- end }}
+{{- end }}
+
+{{/* Ray's own resources of a group's pod: a slot for each worker, and as many CPUs as it has ranks. */}}
+{{- define "tandem.rayStartParams" -}}
+{{- $root := first . -}}
+{{- $slots := dict -}}{{- $ranks := 0 -}}{{- $gpus := 0 -}}
+{{- range (last .).pools -}}
+{{- $_ := set $slots (printf "tandem-%s" .name) (int .replicasPerPod) -}}
+{{- $ranks = add $ranks (mul .ranks .replicasPerPod) -}}
+{{- $gpus = add $gpus (mul .gpus .replicasPerPod) -}}
+{{- end -}}
+num-cpus: {{ $ranks | quote }}
+num-gpus: {{ $gpus | quote }}
+object-store-memory: {{ $root.Values.ray.objectStoreMemory | int64 | quote }}
+resources: {{ printf "'%s'" (toJson $slots | quote) }}
+{{- end }}
+
+{{/* Variables of a group's pod: list of context and group. */}}
+{{- define "tandem.rayEnv" -}}
+{{- $root := first . -}}{{- $group := last . -}}{{- $pod := $group.pod -}}
+{{ include "tandem.env" $root }}
+- name: TANDEM_WORKER__HOST_LABEL
+  valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
+{{- if $pod.zone }}
+- {name: TANDEM_WORKER__ZONE, value: {{ $pod.zone | quote }}}
+{{- else }}
+- name: TANDEM_WORKER__ZONE
+  valueFrom: {fieldRef: {fieldPath: "metadata.labels['topology.kubernetes.io/zone']"}}
+{{- end }}
+{{- with $pod.rack }}
+- {name: TANDEM_WORKER__RACK, value: {{ . | quote }}}
+{{- end }}
+{{- include "tandem.hubToken" $root }}
+{{- $ucx := $pod.ucx -}}
+{{- if and (eq (include "tandem.device" $root) "cpu") (not $group.isShared) -}}
+{{- $ucx = merge (dict) $ucx (dict "UCX_TLS" "tcp") -}}
+{{- end }}
+{{- include "tandem.ownEnv" (merge (dict) $pod.env $ucx) }}
+{{- end }}
+
+{{- define "tandem.hubToken" -}}
+{{- with .Values.cache.hubToken }}
+{{- if .existingSecret }}
+- name: HF_TOKEN
+  valueFrom: {secretKeyRef: {name: {{ .existingSecret }}, key: {{ .key }}}}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* What a group's container is given, GPUs and RDMA devices with it. */}}
+{{- define "tandem.rayResources" -}}
+{{- $pod := deepCopy .pod.resources -}}
+{{- $devices := dict -}}{{- $gpus := 0 -}}
+{{- range .pools }}{{ $gpus = add $gpus (mul .gpus .replicasPerPod) }}{{ end -}}
+{{- if $gpus }}{{ $_ := set $devices .pod.gpuResource $gpus }}{{ end -}}
+{{- if .pod.rdma.resource }}{{ $_ := set $devices .pod.rdma.resource (int .pod.rdma.count) }}{{ end -}}
+{{ toYaml (dict
+    "limits" (merge (dict) $devices $pod.limits)
+    "requests" (merge (dict) $devices (default $pod.limits $pod.requests))) }}
+{{- end }}
+
+{{/* The container's volumes beside those of every pod: list of context and /dev/shm's size. */}}
+{{- define "tandem.rayVolumes" -}}
+{{- $root := first . -}}
+{{ include "tandem.volumes" (list $root "ray") }}
+- name: shm
+  emptyDir: {medium: Memory, sizeLimit: {{ last . }}}
+- name: cache
+{{- if eq $root.Values.cache.type "pvc" }}
+  persistentVolumeClaim: {claimName: {{ default (printf "%s-cache" (include "tandem.fullname" $root)) $root.Values.cache.existingClaim }}}
+{{- else }}
+  emptyDir: {sizeLimit: {{ $root.Values.cache.size }}}
+{{- end }}
+{{- end }}
+
+{{- define "tandem.rayMounts" -}}
+{{ include "tandem.mounts" . }}
+- {name: shm, mountPath: /dev/shm}
+- {name: cache, mountPath: /cache}
+{{- end }}
+
+{{/* The worker group of pools: list of context and group. KubeRay gives the container its command and its probes. */}}
+{{- define "tandem.workerGroup" -}}
+{{- $root := first . -}}{{- $group := last . -}}{{- $pod := $group.pod -}}
+groupName: {{ $group.name }}
+{{- include "tandem.groupSize" . }}
+rayStartParams:
+  {{- include "tandem.rayStartParams" . | nindent 2 }}
+template:
+  metadata:
+    labels:
+      {{- include "tandem.podLabels" (list $root "ray" $pod.podLabels) | nindent 6 }}
+    {{- with $pod.podAnnotations }}
+    annotations:
+      {{- toYaml . | nindent 6 }}
+    {{- end }}
+  spec:
+    serviceAccountName: {{ include "tandem.serviceAccountName" (list $root "worker") }}
+    automountServiceAccountToken: false
+    enableServiceLinks: false
+    # Longer than what its workers have may take to move or to end.
+    terminationGracePeriodSeconds: {{ add (include "tandem.seconds" $root.Values.worker.drain_s) 40 }}
+    {{- if $pod.hostNetwork }}
+    hostNetwork: true
+    dnsPolicy: ClusterFirstWithHostNet
+    {{- end }}
+    {{- with $pod.runtimeClassName }}
+    runtimeClassName: {{ . }}
+    {{- end }}
+    securityContext:
+      {{- include "tandem.podSecurity" $root | nindent 6 }}
+    {{- include "tandem.pullSecrets" $root | nindent 4 }}
+    {{- include "tandem.placement" $pod | nindent 4 }}
+    {{- if $root.Values.cache.fetch.enabled }}
+    initContainers:
+      {{- include "tandem.fetch" . | nindent 6 }}
+    {{- end }}
+    containers:
+      - name: ray-worker
+        image: {{ include "tandem.workerImage" $root }}
+        imagePullPolicy: {{ $root.Values.image.worker.pullPolicy }}
+        env:
+          {{- include "tandem.rayEnv" . | nindent 10 }}
+        ports:
+          - {name: serve, containerPort: 8000}
+          {{- range $index, $pool := $group.pools }}
+          {{- if eq (int $pool.replicasPerPod) 1 }}
+          - {name: {{ printf "grpc-%d" $index }}, containerPort: {{ include "tandem.workerPort" (list $root.Values.worker.port $pool $index) }}}
+          - {name: {{ printf "metrics-%d" $index }}, containerPort: {{ include "tandem.workerPort" (list $root.Values.worker.metrics_port $pool $index) }}}
+          {{- end }}
+          {{- end }}
+        lifecycle:
+          preStop:
+            exec: {command: [bash, -c, tandem drain --local --config /etc/tandem/config.yaml]}
+        resources:
+          {{- include "tandem.rayResources" $group | nindent 10 }}
+        securityContext:
+          {{- include "tandem.containerSecurity" (ternary (list "IPC_LOCK") list $pod.ipcLock) | nindent 10 }}
+        volumeMounts:
+          {{- include "tandem.rayMounts" $root | nindent 10 }}
+    volumes:
+      {{- include "tandem.rayVolumes" (list $root $pod.sharedMemory) | nindent 6 }}
+{{- end }}
+
+{{/* Fetches and converts the model: list of context and group. */}}
+{{- define "tandem.fetch" -}}
+{{- $root := first . -}}
+- name: fetch-model
+  image: {{ include "tandem.workerImage" $root }}
+  imagePullPolicy: {{ $root.Values.image.worker.pullPolicy }}
+  command:
+    - python
+    - -c
+    - |
+      import os
+      from tandem.runtime.catalog import cache_root, locate
+      print("the model is at", locate(os.environ["MODEL"], cache_root("")))
+  env:
+    - {name: MODEL, value: {{ $root.Values.model.id | quote }}}
+    {{- include "tandem.hubToken" $root | nindent 4 }}
+  resources:
+    {{- toYaml $root.Values.cache.fetch.resources | nindent 4 }}
+  securityContext:
+    {{- include "tandem.containerSecurity" list | nindent 4 }}
+  volumeMounts:
+    - {name: tmp, mountPath: /tmp}
+    - {name: cache, mountPath: /cache}
+{{- end }}
+
+{{/* The head: Ray's own, Serve's controller and the planner's policy; no worker. */}}
+{{- define "tandem.headGroup" -}}
+{{- $head := .Values.ray.head -}}
+rayStartParams:
+  num-cpus: "0"
+  num-gpus: "0"
+  dashboard-host: 0.0.0.0
+  object-store-memory: {{ .Values.ray.objectStoreMemory | int64 | quote }}
+template:
+  metadata:
+    labels:
+      {{- include "tandem.podLabels" (list . "ray" $head.podLabels) | nindent 6 }}
+    {{- with $head.podAnnotations }}
+    annotations:
+      {{- toYaml . | nindent 6 }}
+    {{- end }}
+  spec:
+    {{- if not .Values.ray.inTreeAutoscaling.enabled }}
+    serviceAccountName: {{ include "tandem.serviceAccountName" (list . "worker") }}
+    {{- end }}
+    # KubeRay makes an account for its autoscaler, which is a container of this pod.
+    automountServiceAccountToken: {{ .Values.ray.inTreeAutoscaling.enabled }}
+    enableServiceLinks: false
+    terminationGracePeriodSeconds: 60
+    securityContext:
+      {{- include "tandem.podSecurity" . | nindent 6 }}
+    {{- include "tandem.pullSecrets" . | nindent 4 }}
+    {{- include "tandem.placement" $head | nindent 4 }}
+    containers:
+      - name: ray-head
+        image: {{ include "tandem.workerImage" . }}
+        imagePullPolicy: {{ .Values.image.worker.pullPolicy }}
+        env:
+          {{- include "tandem.env" . | nindent 10 }}
+          {{- if and .Values.ray.gcsFaultTolerance.enabled (include "tandem.redisCa" .) }}
+          - {name: RAY_REDIS_CA_CERT, value: /etc/tandem-redis/ca.crt}
+          {{- end }}
+          {{- include "tandem.ownEnv" $head.env | nindent 10 }}
+        ports:
+          - {name: gcs-server, containerPort: 6379}
+          - {name: dashboard, containerPort: 8265}
+          - {name: client, containerPort: 10001}
+          - {name: serve, containerPort: 8000}
+          - {name: metrics, containerPort: 8080}
+        resources:
+          {{- toYaml $head.resources | nindent 10 }}
+        securityContext:
+          {{- include "tandem.containerSecurity" list | nindent 10 }}
+        volumeMounts:
+          {{- include "tandem.rayMounts" . | nindent 10 }}
+    volumes:
+      {{- include "tandem.rayVolumes" (list . "512Mi") | nindent 6 }}
+{{- end }}
+
+{{/* Where Ray keeps its own state. */}}
+{{- define "tandem.rayState" -}}
+{{- $external := .Values.redis.external -}}
+{{- if eq .Values.redis.mode "builtin" -}}
+redisAddress: {{ include "tandem.fullname" . }}-redis:6379
+redisPassword:
+  valueFrom: {secretKeyRef: {name: {{ include "tandem.redisSecret" . }}, key: password}}
+{{- else -}}
+redisAddress: {{ ternary "rediss" "redis" $external.tls.enabled }}://{{ first $external.addresses }}
+{{- with $external.username }}
+redisUsername: {value: {{ . | quote }}}
+{{- end }}
+{{- if $external.existingSecret }}
+redisPassword:
+  valueFrom: {secretKeyRef: {name: {{ $external.existingSecret }}, key: {{ $external.passwordKey }}}}
+{{- end }}
+{{- end }}
+{{- end }}

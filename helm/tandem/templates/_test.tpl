@@ -1,0 +1,53 @@
+{{/* A pod that `helm test` runs and looks at the end of; never a part of the release. */}}
+
+{{/* The pod: list of context, what follows the name, the command and its variables. */}}
+{{- define "tandem.testPod" -}}
+{{- $root := first . -}}
+apiVersion: v1
+kind: Pod
+metadata:
+  name: {{ include "tandem.fullname" $root }}-test-{{ index . 1 }}
+  namespace: {{ $root.Release.Namespace }}
+  labels:
+    {{- include "tandem.labels" (list $root "test") | nindent 4 }}
+  annotations:
+    helm.sh/hook: test
+    helm.sh/hook-delete-policy: before-hook-creation
+spec:
+  restartPolicy: Never
+  automountServiceAccountToken: false
+  enableServiceLinks: false
+  activeDeadlineSeconds: 300
+  securityContext:
+    {{- include "tandem.podSecurity" $root | nindent 4 }}
+  {{- include "tandem.pullSecrets" $root | nindent 2 }}
+  containers:
+    - name: test
+      image: {{ include "tandem.gatewayImage" $root }}
+      imagePullPolicy: {{ $root.Values.image.gateway.pullPolicy }}
+      command: {{ index . 2 | toJson }}
+      env:
+        {{- include "tandem.env" $root | nindent 8 }}
+        {{- with last . }}
+        {{- . | nindent 8 }}
+        {{- end }}
+      resources:
+        requests: {cpu: 100m, memory: 256Mi}
+        limits: {cpu: "1", memory: 512Mi}
+      securityContext:
+        {{- include "tandem.containerSecurity" list | nindent 8 }}
+      volumeMounts:
+        {{- include "tandem.mounts" $root | nindent 8 }}
+  volumes:
+    {{- include "tandem.volumes" (list $root "test") | nindent 4 }}
+{{- end }}
+
+{{/* What a request is made with. A key is known only where the chart drew it. */}}
+{{- define "tandem.testEnv" -}}
+- {name: HTTP, value: "http://{{ include "tandem.fullname" . }}-gateway:{{ .Values.gateway.service.httpPort }}"}
+- {name: GRPC, value: "{{ include "tandem.fullname" . }}-gateway:{{ .Values.gateway.service.grpcPort }}"}
+{{- if and (include "tandem.asksForKeys" .) (not .Values.tenants.existingSecret) (not .Values.tenants.content) }}
+- name: TANDEM_API_KEY
+  valueFrom: {secretKeyRef: {name: {{ include "tandem.tenantsSecret" . }}, key: key}}
+{{- end }}
+{{- end }}

@@ -1,0 +1,73 @@
+"""`tandem doctor`: looks at this machine and a cluster and prints what to do; never changes either."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+
+from tandem.cli.members import members_of
+from tandem.core.clock import SystemClock
+from tandem.core.config import WorkerConfig
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.settings import Resolved
+from tandem.doctor.check import Check, Examined, run_checks
+from tandem.doctor.checkup import Asked, Checkup, Outside
+from tandem.doctor.report import document, exit_code, table
+from tandem.doctor.system import System
+from tandem.doctor.versions import installed_parts
+from tandem.obs.logs import set_up_logging
+from tandem.worker.door import require_guard
+from tandem.worker.whereabouts import own_address, told_address
+
+
+def run(resolved: Resolved, args: argparse.Namespace) -> int:
+    """0 when all is well, else 1. Raises TandemError(INVALID_REQUEST) for a check that there is not."""
+    set_up_logging(resolved.config.telemetry, "tandem-doctor")
+    clock = SystemClock()
+    asked = Asked(args.url, "all" if args.all_pairs else "few" if args.pairs else "none")
+    outside = Outside(members_of, _ask_door, _ask_guard, _told)
+    checkup = Checkup(resolved, System(), outside, asked, installed_parts(), clock)
+    checks, pairs = _wanted(checkup, args.only)
+    examined = asyncio.run(_run(checks, pairs, clock))
+    print(_report(examined, args))  # noqa: T201 - the command's output
+    return exit_code(examined, is_strict=args.strict)
+
+
+async def _run(checks: Sequence[Check], pairs: Sequence[Check], clock: SystemClock) -> tuple[Examined, ...]:
+    return (*await run_checks(checks, clock), *await run_checks(pairs, clock))
+
+
+def _wanted(checkup: Checkup, only: str) -> tuple[Sequence[Check], Sequence[Check]]:
+    checks, pairs = checkup.checks(), checkup.pairs()
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    known = [check.name for check in (*checks, *pairs)]
+    for name in names:
+        if name not in known:
+            message = f"--only {name}: there are {', '.join(known)}"
+            raise TandemError(ErrorKind.INVALID_REQUEST, message, param="only")
+    wanted = set(names or known)
+    return [c for c in checks if c.name in wanted], [c for c in pairs if c.name in wanted]
+
+
+def _report(examined: Sequence[Examined], args: argparse.Namespace) -> str:
+    if args.json:
+        return json.dumps(document(examined, is_strict=args.strict), indent=2)
+    return table(examined, has_colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
+
+
+def _ask_door(resolved: Resolved) -> None:
+    """Imported on use: where only workers run, nothing of a gateway's is installed."""
+    import_module("tandem.cli.door").require_door(resolved)
+
+
+def _ask_guard(resolved: Resolved) -> None:
+    require_guard(resolved.config)
+
+
+def _told(worker: WorkerConfig, environ: Mapping[str, str]) -> str:
+    return told_address(worker, worker.port, environ, own_address)

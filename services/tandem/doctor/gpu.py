@@ -1,0 +1,173 @@
+"""GPUs, their driver, and whether torch and NIXL were built for it; never computes on one."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tandem.core.config import Config
+from tandem.doctor import size
+from tandem.doctor.finding import Finding, fail, ok, skip, warn, wrong
+from tandem.doctor.system import NOT_FOUND, Ran, System
+
+QUERY_S, TORCH_S = 10.0, 30.0
+"""A driver in trouble answers late or never; torch takes seconds to load its libraries."""
+_FIELDS = (
+    *("name", "driver_version", "memory.total", "memory.used"),
+    *("compute_mode", "persistence_mode", "mig.mode.current"),
+)
+_TORCH = """
+import importlib.util, json, torch
+nixl = [name for name in ("nixl_cu12", "nixl_cu13") if importlib.util.find_spec(name)]
+cuda = torch.cuda
+print(json.dumps([torch.__version__, torch.version.cuda, cuda.is_available(), cuda.device_count(), nixl]))
+"""
+_IN_A_POD = "in a pod `pools.<name>.gpus`, a node with the device plugin, and its runtime class"
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """Bytes; `compute_mode` and the switches as nvidia-smi writes them."""
+
+    name: str
+    num_bytes: int
+    num_used_bytes: int
+    compute_mode: str
+    persistence: str
+    mig: str
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """`problem` where nvidia-smi gave no answer, else empty; `cuda` the newest that the driver knows, as (13, 0)."""
+
+    problem: str = ""
+    version: str = ""
+    cuda: tuple[int, int] = (0, 0)
+    gpus: tuple[Gpu, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Torch:
+    """`cuda` is None for a build without; `nixl` names the flavours of NIXL that are installed, as ("cu12",)."""
+
+    problem: str = ""
+    version: str = ""
+    cuda: tuple[int, int] | None = None
+    sees_gpu: bool = False
+    num_gpus: int = 0
+    nixl: tuple[str, ...] = ()
+
+
+def read_driver(system: System) -> Driver:
+    asked = system.run(["nvidia-smi", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"], QUERY_S)
+    if asked.code:
+        return Driver(problem=_problem(asked))
+    return parse_driver(asked.out, system.run(["nvidia-smi"], QUERY_S).out)
+
+
+def parse_driver(rows: str, banner: str) -> Driver:
+    """`rows` in the order of the fields that are asked for; the banner alone tells the CUDA version."""
+    gpus, version = [], ""
+    for line in filter(None, map(str.strip, rows.splitlines())):
+        name, version, total, used, mode, persistence, mig = (cell.strip() for cell in line.split(","))
+        gpus.append(Gpu(name, _mib(total), _mib(used), mode, persistence, mig))
+    found = re.search(r"CUDA(?: UMD)? Version\s*:\s*(\d+)\.(\d+)", banner)
+    return Driver(version=version, cuda=(int(found[1]), int(found[2])) if found else (0, 0), gpus=tuple(gpus))
+
+
+def read_torch(system: System) -> Torch:
+    """By another process, because one that has looked at a GPU keeps memory there."""
+    asked = system.run([sys.executable, "-c", _TORCH], TORCH_S)
+    if asked.code:
+        return Torch(problem=_problem(asked))
+    version, cuda, sees_gpu, num_gpus, nixl = json.loads(asked.out.splitlines()[-1])
+    return Torch("", version, _version(cuda) if cuda else None, sees_gpu, num_gpus, tuple(n[5:] for n in nixl))
+
+
+def judge_gpus(driver: Driver, config: Config) -> tuple[Finding, ...]:
+    if config.model.device == "cpu":
+        return (skip("gpu", "model.device is cpu"),)
+    if driver.problem:
+        fix = f"install NVIDIA's driver (`nvidia-smi` must list the GPUs); {_IN_A_POD}"
+        return (fail("gpu", f"the driver does not answer: {driver.problem}", fix),)
+    if not driver.gpus:
+        return (fail("gpu", f"driver {driver.version or 'unknown'} and no GPU", f"CUDA_VISIBLE_DEVICES; {_IN_A_POD}"),)
+    needs_ipc = config.transfer.require == "cuda_ipc"
+    share = config.engine.gpu_memory_utilization
+    return tuple(f for i, gpu in enumerate(driver.gpus) for f in _gpu(i, gpu, driver.version, share, needs_ipc))
+
+
+def judge_cuda(torch: Torch, driver: Driver, device: str) -> tuple[Finding, ...]:
+    if device == "cpu":
+        return (skip("cuda", "model.device is cpu"),)
+    if torch.problem:
+        fix = "`pip install 'tandem[worker]'` with torch's index for CUDA"
+        return (fail("cuda", f"torch cannot be imported: {torch.problem}", fix),)
+    if torch.cuda is None:
+        fix = "`pip install torch --index-url` of the CUDA build (pytorch.org says which), or model.device=cpu"
+        return (fail("cuda", f"torch {torch.version} was built without CUDA", fix),)
+    built = f"torch {torch.version} for CUDA {_told(torch.cuda)}"
+    if driver.cuda != (0, 0) and torch.cuda[0] > driver.cuda[0]:
+        fix = f"a driver for CUDA {torch.cuda[0]} or later, or a torch built for CUDA {driver.cuda[0]}"
+        return (fail("cuda", f"{built}, and the driver knows CUDA {_told(driver.cuda)} at most", fix),)
+    if not torch.sees_gpu:
+        fix = f"CUDA_VISIBLE_DEVICES and /dev/nvidia* must be there for this user; {_IN_A_POD}"
+        return (fail("cuda", f"{built} sees no GPU", fix),)
+    return (ok("cuda", f"{built} sees {torch.num_gpus} GPU{'s' * (torch.num_gpus > 1)}"), _nixl(torch, torch.cuda[0]))
+
+
+def _nixl(torch: Torch, major: int) -> Finding:
+    told = f"NIXL for {', '.join(torch.nixl) or 'no CUDA at all'}"
+    if f"cu{major}" in torch.nixl:
+        return ok("cuda", told)
+    extra = "worker,cuda" if major == 13 else "worker"
+    return warn(
+        "cuda", f"{told}, and torch for CUDA {major}: one process loads both", f"`pip install 'tandem[{extra}]'`"
+    )
+
+
+def _gpu(index: int, gpu: Gpu, driver: str, share: float, needs_ipc: bool) -> Sequence[Finding]:
+    told = f"{index} {gpu.name}, driver {driver}, {size.told(gpu.num_bytes)}"
+    found: list[Finding] = []
+    if gpu.compute_mode == "Prohibited":
+        found.append(fail("gpu", f"{told}: nobody may compute on it", f"`nvidia-smi -i {index} -c DEFAULT`"))
+    if gpu.compute_mode.startswith("Exclusive"):
+        several = f"{told}: one process only (compute mode {gpu.compute_mode}), and several workers share a GPU"
+        found.append(warn("gpu", several, f"`nvidia-smi -i {index} -c DEFAULT`, or one worker for each GPU"))
+    if gpu.mig == "Enabled":
+        fix = f"`nvidia-smi -i {index} -mig 0`, or a whole GPU for each worker and transfer.require=any"
+        found.append(wrong("gpu", f"{told}: MIG is on, and its slices have no cuda_ipc", fix, is_fatal=needs_ipc))
+    num_free = gpu.num_bytes - gpu.num_used_bytes
+    if num_free < share * gpu.num_bytes:
+        fix = "end who has it unless that is Tandem (`nvidia-smi`), or a smaller engine.gpu_memory_utilization"
+        left = f"{told}: {num_free / gpu.num_bytes:.0%} are free, engine.gpu_memory_utilization is {share:g}"
+        found.append(warn("gpu", left, fix))
+    if gpu.persistence == "Disabled":
+        slow = f"{told}: without persistence mode each start takes seconds longer"
+        found.append(warn("gpu", slow, "`nvidia-smi -pm 1` (the nvidia-persistenced service)"))
+    return found or (ok("gpu", f"{told}, {num_free / gpu.num_bytes:.0%} free"),)
+
+
+def _problem(ran: Ran) -> str:
+    if ran.code == NOT_FOUND:
+        return f"{ran.err.partition(':')[0]} is not installed"
+    lines = (ran.err or ran.out).strip().splitlines()
+    return lines[-1] if lines else f"exit code {ran.code}"
+
+
+def _mib(text: str) -> int:
+    """Of a number of MiB; 0 where the driver does not tell."""
+    return int(text) << 20 if text.isdecimal() else 0
+
+
+def _version(text: str) -> tuple[int, int]:
+    major, _, minor = text.partition(".")
+    return int(major), int(minor.partition(".")[0] or 0)
+
+
+def _told(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"

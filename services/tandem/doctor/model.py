@@ -1,0 +1,136 @@
+"""The model's files and the room for them; never fetches, converts or loads any."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from tandem.core.config import ModelConfig
+from tandem.core.errors import TandemError
+from tandem.doctor import size
+from tandem.doctor.finding import Finding, fail, ok, skip, warn
+
+NEEDED_BYTES = 4 << 30
+"""Free in the cache before a model is fetched there. Of the smallest that is served, its file and what is made of it,
+1.2 GB; most are larger, and how large is not known before."""
+_CONFIG, _TOKENIZER = "config.json", "tokenizer.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """Where fetched models are kept; `problem`: why nothing can be written there, else empty."""
+
+    path: str
+    num_free_bytes: int
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """`directory` is empty where the model is not on this machine yet. `missing`: files that it lacks; `problem`: why
+    no worker would load it, or find it; `num_bytes` of weights."""
+
+    model: str
+    cache: Cache
+    directory: str = ""
+    missing: tuple[str, ...] = ()
+    problem: str = ""
+    num_bytes: int = 0
+
+
+def read_model(model: ModelConfig) -> ModelFacts | None:
+    """None where nothing is installed that runs models."""
+    try:
+        catalog = import_module("tandem.runtime.catalog")
+    except ModuleNotFoundError:
+        return None
+    root: Path = catalog.cache_root(model.cache_dir)
+    cache = Cache(str(root), _num_free(root), _unwritable(root))
+    try:
+        directory: Path | None = catalog.on_this_machine(model.id, root)
+    except TandemError as error:
+        return ModelFacts(model.id, cache, problem=error.message)
+    if directory is None:
+        return ModelFacts(model.id, cache)
+    return _files(model.id, directory, cache, import_module("tandem.runtime.model_config").read_model_config)
+
+
+def judge_model(facts: ModelFacts | None) -> tuple[Finding, ...]:
+    if facts is None:
+        return (skip("model", "torch is not installed: no worker runs here"),)
+    return (_model(facts), _cache(facts.cache, is_needed=not facts.directory))
+
+
+def _model(facts: ModelFacts) -> Finding:
+    if facts.missing or facts.problem:
+        where = facts.directory or facts.model
+        told = f"{where}: {facts.problem or 'it lacks ' + ', '.join(facts.missing)}"
+        fix = "a --model that is an alias, a directory with config, tokenizer and safetensors, a .gguf file or a hub id"
+        if facts.missing:
+            fix = f"remove {where} and let a worker fetch it again, or complete it"
+        return fail("model", told, fix)
+    if not facts.directory:
+        fix = "the first worker fetches it; where it cannot, fetch it elsewhere and mount it (`cache` of the chart)"
+        return warn("model", f"{facts.model} is not on this machine yet", fix)
+    return ok("model", f"{facts.model} in {facts.directory}, {size.told(facts.num_bytes)} of weights")
+
+
+def _cache(cache: Cache, *, is_needed: bool) -> Finding:
+    told = f"{size.told(cache.num_free_bytes)} are free in {cache.path}"
+    if cache.problem and is_needed:
+        fix = "--model-cache-dir DIRECTORY that can be written, in a pod the volume of `cache`"
+        return fail("cache", f"{cache.path}: {cache.problem}", fix)
+    if cache.num_free_bytes < NEEDED_BYTES and is_needed:
+        fix = "--model-cache-dir on a larger disk; in a pod a larger `cache.size`"
+        return warn("cache", f"{told}, and the model is still to come", fix)
+    return ok("cache", told + ("; nothing needs to be written there" if cache.problem else ""))
+
+
+def _files(model: str, directory: Path, cache: Cache, check: Callable[[Path], object]) -> ModelFacts:
+    problem, missing = "", [name for name in (_CONFIG, _TOKENIZER) if not (directory / name).is_file()]
+    weights = [] if _is_random(directory) else _weights(directory)
+    missing += [name for name in weights if not (directory / name).is_file()]
+    if not missing:
+        try:
+            check(directory)
+        except TandemError as error:
+            problem = error.message
+    num_bytes = sum((directory / name).stat().st_size for name in weights if (directory / name).is_file())
+    return ModelFacts(model, cache, str(directory), tuple(missing), problem, num_bytes)
+
+
+def _weights(directory: Path) -> list[str]:
+    """Names of all files that weights are in, by the index where there is one."""
+    index = directory / "model.safetensors.index.json"
+    try:
+        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except FileNotFoundError:
+        return ["model.safetensors"]
+    except (ValueError, KeyError, TypeError, AttributeError, OSError):
+        return [index.name + " (readable)"]
+
+
+def _is_random(directory: Path) -> bool:
+    return not any(directory.glob("*.safetensors*")) and directory.name.startswith("random-")
+
+
+def _num_free(cache: Path) -> int:
+    return shutil.disk_usage(_nearest(cache)).free
+
+
+def _unwritable(cache: Path) -> str:
+    """Why nothing can be made there; empty where it can."""
+    nearest = _nearest(cache)
+    if os.access(nearest, os.W_OK | os.X_OK):
+        return ""
+    return f"{nearest} cannot be written by user {os.getuid()}"
+
+
+def _nearest(path: Path) -> Path:
+    """That exists already."""
+    return next(one for one in (path, *path.parents) if one.is_dir())

@@ -1,0 +1,39 @@
+"""What Kubernetes gives a pod of Tandem: its service account and its namespace; never asks the API server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tandem.doctor.finding import Finding, fail, ok, skip
+from tandem.doctor.system import System
+
+ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """`api` is host:port of the API server, empty outside a cluster."""
+
+    api: str
+    namespace: str
+    has_token: bool
+
+
+def read_pod(system: System) -> Pod:
+    host, port = system.environ.get("KUBERNETES_SERVICE_HOST", ""), system.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    return Pod(
+        api=f"{host}:{port}" if host else "",
+        namespace=system.text(f"{ACCOUNT}/namespace"),
+        has_token=bool(system.text(f"{ACCOUNT}/token")),
+    )
+
+
+def judge_pod(pod: Pod, *, asks_server: bool) -> tuple[Finding, ...]:
+    """`asks_server`: something that runs with these settings asks the API server."""
+    if not pod.api:
+        return (skip("pod", "KUBERNETES_SERVICE_HOST is unset: this is no pod"),)
+    found = [ok("pod", f"in namespace {pod.namespace or 'unknown'}, API server {pod.api}")]
+    if not pod.has_token and asks_server:
+        fix = "`automountServiceAccountToken: true` of the pod that runs the planner"
+        found.append(fail("pod", "there is no token of a service account, and the planner asks the API server", fix))
+    return tuple(found)

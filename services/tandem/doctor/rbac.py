@@ -1,0 +1,121 @@
+"""What the planner may ask of Kubernetes' API server, as that says itself; never changes an object.
+
+Asked by SelfSubjectAccessReview (authorization.k8s.io/v1), which everybody may.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tandem.core.config import Config
+from tandem.doctor.finding import Finding, fail, ok, skip
+from tandem.doctor.pod import ACCOUNT, Pod, read_pod
+from tandem.doctor.system import System
+
+ANSWER_S = 5.0
+_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+
+
+class Permission(NamedTuple):
+    group: str
+    resource: str
+    verb: str
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.resource}{'.' * bool(self.group)}{self.group}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reviewed:
+    """`problem`: why the API server did not say, else empty."""
+
+    denied: tuple[Permission, ...] = ()
+    num_asked: int = 0
+    problem: str = ""
+
+
+Post = Callable[[str, Any], tuple[int, Any]]
+"""(path, body) -> HTTP status and the answer, both of JSON; raises OSError."""
+
+
+def wanted_permissions(config: Config) -> tuple[Permission, ...]:
+    """What the planner asks of the API server: nothing, unless it patches the RayCluster itself."""
+    if config.planner.actuator != "raycluster":
+        return ()
+    clusters = [Permission("ray.io", "rayclusters", verb) for verb in ("get", "list", "watch", "patch")]
+    services = [Permission("ray.io", "rayservices", verb) for verb in ("get", "list", "watch")]
+    pods = [Permission("", "pods", verb) for verb in ("get", "list", "watch")]
+    leases = [Permission("coordination.k8s.io", "leases", verb) for verb in ("get", "create", "update")]
+    return (*clusters, *services, *pods, *leases)
+
+
+def review(permissions: Sequence[Permission], namespace: str, post: Post) -> Reviewed:
+    denied = []
+    for permission in permissions:
+        try:
+            status, answer = post(_REVIEWS, _question(permission, namespace))
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            return Reviewed(problem=str(error) or type(error).__name__)
+        if status not in (200, 201) or not isinstance(answer, dict):
+            return Reviewed(problem=f"it answers {status}")
+        if not answer.get("status", {}).get("allowed"):
+            denied.append(permission)
+    return Reviewed(tuple(denied), len(permissions))
+
+
+def poster(system: System, pod: Pod) -> Post:
+    """As the pod's service account, over TLS that is checked by the CA beside its token."""
+    context = ssl.create_default_context(cafile=str(system.path(f"{ACCOUNT}/ca.crt")))
+    token = system.text(f"{ACCOUNT}/token")
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    host, _, port = pod.api.rpartition(":")
+
+    def post(path: str, body: Any) -> tuple[int, Any]:
+        connection = http.client.HTTPSConnection(host, int(port), timeout=ANSWER_S, context=context)
+        with closing(connection):
+            connection.request("POST", path, json.dumps(body), headers)
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+
+    return post
+
+
+def judge_review(reviewed: Reviewed, namespace: str) -> Finding:
+    if reviewed.problem:
+        fix = "the NetworkPolicy must let the planner reach the API server, and its service account must have a token"
+        return fail("rbac", f"the API server does not say what we may do: {reviewed.problem}", fix)
+    if not reviewed.denied:
+        return ok("rbac", f"all {reviewed.num_asked} permissions that the planner needs in {namespace}")
+    told = ", ".join(map(str, reviewed.denied))
+    fix = (
+        "the Role of the chart (`planner.enabled` with `planner.actuator: raycluster`), or "
+        f"`kubectl -n {namespace} create role` with these verbs and a rolebinding to the pod's service account"
+    )
+    return fail("rbac", f"we may not {told} in {namespace}", fix)
+
+
+def examine_permissions(system: System, config: Config) -> Finding:
+    """All of it: what is asked for, and whether the API server allows it."""
+    wanted, pod = wanted_permissions(config), read_pod(system)
+    if not wanted:
+        return skip("rbac", "planner.actuator is serve: nothing is asked of the API server")
+    if not pod.api:
+        return skip("rbac", "KUBERNETES_SERVICE_HOST is unset: this is no pod")
+    if not pod.has_token:
+        return judge_review(Reviewed(problem="there is no token of a service account"), pod.namespace)
+    return judge_review(review(wanted, pod.namespace, poster(system, pod)), pod.namespace)
+
+
+def _question(permission: Permission, namespace: str) -> dict[str, Any]:
+    group, resource, verb = permission
+    return {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": {"namespace": namespace, "group": group, "resource": resource, "verb": verb}},
+    }

@@ -1,0 +1,178 @@
+"""RDMA network cards, the addresses that they may use, and whether they reach GPU memory; never opens one.
+
+Ports and GIDs are those of /sys/class/infiniband, as the kernel's sysfs-class-infiniband describes it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tandem.doctor.finding import Finding, fail, ok, skip, warn, wrong
+from tandem.doctor.system import System
+
+_CLASS = "/sys/class/infiniband"
+_ROCE_V2 = "RoCE v2"
+_IPV4_MAPPED = re.compile(r"^(0000:){5}ffff:(?!0000:0000)")
+_DMABUF_KERNEL = (5, 12)
+"""From which on a card can be given GPU memory without a module of the driver's."""
+_IN_A_POD = "in a pod `pools.<name>.rdma` (resources of the RDMA device plugin) and `pools.<name>.hostNetwork: true`"
+
+
+@dataclass(frozen=True, slots=True)
+class Gid:
+    """`kind` is what the kernel says: "IB/RoCE v1" or "RoCE v2"."""
+
+    index: int
+    address: str
+    kind: str
+
+    @property
+    def is_ipv4_v2(self) -> bool:
+        return self.kind == _ROCE_V2 and bool(_IPV4_MAPPED.match(self.address))
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """`state` is "ACTIVE", "DOWN", ...; `link_layer` "InfiniBand" or "Ethernet"; `rate` as the kernel writes it."""
+
+    device: str
+    number: int
+    state: str
+    link_layer: str
+    rate: str
+    gids: tuple[Gid, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.device}:{self.number}"
+
+    @property
+    def is_active(self) -> bool:
+        return self.state == "ACTIVE"
+
+    @property
+    def is_roce(self) -> bool:
+        return self.link_layer == "Ethernet"
+
+
+@dataclass(frozen=True, slots=True)
+class Rdma:
+    """`has_verbs`: programs may open a card; `has_open_driver`: NVIDIA's kernel modules are the open ones."""
+
+    ports: tuple[Port, ...]
+    has_verbs: bool
+    has_peermem: bool
+    has_open_driver: bool
+    kernel: tuple[int, int]
+
+    @property
+    def is_usable(self) -> bool:
+        return self.has_verbs and any(port.is_active for port in self.ports)
+
+
+def read_rdma(system: System) -> Rdma:
+    verbs = [name for name in system.names("/dev/infiniband") if name.startswith("uverbs")]
+    release = re.match(r"(\d+)\.(\d+)", system.text("/proc/sys/kernel/osrelease"))
+    return Rdma(
+        ports=tuple(_ports(system)),
+        has_verbs=bool(verbs),
+        has_peermem=system.path("/sys/module/nvidia_peermem").is_dir(),
+        has_open_driver="Open Kernel Module" in system.text("/proc/driver/nvidia/version"),
+        kernel=(int(release[1]), int(release[2])) if release else (0, 0),
+    )
+
+
+def judge_devices(rdma: Rdma, *, is_required: bool) -> tuple[Finding, ...]:
+    """`is_required`: `transfer.require` is rdma."""
+    if not rdma.ports:
+        if is_required:
+            fix = f"install the driver of the network card (`rdma link` shows what there is); {_IN_A_POD}"
+            return (fail("rdma", "transfer.require is rdma, and there is no RDMA device", fix),)
+        return (skip("rdma", "there is no RDMA device, and transfer.require asks for none"),)
+    if not rdma.has_verbs:
+        fix = f"`modprobe ib_uverbs`; docker: --device=/dev/infiniband; {_IN_A_POD}"
+        names = ", ".join(port.name for port in rdma.ports)
+        return (wrong("rdma", f"{names}, and no /dev/infiniband/uverbs* to open them by", fix, is_fatal=is_required),)
+    is_any = rdma.is_usable
+    return tuple(_device(port, is_fatal=is_required and not is_any) for port in rdma.ports)
+
+
+def judge_gids(rdma: Rdma, gid_index: str, *, is_required: bool) -> tuple[Finding, ...]:
+    """`gid_index` is UCX_IB_GID_INDEX, empty where it is unset: then UCX looks for a RoCE v2 one itself."""
+    ports = [port for port in rdma.ports if port.is_roce and port.is_active]
+    if not ports:
+        return (skip("gid", "no active RoCE port, and only those are found by their GID"),)
+    return tuple(_gid(port, gid_index, is_fatal=is_required) for port in ports)
+
+
+def judge_gpu_direct(rdma: Rdma, *, is_cuda: bool, is_required: bool) -> Finding:
+    if not is_cuda:
+        return skip("gpudirect", "model.device is cpu: KV is host memory")
+    if not rdma.is_usable:
+        return skip("gpudirect", "no RDMA port is active")
+    if rdma.has_peermem:
+        return ok("gpudirect", "network cards reach GPU memory (nvidia_peermem is loaded)")
+    if rdma.has_open_driver and rdma.kernel >= _DMABUF_KERNEL:
+        return ok(
+            "gpudirect", f"network cards reach GPU memory (dma-buf: open kernel modules, Linux {_told(rdma.kernel)})"
+        )
+    return wrong(
+        "gpudirect",
+        f"neither nvidia_peermem nor dma-buf (open kernel modules and Linux {_told(_DMABUF_KERNEL)} or later)",
+        "`modprobe nvidia_peermem` on the node (GPU operator: driver.rdma.enabled=true), or the driver's open modules",
+        is_fatal=is_required,
+    )
+
+
+def _ports(system: System) -> Iterator[Port]:
+    for device in system.names(_CLASS):
+        for number in system.names(f"{_CLASS}/{device}/ports"):
+            where = f"{_CLASS}/{device}/ports/{number}"
+            yield Port(
+                device=device,
+                number=int(number),
+                state=system.text(f"{where}/state").rpartition(": ")[2],
+                link_layer=system.text(f"{where}/link_layer"),
+                rate=system.text(f"{where}/rate"),
+                gids=tuple(_gids(system, where)),
+            )
+
+
+def _gids(system: System, port: str) -> Iterator[Gid]:
+    for index in system.names(f"{port}/gids"):
+        address = system.text(f"{port}/gids/{index}")
+        if address.replace(":", "").strip("0"):  # a place without an address is all zeros
+            yield Gid(int(index), address, system.text(f"{port}/gid_attrs/types/{index}"))
+
+
+def _device(port: Port, *, is_fatal: bool) -> Finding:
+    told = f"{port.name} {port.link_layer}, {port.rate or 'rate unknown'}, {port.state or 'state unknown'}"
+    if port.is_active:
+        return ok("rdma", told)
+    link = f"`ip link set dev <interface of {port.device}> up`" if port.is_roce else "start a subnet manager (opensm)"
+    fix = f"look at the cable and the switch port (`rdma link show`), then {link}; or leave it out by UCX_NET_DEVICES"
+    return wrong("rdma", told, fix, is_fatal=is_fatal)
+
+
+def _gid(port: Port, gid_index: str, *, is_fatal: bool) -> Finding:
+    good = [gid.index for gid in port.gids if gid.is_ipv4_v2]
+    if not good:
+        kinds = ", ".join(sorted({gid.kind or "unknown" for gid in port.gids})) or "none at all"
+        fix = (
+            f"give the interface of {port.device} an IPv4 address (`ip addr add`), in a pod "
+            "`pools.<name>.hostNetwork: true` or a secondary network of the RDMA device plugin"
+        )
+        return wrong("gid", f"{port.name} has no RoCE v2 GID of an IPv4 address ({kinds})", fix, is_fatal=is_fatal)
+    told = f"{port.name} has RoCE v2 GIDs of IPv4 addresses at {', '.join(map(str, good))}"
+    if not gid_index or gid_index == "auto":
+        return ok("gid", f"{told}; UCX chooses, because UCX_IB_GID_INDEX is unset")
+    if gid_index in map(str, good):
+        return ok("gid", f"{told}; UCX_IB_GID_INDEX={gid_index}")
+    fix = f"unset UCX_IB_GID_INDEX, or UCX_IB_GID_INDEX={good[0]} (in a pod `pools.<name>.ucx`)"
+    return warn("gid", f"{told}, and UCX_IB_GID_INDEX={gid_index} names another one", fix)
+
+
+def _told(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"

@@ -1,0 +1,200 @@
+"""The Redis that `redis.url` names: whether it does what Tandem asks of one, and its clock; never writes a key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    NoPermissionError,
+    RedisClusterException,
+    RedisError,
+)
+
+from tandem.core.clock import Clock, wall_ns
+from tandem.doctor.finding import Finding, fail, ok, warn
+from tandem.stores.client import connect
+
+OLDEST = (7, 0)
+"""Valkey counts from 7.2 on."""
+SLOW_S = 0.02
+"""Of one command. A request that meets quotas waits for two of them."""
+_NUM_PINGS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RedisFacts:
+    """`problem`: why it gave no answer, else empty, and `is_auth` that it refused who asked. `info` as INFO says it,
+    empty where we may not ask for it.
+    `ahead_s`: how far its clock is before this machine's, known to `within_s`."""
+
+    problem: str = ""
+    is_auth: bool = False
+    info: Mapping[str, Any] = field(default_factory=dict)
+    script_problem: str = ""
+    ping_s: float = 0.0
+    ahead_s: float = 0.0
+    within_s: float = 0.0
+
+
+async def read_redis(url: str, clock: Clock) -> RedisFacts:
+    client = connect(url, store="doctor")
+    try:
+        pings = []
+        for _ in range(_NUM_PINGS):
+            began = clock.now()
+            await client.ping()
+            pings.append(clock.now() - began)
+        asked, began = wall_ns() / 1e9, clock.now()
+        seconds, micros = await client.time()
+        took = clock.now() - began
+        ahead = seconds + micros / 1e6 - (asked + took / 2)
+        return RedisFacts("", False, await _info(client), await _script_problem(client), min(pings), ahead, took / 2)
+    except (RedisError, RedisClusterException, OSError) as error:
+        return RedisFacts(problem=str(error) or type(error).__name__, is_auth=_is_auth(error))
+    finally:
+        await client.aclose()
+
+
+def judge_redis(facts: RedisFacts, url: str) -> tuple[Finding, ...]:
+    where = without_password(url)
+    if facts.problem:
+        return (_unreachable(facts, where),)
+    told = f"{where}: {_told(facts.info)}, {facts.ping_s * 1e3:.1f} ms"
+    if not facts.info:
+        fix = "`redis-cli acl setuser <user> +info` for the user of redis.url"
+        unknown = f"{where} does not tell us its version, role and memory policy: we may not ask for INFO"
+        return (warn("redis", unknown, fix), *_script(facts, where))
+    misplaced = _place(facts, url, where)
+    if misplaced:
+        return misplaced
+    wrong = (*_version(facts.info, where), *_memory(facts.info, where), *_script(facts, where))
+    late = (_latency(facts.ping_s, where),) if facts.ping_s > SLOW_S else ()
+    return (*wrong, *late) or (ok("redis", told),)
+
+
+def without_password(url: str) -> str:
+    return re.sub(r"//[^@/]*@", "//***@", url)
+
+
+def version_of(info: Mapping[str, Any]) -> tuple[str, tuple[int, int]]:
+    """Its kind and (major, minor)."""
+    is_valkey = info.get("server_name") == "valkey"
+    text = str(info.get("valkey_version" if is_valkey else "redis_version", "0.0"))
+    major, minor, *_ = [*text.split("."), "0"]
+    return ("valkey" if is_valkey else "redis"), (int(major), int(minor))
+
+
+def _unreachable(facts: RedisFacts, where: str) -> Finding:
+    if facts.is_auth:
+        fix = "the user and password in redis.url (redis://user:password@host:6379), as TANDEM_REDIS__URL from a Secret"
+        return fail("redis", f"{where} does not let us in: {facts.problem}", fix)
+    if "redis+cluster" in facts.problem:
+        return fail(
+            "redis", f"{where}: {facts.problem}", "redis+cluster:// (or rediss+cluster://) as redis.url's scheme"
+        )
+    if "Cluster mode is not enabled" in facts.problem:
+        return fail("redis", f"{where} is no Redis Cluster but one server", f"redis.url as {_as_single(where)}")
+    fix = (
+        f"is it running, and is the way there open? `redis-cli -u {where} ping`; TLS asks for rediss://; "
+        "in a pod look at `redis.external.addresses` and the NetworkPolicy"
+    )
+    return fail("redis", f"{where} does not answer: {facts.problem}", fix)
+
+
+def _version(info: Mapping[str, Any], where: str) -> tuple[Finding, ...]:
+    kind, version = version_of(info)
+    if version >= OLDEST:
+        return ()
+    told = f"{where} is {kind} {version[0]}.{version[1]}, tested are {OLDEST[0]}.{OLDEST[1]} and later, and Valkey"
+    return (fail("redis", told, "Redis 7 or Valkey 8 (`redis.mode: builtin` of the chart is one)"),)
+
+
+def _place(facts: RedisFacts, url: str, where: str) -> tuple[Finding, ...]:
+    """A primary, and of the kind that the URL says."""
+    info = facts.info
+    if info.get("role", "master") != "master":
+        primary = f"{info.get('master_host', 'unknown')}:{info.get('master_port', '')}"
+        fix = f"redis.url of the primary ({primary}), or of a name that follows it"
+        return (fail("redis", f"{where} is a replica, which takes no writes", fix),)
+    is_cluster, says_cluster = bool(int(info.get("cluster_enabled", 0))), "+cluster" in url.partition(":")[0]
+    if is_cluster and not says_cluster:
+        return (fail("redis", f"{where} is a node of a Redis Cluster", f"redis.url as {_as_cluster(where)}"),)
+    if says_cluster and not is_cluster:
+        return (fail("redis", f"{where} is no Redis Cluster but one server", f"redis.url as {_as_single(where)}"),)
+    return ()
+
+
+def _memory(info: Mapping[str, Any], where: str) -> tuple[Finding, ...]:
+    policy = str(info.get("maxmemory_policy", "noeviction"))
+    if policy == "noeviction":
+        return ()
+    fix = "`redis-cli config set maxmemory-policy noeviction`, and the same in its configuration"
+    told = (
+        f"{where} throws keys away when it is full (maxmemory-policy {policy}): quotas and workers would be forgotten"
+    )
+    return (warn("redis", told, fix),)
+
+
+def _script(facts: RedisFacts, where: str) -> tuple[Finding, ...]:
+    if not facts.script_problem:
+        return ()
+    fix = "`redis-cli acl setuser <user> +eval +evalsha +script` for the user of redis.url"
+    return (fail("redis", f"{where} runs no scripts for us: {facts.script_problem}", fix),)
+
+
+def _latency(seconds: float, where: str) -> Finding:
+    fix = "a Redis in the same zone, or a less busy one (`redis-cli --latency`, SLOWLOG GET)"
+    return warn("redis", f"{where} takes {seconds * 1e3:.0f} ms for a PING, and requests wait for it", fix)
+
+
+def judge_own_server(problem: str) -> tuple[Finding, ...]:
+    """Where no URL is set: `problem` of finding a server that `serve` can start, empty where there is one."""
+    if not problem:
+        return (ok("redis", "redis.url is empty: `serve` starts a server of its own"),)
+    fix = "`pip install 'tandem[worker]'`, which brings a server, or --redis-url with one of yours"
+    return (fail("redis", f"redis.url is empty, and there is no server that `serve` could start: {problem}", fix),)
+
+
+async def _info(client: Any) -> Mapping[str, Any]:
+    try:
+        return _flat(await client.info())
+    except NoPermissionError:
+        return {}
+
+
+async def _script_problem(client: Any) -> str:
+    try:
+        await client.eval("return 1", 1, "{tandem-doctor}")
+    except RedisError as error:
+        return str(error)
+    return ""
+
+
+def _flat(info: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of a cluster the library may answer by node: then of the first."""
+    first = next(iter(info.values()), None)
+    return first if isinstance(first, Mapping) and "redis_version" in first else info
+
+
+def _is_auth(error: Exception) -> bool:
+    kinds = (AuthenticationError, AuthorizationError, NoPermissionError)
+    return isinstance(error, kinds) or str(error).startswith(("NOAUTH", "WRONGPASS", "NOPERM"))
+
+
+def _told(info: Mapping[str, Any]) -> str:
+    kind, version = version_of(info)
+    return f"{kind} {version[0]}.{version[1]}, primary, scripts run"
+
+
+def _as_cluster(where: str) -> str:
+    scheme, _, rest = where.partition("://")
+    return f"{scheme}+cluster://{rest}"
+
+
+def _as_single(where: str) -> str:
+    return where.replace("+cluster", "", 1)

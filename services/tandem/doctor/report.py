@@ -1,0 +1,63 @@
+"""What all checks found, as a table for people and as JSON for machines, and the exit code; never prints."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from tandem.doctor.check import Examined
+from tandem.doctor.finding import Finding, Verdict
+
+_COLOURS = {Verdict.OK: "32", Verdict.WARN: "33", Verdict.FAIL: "31", Verdict.SKIP: "2"}
+"""SGR codes: green, yellow, red, faint."""
+_NOUNS = {Verdict.OK: "ok", Verdict.WARN: "to look at", Verdict.FAIL: "failed", Verdict.SKIP: "skipped"}
+
+
+def exit_code(examined: Sequence[Examined], *, is_strict: bool) -> int:
+    """0: all is well, whatever was skipped; 1: something failed, or is to be looked at where that counts too."""
+    verdicts = {finding.verdict for finding in _findings(examined)}
+    return int(Verdict.FAIL in verdicts or (is_strict and Verdict.WARN in verdicts))
+
+
+def table(examined: Sequence[Examined], *, has_colour: bool) -> str:
+    """One line per finding, its fix below it, and a line that counts them."""
+    findings = _findings(examined)
+    widths = max(map(len, (v.value for v in Verdict))), max((len(f.check) for f in findings), default=0)
+    lines: list[str] = []
+    for finding in findings:
+        verdict = _painted(finding.verdict.value.ljust(widths[0]), finding.verdict, has_colour)
+        lines.append(f"{verdict}  {finding.check.ljust(widths[1])}  {finding.found}")
+        if finding.fix:
+            lines.append(" " * (sum(widths) + 4) + f"-> {finding.fix}")
+    counted = Counter(finding.verdict for finding in findings)
+    summary = ", ".join(f"{counted[verdict]} {noun}" for verdict, noun in _NOUNS.items() if counted[verdict])
+    return "\n".join([*lines, "", summary or "nothing was looked at"])
+
+
+def document(examined: Sequence[Examined], *, is_strict: bool) -> dict[str, Any]:
+    """`ok` says what the exit code says; `counts` has every verdict."""
+    counted = Counter(finding.verdict for finding in _findings(examined))
+    return {
+        "ok": exit_code(examined, is_strict=is_strict) == 0,
+        "counts": {verdict.value: counted[verdict] for verdict in Verdict},
+        "findings": [_entry(finding) for finding in _findings(examined)],
+        "seconds": {one.check: round(one.seconds, 3) for one in examined},
+    }
+
+
+def _entry(finding: Finding) -> dict[str, Any]:
+    entry: dict[str, Any] = {"check": finding.check, "verdict": finding.verdict.value, "found": finding.found}
+    if finding.fix:
+        entry["fix"] = finding.fix
+    if finding.figures:
+        entry["figures"] = dict(finding.figures)
+    return entry
+
+
+def _findings(examined: Sequence[Examined]) -> list[Finding]:
+    return [finding for one in examined for finding in one.findings]
+
+
+def _painted(text: str, verdict: Verdict, has_colour: bool) -> str:
+    return f"\x1b[{_COLOURS[verdict]}m{text}\x1b[0m" if has_colour else text

@@ -1,0 +1,60 @@
+"""The file of the cluster's secret: whether it holds one and who can read it; never tells what it says."""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.core.config import Config
+from tandem.core.errors import TandemError
+from tandem.core.hosts import is_loopback
+from tandem.doctor.finding import Finding, fail, ok, skip, warn
+from tandem.wire.secret_file import SecretFile, parse_secrets
+
+
+@dataclass(frozen=True, slots=True)
+class SecretFacts:
+    """`problem`: why no program would take the file, else empty. `mode`: permission bits of what the name leads to."""
+
+    path: str
+    problem: str = ""
+    num_secrets: int = 0
+    mode: int = 0o600
+
+
+def read_secret(path: str) -> SecretFacts | None:
+    """None where no file is named."""
+    if not path:
+        return None
+    try:
+        SecretFile(Path(path))
+        num_secrets = len(parse_secrets(Path(path).read_bytes(), path))
+        return SecretFacts(path, "", num_secrets, stat.S_IMODE(Path(path).stat().st_mode))
+    except TandemError as error:
+        return SecretFacts(path, error.message)
+    except OSError as error:
+        return SecretFacts(path, f"cluster.secret_file: cannot read {path}: {error.strerror}")
+
+
+def judge_secret(facts: SecretFacts | None, config: Config) -> Finding:
+    if facts is None:
+        return _without(config)
+    if facts.problem:
+        fix = f"`openssl rand -hex 32 > {facts.path}`, one for all; in a pod `cluster.existingSecret` (key `secret`)"
+        return fail("secret", facts.problem, fix)
+    told = f"{facts.path} holds {facts.num_secrets} secret{'s' * (facts.num_secrets > 1)}"
+    if facts.mode & stat.S_IROTH:
+        fix = f"`chmod 600 {facts.path}`; of a mounted Secret `defaultMode: 0440` with the pod's `fsGroup`"
+        return warn("secret", f"{told}, and everybody of this machine can read it (mode {facts.mode:04o})", fix)
+    return ok("secret", f"{told}, mode {facts.mode:04o}")
+
+
+def _without(config: Config) -> Finding:
+    if is_loopback(config.worker.host) or config.cluster.has_tls:
+        return skip("secret", "cluster.secret_file is empty: `serve` draws a secret of its own, and hosts are loopback")
+    fix = "`openssl rand -hex 32 > secret`, and --secret-file secret for gateways and workers alike"
+    if config.cluster.insecure:
+        told = f"cluster.insecure: whoever reaches {config.worker.host} may use its workers"
+        return warn("secret", told, fix)
+    return fail("secret", f"worker.host is {config.worker.host}, which others can reach, without a secret or TLS", fix)

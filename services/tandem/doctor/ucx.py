@@ -1,0 +1,176 @@
+"""What UCX can use on this machine and what it chooses, as its own log says of a real read; never moves a byte itself.
+
+UCX writes a table of the transports and devices that it found, and for each kind of operation a table of what it will
+use by size (UCX_PROTO_INFO). KV moves by "remote memory read".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tandem.core.config import HandoffConfig, TransferConfig
+from tandem.doctor.finding import Finding, fail, ok, skip, warn, wrong
+from tandem.doctor.system import System
+from tandem.doctor.ucx_trial import MODULE
+
+LIMIT_S = 30.0
+_LOGGED = {"UCX_LOG_LEVEL": "debug", "UCX_PROTO_INFO": "y", "UCX_LOG_FILE": "stderr"}
+_PREFIX = re.compile(r"^\[[^\]]*\] \[[^\]]*\]\s*")
+_LANE = re.compile(r"[a-z][a-z0-9_]*/[^\s,]+")
+_MARKED = re.compile(r"([+-]) (\S+)")
+
+_WAYS = {
+    "shared_memory": ("cma", "knem", "xpmem", "posix", "sysv", "mm", "sm", "shm", "self"),
+    "rdma": ("rc", "dc", "ud", "gga", "ib", "srd"),
+    "cuda_ipc": ("cuda_ipc",),
+    "tcp": ("tcp",),
+}
+_KERNEL_COPY = "cma"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """`problem`: why no byte was read, else empty. `available`: transport -> its devices. `chosen`: what a read of the
+    whole block used, as "cma/memory". `missing`: names in UCX_TLS that this machine has nothing for."""
+
+    problem: str = ""
+    version: str = ""
+    num_bytes: int = 0
+    seconds: float = 0.0
+    available: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    chosen: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+    @property
+    def ways(self) -> frozenset[str]:
+        return frozenset(way_of(lane.partition("/")[0]) for lane in self.chosen)
+
+
+def way_of(transport: str) -> str:
+    """The value of `transfer.require` that asks for this transport of UCX; "tcp" and "unknown" beside them."""
+    for way, names in _WAYS.items():
+        if transport in names or (way == "rdma" and transport.partition("_")[0] in names):
+            return way
+    return "unknown"
+
+
+def read_trial(system: System) -> Trial:
+    """Half a second for each of two agents, and the reads."""
+    ran = system.run([sys.executable, "-m", MODULE], LIMIT_S - 5, **_LOGGED)
+    if ran.code:
+        return Trial(problem=_last_line(ran.err) or f"exit code {ran.code}")
+    return parse_trial(ran.out, ran.err)
+
+
+def parse_trial(said: str, log: str) -> Trial:
+    """Of the line that the trial printed and of UCX's log."""
+    lines = [_PREFIX.sub("", line) for line in log.splitlines()]
+    result = json.loads(said.strip().splitlines()[-1])
+    found = re.search(r"UCX\s+INFO\s+Version (\S+)", log)
+    return Trial(
+        problem=result.get("problem", ""),
+        version=found[1] if found else "",
+        num_bytes=result.get("num_bytes", 0),
+        seconds=result.get("seconds", 0.0),
+        available=tuple(_available(lines)),
+        chosen=_chosen(lines),
+        missing=tuple(dict.fromkeys(re.findall(r"transport '([^']+)' is not available", log))),
+    )
+
+
+def judge_trial(trial: Trial, handoff: HandoffConfig, transfer: TransferConfig, told: str) -> tuple[Finding, ...]:
+    """`told` is UCX_TLS, empty where it is unset."""
+    if handoff.transport == "local":
+        return (skip("ucx", "handoff.transport is local, which reads through the kernel without UCX"),)
+    if trial.problem:
+        return (_stuck(trial, told),)
+    return (_chose(trial, told), *_missing(trial, told), *_required(trial, transfer, told))
+
+
+def _stuck(trial: Trial, told: str) -> Finding:
+    because = f" (UCX_TLS={told} names {', '.join(trial.missing)}, which this machine has not)" if trial.missing else ""
+    fix = (
+        "`pip install 'tandem[worker]'` if NIXL is missing; unset UCX_TLS and UCX_NET_DEVICES, or name what is there "
+        f"({_names(trial) or 'tcp,sm,self'}); handoff.transport=local does without on one machine"
+    )
+    return fail("ucx", f"NIXL moves nothing between two processes: {trial.problem}{because}", fix)
+
+
+def _chose(trial: Trial, told: str) -> Finding:
+    speed = trial.num_bytes / trial.seconds / 1e9 if trial.seconds else 0.0
+    lanes = ", ".join(trial.chosen) or "nothing that its log names"
+    moved = f"UCX {trial.version} reads of this machine by {lanes}, {speed:.1f} GB/s"
+    if told or "tcp" not in trial.ways:
+        return ok("ucx", f"{moved} (available: {_names(trial)})" + (f"; UCX_TLS={told}" if told else ""))
+    return warn(
+        "ucx",
+        f"{moved}: it may not read another process's memory",
+        "let processes of one user read each other: `sysctl kernel.yama.ptrace_scope=0`, or a seccomp profile that "
+        "allows process_vm_readv (docker: --cap-add=SYS_PTRACE)",
+    )
+
+
+def _missing(trial: Trial, told: str) -> Iterator[Finding]:
+    if trial.missing:
+        fix = f"UCX_TLS of what there is: {_names(trial)}; RDMA needs the card in the pod (`pools.<name>.rdma`)"
+        yield warn("ucx", f"UCX_TLS={told} names {', '.join(trial.missing)}, which this machine has not", fix)
+
+
+def _required(trial: Trial, transfer: TransferConfig, told: str) -> Iterator[Finding]:
+    """Of this machine alone; between machines only a pair of workers can tell. GPU memory is none of this trial's, so
+    of cuda_ipc it can only say that it is there."""
+    require = transfer.require
+    if require == "any":
+        return
+    has_it = any(way_of(name) == require for name, _ in trial.available)
+    is_fine = trial.ways == {require} if require == "shared_memory" else has_it
+    if is_fine:
+        yield ok("ucx", f"transfer.require={require}: {'chosen' if require == 'shared_memory' else 'available'}")
+        return
+    fixes = {
+        "rdma": "the cards and drivers that `rdma` and `memlock` above ask for, and no UCX_TLS without rc or dc",
+        "cuda_ipc": "GPUs of one machine in one pod (`colocate: true`), and no UCX_TLS without cuda_copy and cuda_ipc",
+        "shared_memory": "no UCX_TLS without sm, and process_vm_readv allowed between processes of one user",
+    }
+    found = f"transfer.require={require}, and UCX has {_names(trial)}{f' with UCX_TLS={told}' if told else ''}"
+    yield wrong("ucx", found, f"{fixes[require]}; or transfer.require=any", is_fatal=transfer.on_miss == "refuse")
+
+
+def _names(trial: Trial) -> str:
+    return ", ".join(name for name, _ in trial.available)
+
+
+def _available(lines: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Rows of the table after its title; `+` marks what is enabled. One row per transport."""
+    try:
+        start = next(i for i, line in enumerate(lines) if "Available Transports and Devices" in line)
+    except StopIteration:
+        return
+    for line in lines[start + 1 :]:
+        if not line.startswith(("|", "+-")) or "Legend" in line:
+            return
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 4 and (name := _MARKED.fullmatch(cells[2])) and name[1] == "+":
+            yield name[2], tuple(device for sign, device in _MARKED.findall(cells[3]) if sign == "+")
+
+
+def _chosen(lines: Sequence[str]) -> tuple[str, ...]:
+    """Of the last table of reads, which is that of the peer's, the last row, which is that of the largest sizes."""
+    lanes: tuple[str, ...] = ()
+    for start in (i for i, line in enumerate(lines) if "remote memory read by ucp_get" in line):
+        for line in lines[start:]:
+            if not line.startswith(("|", "+-")):
+                break
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            if len(cells) == 3 and (found := _LANE.findall(cells[2])):
+                lanes = tuple(found)
+    return lanes
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not _PREFIX.match(line)]
+    return lines[-1] if lines else ""

@@ -1,0 +1,147 @@
+"""The chart as Helm renders it, parsed, once for all tests of a process; never judges it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "helm" / "tandem"
+CI = {path.name.removesuffix("-values.yaml"): path for path in sorted((CHART / "ci").glob("*-values.yaml"))}
+SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
+RELEASE, NAMESPACE = "rel", "inference"
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """`by_template`: the objects of each template that made any, in the order of its text."""
+
+    by_template: Mapping[str, list[Object]]
+
+    @property
+    def objects(self) -> list[Object]:
+        return [one for made in self.by_template.values() for one in made]
+
+    def one(self, template: str) -> Object:
+        (found,) = self.by_template[template]
+        return found
+
+    def has(self, template: str) -> bool:
+        return template in self.by_template
+
+    def kinds(self, kind: str) -> list[Object]:
+        return [one for one in self.objects if one["kind"] == kind]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return yaml.safe_load(self.one("configmap")["data"]["config.yaml"])
+
+    @property
+    def ray(self) -> Object:
+        return self.one("rayservice")["spec"]
+
+    @property
+    def serve(self) -> dict[str, Any]:
+        return yaml.safe_load(self.ray["serveConfigV2"])
+
+    @property
+    def applications(self) -> dict[str, Any]:
+        """By pool."""
+        return {one["args"]["pool"]: one for one in self.serve["applications"]}
+
+    @property
+    def groups(self) -> dict[str, Any]:
+        """Worker groups by name."""
+        return {one["groupName"]: one for one in self.ray["rayClusterConfig"]["workerGroupSpecs"]}
+
+
+def helm(*arguments: str, values: str = "") -> subprocess.CompletedProcess[str]:
+    """Runs the one beside this Python, or on PATH."""
+    beside = Path(sys.executable).parent / "helm"
+    program = str(beside) if beside.exists() else shutil.which("helm")
+    assert program, "helm is in the extra dev"
+    return subprocess.run([program, *arguments], input=values, capture_output=True, text=True, check=False, timeout=60)
+
+
+@functools.cache
+def ci(name: str, release: str = RELEASE) -> Rendered:
+    """One of the files in ci/."""
+    return _rendered(CI[name].read_text(), release)
+
+
+def render(values: Mapping[str, Any] | None = None, release: str = RELEASE) -> Rendered:
+    return _rendered(json.dumps(values or {}), release)
+
+
+@functools.cache
+def _rendered(values: str, release: str) -> Rendered:
+    done = helm("template", release, str(CHART), "--namespace", NAMESPACE, "-f", "-", values=values)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, list[Object]] = {}
+    for document in done.stdout.split("\n---\n"):
+        value = yaml.load(document, yaml.CSafeLoader)
+        if value is not None:
+            source = document.removeprefix("---\n").splitlines()[0].removeprefix("# Source: tandem/templates/")
+            found.setdefault(source.removesuffix(".yaml"), []).append(value)
+    return Rendered(found)
+
+
+def refusal(values: Mapping[str, Any]) -> str:
+    """What Helm says of values that are not taken."""
+    done = helm("template", RELEASE, str(CHART), "-f", "-", values=json.dumps(values))
+    assert done.returncode != 0, "these values are taken"
+    return done.stderr
+
+
+def notes(values: Mapping[str, Any] | None = None) -> str:
+    """What is told after an installation. Helm tells it to nobody but a cluster, so a copy of the chart has it in an
+    object."""
+    with TemporaryDirectory() as place:
+        copy = shutil.copytree(CHART, Path(place) / "tandem")
+        text = (copy / "templates" / "NOTES.txt").read_text()
+        (copy / "templates" / "_notes.tpl").write_text('{{- define "notes" -}}\n' + text + "{{ end }}\n")
+        (copy / "templates" / "notes.yaml").write_text('kind: Notes\ntext: {{ include "notes" . | quote }}\n')
+        flags = ("--namespace", NAMESPACE, "--show-only", "templates/notes.yaml")
+        done = helm("template", RELEASE, str(copy), *flags, "-f", "-", values=json.dumps(values or {}))
+    assert done.returncode == 0, done.stderr
+    return str(yaml.safe_load(done.stdout)["text"])
+
+
+def pods(objects: list[Object]) -> Iterator[tuple[str, Object]]:
+    """Templates of pods and whose they are."""
+    for one in objects:
+        name = f"{one['kind']}/{one['metadata']['name']}"
+        if one["kind"] == "RayService":
+            cluster = one["spec"]["rayClusterConfig"]
+            yield f"{name}/head", cluster["headGroupSpec"]["template"]
+            yield from ((f"{name}/{group['groupName']}", group["template"]) for group in cluster["workerGroupSpecs"])
+        elif one["kind"] == "Pod":
+            yield name, one
+        elif "template" in one.get("spec", {}):
+            yield name, one["spec"]["template"]
+
+
+def containers(pod: Object) -> list[Object]:
+    return [*pod["spec"]["containers"], *pod["spec"].get("initContainers", [])]
+
+
+def env(container: Object) -> dict[str, Any]:
+    """Values, or where they come from."""
+    return {one["name"]: one.get("value", one.get("valueFrom")) for one in container.get("env", [])}
+
+
+def gateway(rendered: Rendered) -> Object:
+    """The spec of the gateways' pods."""
+    return rendered.one("gateway-deployment")["spec"]["template"]["spec"]

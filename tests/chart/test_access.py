@@ -1,0 +1,341 @@
+"""Redis, secrets, accounts, the planner's rights and who may speak with whom, as values say; never a real network."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import Redis
+from redis.backoff import ConstantBackoff
+from redis.exceptions import AuthenticationError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.retry import Retry
+
+from tandem.core.settings import from_environment, resolve
+from tandem.doctor.rbac import wanted_permissions
+from tandem.stores.client import Cluster, connect
+from tandem.stores.embedded import find_program
+from tests.chart.release import CHART, CI, Object, Rendered, ci, env, gateway, render
+from tests.ports import free_port
+
+EACH = pytest.mark.parametrize("name", CI)
+OFF, ON, TRIAL = ci("everything-off"), ci("everything-on"), ci("cpu-trial")
+RDMA, EXTERNAL = ci("rdma"), ci("external-redis")
+
+
+def redis_url(rendered: Rendered) -> str:
+    """As a gateway's environment has it, with a password in it."""
+    told = env(gateway(rendered)["containers"][0])
+    return told["TANDEM_REDIS__URL"].replace("$(STORE_PASSWORD)", "pass")
+
+
+@pytest.mark.parametrize("name", ["rdma", "external-redis"])
+def test_an_external_redis_has_a_url_that_the_client_takes(name: str) -> None:
+    url = redis_url(ci(name))
+    resolve([("environment", from_environment({"TANDEM_REDIS__URL": url}))])
+    client = connect(url)
+    assert isinstance(client, Cluster) is (name == "external-redis")
+    assert not any(ci(name).has(template) for template in ("redis-deployment", "redis-service", "redis-secret"))
+
+
+def test_tls_user_and_password_of_an_external_redis() -> None:
+    assert redis_url(RDMA) == "rediss://:pass@redis.stores:6380/0?ssl_ca_certs=/etc/tandem-redis/ca.crt"
+    nodes = "redis-0.stores:6379,redis-1.stores:6379"
+    assert redis_url(EXTERNAL) == f"rediss+cluster://tandem:pass@{nodes}?ssl_ca_certs=/etc/tandem-redis/ca.crt"
+    pod = gateway(EXTERNAL)
+    (volume,) = [one for one in pod["volumes"] if one["name"] == "redis-ca"]
+    assert volume["secret"] == {"secretName": "redis-ca", "items": [{"key": "ca.crt", "path": "ca.crt"}]}
+    password = env(pod["containers"][0])["STORE_PASSWORD"]
+    assert password == {"secretKeyRef": {"name": "redis-tandem", "key": "password"}}
+
+
+def test_an_external_redis_can_do_without_all_of_that() -> None:
+    external = {"addresses": ["stores:6379"], "tls": {"enabled": False}, "database": 3}
+    assert redis_url(render({"redis": {"mode": "external", "external": external}})) == "redis://stores:6379/3"
+
+
+def test_a_whole_url_comes_from_a_secret() -> None:
+    rendered = render({"redis": {"mode": "external", "external": {"existingSecret": "store", "urlKey": "uri"}}})
+    told = env(gateway(rendered)["containers"][0])
+    assert told["TANDEM_REDIS__URL"] == {"secretKeyRef": {"name": "store", "key": "uri"}}
+    assert "STORE_PASSWORD" not in told
+
+
+def test_the_built_in_redis_asks_for_its_password() -> None:
+    (container,) = TRIAL.one("redis-deployment")["spec"]["template"]["spec"]["containers"]
+    assert env(container)["REDISCLI_AUTH"]["secretKeyRef"] == {"name": "rel-tandem-redis", "key": "password"}
+    script = container["command"][-1]
+    assert "requirepass %s" in script and "--maxmemory 256mb" in script and "--requirepass" not in script
+    secret = TRIAL.one("redis-secret")["stringData"]
+    service = TRIAL.one("redis-service")
+    assert secret["url"] == f"redis://:{secret['password']}@{service['metadata']['name']}:6379/0"
+    assert len(secret["password"]) >= 32 and secret["password"].isalnum()
+    resolve([("environment", from_environment({"TANDEM_REDIS__URL": secret["url"]}))])
+    assert env(gateway(TRIAL)["containers"][0])["TANDEM_REDIS__URL"]["secretKeyRef"]["key"] == "url"
+
+
+@pytest.mark.redis
+def test_the_built_in_redis_starts_and_is_shut_to_strangers(tmp_path: Path) -> None:
+    """Its own command, with a server of this machine and another place and port."""
+    (container,) = TRIAL.one("redis-deployment")["spec"]["template"]["spec"]["containers"]
+    shell, flags, script = container["command"]
+    port = free_port()
+    (tmp_path / "redis-server").symlink_to(find_program())
+    script = script.replace("/data", str(tmp_path)).rstrip() + f" --bind 127.0.0.1 --port {port}"
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "REDISCLI_AUTH": "drawn"}
+    server = subprocess.Popen([shell, flags, script], env=environment, stdout=subprocess.DEVNULL)
+    try:
+        retry = Retry(ConstantBackoff(0.05), 200)
+        with Redis(port=port, password="drawn", retry=retry, retry_on_error=[RedisConnectionError]) as known:
+            assert known.ping() and known.config_get("maxmemory") == {"maxmemory": str(256 << 20)}
+        with Redis(port=port) as stranger, pytest.raises(AuthenticationError):
+            stranger.ping()
+    finally:
+        server.terminate()
+    assert server.wait(10) == 0, "it takes the signal itself"
+
+
+def test_secrets_that_are_there_are_used_and_not_made() -> None:
+    rendered = render(
+        {
+            "cluster": {"existingSecret": "one"},
+            "tenants": {"existingSecret": "two", "key": "file"},
+            "redis": {"builtin": {"existingSecret": "three"}},
+        }
+    )
+    assert not rendered.kinds("Secret")
+    assert secret_files(gateway(rendered)) == {"secret": ("one", "secret"), "tenants.yaml": ("two", "file")}
+    assert env(gateway(rendered)["containers"][0])["TANDEM_REDIS__URL"]["secretKeyRef"]["name"] == "three"
+
+
+def secret_files(pod: Object) -> dict[str, tuple[str, str]]:
+    """File below /etc/tandem-secrets -> Secret and key."""
+    (volume,) = [one["projected"] for one in pod["volumes"] if one["name"] == "secrets"]
+    sources = [source["secret"] for source in volume["sources"]]
+    return {item["path"]: (secret["name"], item["key"]) for secret in sources for item in secret["items"]}
+
+
+@EACH
+def test_settings_name_files_that_are_mounted(name: str) -> None:
+    rendered = ci(name)
+    cluster, tenants = rendered.config["cluster"], rendered.config["gateway"].get("tenants")
+    files = {f"/etc/tandem-secrets/{path}" for path in secret_files(gateway(rendered))}
+    assert files == {*cluster.values()} | ({tenants} if tenants else set())
+    for group in [rendered.ray["rayClusterConfig"]["headGroupSpec"], *rendered.groups.values()]:
+        files = {f"/etc/tandem-secrets/{path}" for path in secret_files(group["template"]["spec"])}
+        assert files == {*cluster.values()}, "tenants are the gateways' business"
+
+
+def test_nobody_is_asked_for_a_key_where_that_is_off() -> None:
+    assert not OFF.has("tenants-secret") and "tenants" not in OFF.config["gateway"]
+    assert resolve([("config.yaml", OFF.config)]).config.gateway.auth == "off"
+
+
+@pytest.mark.parametrize(
+    ("template", "key"), [("cluster-secret", "secret"), ("redis-secret", "password"), ("tenants-secret", "key")]
+)
+def test_an_upgrade_keeps_what_was_drawn_once(template: str, key: str) -> None:
+    """No cluster can be looked into here: what is drawn is only the default of what is there."""
+    text = (CHART / "templates" / f"{template}.yaml").read_text()
+    assert text.count("randAlphaNum") == 1
+    (line,) = [line for line in text.splitlines() if "randAlphaNum" in line]
+    assert re.search(rf'include "tandem\.kept" \(list \. .*"{key}"\) \| default \(.*randAlphaNum', line)
+    helpers = (CHART / "templates" / "_helpers.tpl").read_text()
+    kept = helpers.partition('define "tandem.kept"')[2].partition("\n{{- end }}")[0]
+    assert 'lookup "v1" "Secret" (first .).Release.Namespace (index . 1)' in kept and "b64dec" in kept
+    assert f'"{key}"' in text and render().one(template)["stringData"][key]
+
+
+def test_two_installations_have_two_secrets() -> None:
+    drawn = {render(release=name).one("cluster-secret")["stringData"]["secret"] for name in ("one", "two", "three")}
+    assert len(drawn) == 3 and all(len(secret) >= 32 for secret in drawn)
+
+
+def test_accounts_are_made_or_named() -> None:
+    assert len(ON.kinds("ServiceAccount")) == 3 and len(TRIAL.kinds("ServiceAccount")) == 2
+    assert all(one["metadata"]["annotations"] for one in ON.kinds("ServiceAccount"))
+    assert not OFF.kinds("ServiceAccount") and gateway(OFF)["serviceAccountName"] == "default"
+    rendered = render({"serviceAccount": {"create": False, "gateway": "mine"}})
+    assert gateway(rendered)["serviceAccountName"] == "mine"
+    names = {one["metadata"]["name"] for one in TRIAL.kinds("ServiceAccount")}
+    assert {gateway(TRIAL)["serviceAccountName"], worker_account(TRIAL)} == names
+
+
+def worker_account(rendered: Rendered) -> str:
+    return rendered.groups["decode"]["template"]["spec"]["serviceAccountName"]
+
+
+@EACH
+def test_only_a_planner_that_patches_has_rights_and_no_more_than_it_needs(name: str) -> None:
+    rendered = ci(name)
+    kinds = {one["kind"] for one in rendered.objects}
+    assert not {"ClusterRole", "ClusterRoleBinding"} & kinds
+    if rendered.config["planner"]["actuator"] != "raycluster":
+        assert not {"Role", "RoleBinding"} & kinds
+        return
+    (role,), (binding,) = rendered.kinds("Role"), rendered.kinds("RoleBinding")
+    assert {resource: rule["verbs"] for rule in role["rules"] for resource in rule["resources"]} == {
+        "leases": ["get", "create", "update"],
+        "pods": ["get", "list", "watch"],
+        "rayservices": ["get", "list", "watch"],
+        "rayclusters": ["get", "list", "watch", "patch"],
+    }
+    granted = {
+        (g, r, v) for rule in role["rules"] for g in rule["apiGroups"] for r in rule["resources"] for v in rule["verbs"]
+    }
+    asked = {tuple(one) for one in wanted_permissions(resolve([("config.yaml", rendered.config)]).config)}
+    assert asked and asked <= granted, "the doctor misses none"
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    pod = rendered.one("planner-deployment")["spec"]["template"]["spec"]
+    assert binding["subjects"][0]["name"] == pod["serviceAccountName"]
+
+
+def test_the_planner_is_a_program_with_the_same_settings() -> None:
+    made = ON.one("planner-deployment")["spec"]
+    (container,) = made["template"]["spec"]["containers"]
+    assert container["args"] == ["planner", "--config", "/etc/tandem/config.yaml"] and made["replicas"] == 2
+    assert made["strategy"] == {"type": "Recreate"} and not TRIAL.has("planner-deployment")
+    assert container["image"] == gateway(ON)["containers"][0]["image"]
+    assert made["template"]["metadata"]["labels"]["tier"] == "edge"
+    assert ON.config["planner"]["headroom"] == 0.2
+
+
+# ---- who may speak with whom
+
+
+def rules(policy: Object, way: str, peer: str) -> list[Any]:
+    """Ports of the rules for pods of a component, or `anyone`; None as a port: all."""
+    other = {"ingress": "from", "egress": "to"}[way]
+    found: list[Any] = []
+    for rule in policy["spec"][way]:
+        names = set(components(rule.get(other, [{}])))
+        if peer in names or (peer == "anyone" and not rule.get(other)):
+            found += [port["port"] for port in rule.get("ports", [{"port": None}])]
+    return found
+
+
+def components(peers: Iterable[Object]) -> Iterable[str]:
+    for peer in peers:
+        labels = peer.get("podSelector", {}).get("matchLabels", {})
+        yield labels.get("app.kubernetes.io/component", "")
+
+
+def test_policies_are_there_or_not() -> None:
+    assert not OFF.kinds("NetworkPolicy")
+    names = {one["metadata"]["name"] for one in ON.kinds("NetworkPolicy")}
+    assert {f"serving-{which}" for which in ("gateway", "ray", "ray-head", "redis", "planner")} <= names
+    for policy in ON.kinds("NetworkPolicy"):
+        assert set(policy["spec"]["policyTypes"]) == {"Ingress", "Egress"}, "all else is refused, both ways"
+
+
+def test_all_ports_are_open_among_ray_pods_and_only_there() -> None:
+    for name in ("cpu-trial", "rdma", "mixed"):
+        policy = ci(name).one("networkpolicy-ray")
+        assert None in rules(policy, "ingress", "ray") and None in rules(policy, "egress", "ray")
+        for other in ("gateway", "test", "anyone"):
+            assert None not in rules(policy, "ingress", other)
+    elsewhere = [one for one in TRIAL.kinds("NetworkPolicy") if one is not TRIAL.one("networkpolicy-ray")]
+    assert not any(None in rules(one, "ingress", "ray") for one in elsewhere)
+
+
+def test_gateways_reach_workers_at_the_ports_where_they_listen() -> None:
+    for name, ports in (("cpu-trial", [50051]), ("one-node-nvlink", [50051, 50052]), ("mixed", [32768])):
+        assert rules(ci(name).one("networkpolicy-gateway"), "egress", "ray") == ports
+        assert rules(ci(name).one("networkpolicy-ray"), "ingress", "gateway") == ports
+    assert rules(ON.one("networkpolicy-planner"), "egress", "ray") == rules(
+        ON.one("networkpolicy-ray"), "ingress", "planner"
+    )
+    assert rules(ON.one("networkpolicy-planner"), "egress", "ray")
+    (open_range,) = ci("mixed").one("networkpolicy-gateway")["spec"]["egress"][0]["ports"]
+    assert open_range["endPort"] == 60999
+
+
+def test_gateways_are_asked_by_everybody_or_by_whom_values_name() -> None:
+    assert rules(TRIAL.one("networkpolicy-gateway"), "ingress", "anyone") == ["http", "grpc"]
+    named = ON.one("networkpolicy-gateway")
+    assert rules(named, "ingress", "anyone") == []
+    assert {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress-nginx"}}} in named["spec"][
+        "ingress"
+    ][0]["from"]
+    assert rules(named, "ingress", "test") == ["http", "grpc"]
+
+
+def test_redis_is_for_our_pods_only() -> None:
+    policy = TRIAL.one("networkpolicy-redis")
+    assert policy["spec"]["egress"] == []
+    (rule,) = policy["spec"]["ingress"]
+    assert set(components(rule["from"])) == {"gateway", "ray", "planner", "test"}
+    assert [port["port"] for port in rule["ports"]] == ["redis"]
+    assert not EXTERNAL.has("networkpolicy-redis")
+    for template in ("networkpolicy-gateway", "networkpolicy-ray"):
+        assert rules(TRIAL.one(template), "egress", "redis") == [6379]
+        ports = [port["port"] for rule in RDMA.one(template)["spec"]["egress"] for port in rule.get("ports", ())]
+        assert 6380 in ports and 6379 not in ports
+
+
+def test_kuberay_reaches_the_head_where_it_submits_and_asks() -> None:
+    policy = TRIAL.one("networkpolicy-ray-head")
+    assert policy["spec"]["podSelector"]["matchLabels"]["ray.io/node-type"] == "head"
+    (rule,) = policy["spec"]["ingress"]
+    assert [port["port"] for port in rule["ports"]] == [8265, 8000]
+    assert rule["from"][0]["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "kuberay-operator"}
+    head = TRIAL.ray["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]["containers"][0]
+    assert {8265, 8000} <= {port["containerPort"] for port in head["ports"]}
+
+
+@EACH
+def test_the_api_is_reached_by_those_who_have_a_token(name: str) -> None:
+    rendered = ci(name)
+    reach = {
+        one["metadata"]["name"].removeprefix("serving-").removeprefix("rel-tandem-")
+        for one in rendered.kinds("NetworkPolicy")
+        if any(port["port"] == 6443 for rule in one["spec"]["egress"] for port in rule.get("ports", ()))
+    }
+    scales = rendered.ray["rayClusterConfig"]["enableInTreeAutoscaling"]
+    planned = rendered.config["planner"]["actuator"] == "raycluster"
+    wanted = ({"ray-head"} if scales else set()) | ({"planner"} if planned else set())
+    assert reach == (wanted if rendered.kinds("NetworkPolicy") else set())
+
+
+def test_names_are_resolved_by_all_and_spans_go_to_the_collector() -> None:
+    for template in ("networkpolicy-gateway", "networkpolicy-ray", "networkpolicy-planner"):
+        ports = [port["port"] for rule in ON.one(template)["spec"]["egress"] for port in rule.get("ports", ())]
+        assert ports.count(53) == 2
+        assert rules(ON.one(template), "egress", "collector") == [4317, 4318]
+    assert rules(TRIAL.one("networkpolicy-gateway"), "egress", "collector") == []
+
+
+def test_prometheus_reaches_metrics_and_nothing_else() -> None:
+    def from_monitoring(policy: Object) -> list[Any]:
+        peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+        found = [rule for rule in policy["spec"]["ingress"] if peer in rule.get("from", ())]
+        return [port["port"] for rule in found for port in rule["ports"]]
+
+    assert from_monitoring(TRIAL.one("networkpolicy-gateway")) == ["http"]
+    assert from_monitoring(TRIAL.one("networkpolicy-ray")) == [9100]
+    assert from_monitoring(TRIAL.one("networkpolicy-redis")) == []
+
+
+def test_models_are_fetched_over_https_or_not_at_all() -> None:
+    def ports(rendered: Rendered) -> list[Any]:
+        rules = rendered.one("networkpolicy-ray")["spec"]["egress"]
+        return [port["port"] for rule in rules for port in rule.get("ports", ())]
+
+    assert 443 in ports(TRIAL) and 443 not in ports(render({"networkPolicy": {"modelsTo": []}}))
+
+
+def test_pods_in_the_nodes_network_are_known_by_their_addresses() -> None:
+    node = {"ipBlock": {"cidr": "10.20.0.0/16"}}
+    for template, way, other in (
+        ("networkpolicy-ray", "ingress", "from"),
+        ("networkpolicy-ray", "egress", "to"),
+        ("networkpolicy-gateway", "egress", "to"),
+    ):
+        assert any(node in rule.get(other, ()) for rule in RDMA.one(template)["spec"][way]), (template, way)
+    assert node in ON.one("networkpolicy-redis")["spec"]["ingress"][0]["from"]
+    assert not any(node in rule["to"] for rule in TRIAL.one("networkpolicy-gateway")["spec"]["egress"])

@@ -1,0 +1,147 @@
+"""Values that are wrong are refused, with a message that names the key; never taken for something else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.chart.release import CHART, SCHEMA, refusal, render
+
+Node = Mapping[str, Any]
+GPU = {"role": "prefill", "gpus": 4}
+BY_SCHEMA: list[tuple[dict[str, Any], str]] = [
+    ({"gatway": {}}, "(root): Additional property gatway is not allowed"),
+    ({"gateway": {"replica": 2}}, "gateway: Additional property replica is not allowed"),
+    ({"gateway": {"replicas": 0}}, "gateway.replicas: Must be greater than or equal to 1"),
+    ({"gateway": {"replicas": "two"}}, "gateway.replicas: Invalid type"),
+    ({"gateway": {"auth": "maybe"}}, "gateway.auth"),
+    ({"gateway": {"drain_s": None}}, "gateway: drain_s is required"),
+    ({"gateway": {"port": 80}}, "gateway.port: Must be greater than or equal to 1024"),
+    ({"gateway": {"resources": {"limits": None}}}, "gateway.resources: limits is required"),
+    ({"gateway": {"resources": {"limits": {"memory": None}}}}, "gateway.resources.limits: memory is required"),
+    ({"gateway": {"resources": {"limits": {"memory": "1 GB"}}}}, "gateway.resources.limits.memory"),
+    ({"gateway": {"service": {"type": "ExternalName"}}}, "gateway.service.type"),
+    ({"gateway": {"httpRoute": {"enabled": True}}}, "gateway.httpRoute.parentRefs"),
+    ({"gateway": {"host": "127.0.0.1"}}, "gateway: Additional property host is not allowed"),
+    ({"gateway": {"env": {"a-b": "c"}}}, "gateway.env"),
+    ({"image": {"gateway": {"tag": "latest"}}}, "image.gateway.tag"),
+    ({"image": {"worker": {"digest": "sha256:abc"}}}, "image.worker.digest"),
+    ({"engine": {"tensor_parallel": 2}}, "engine: Additional property tensor_parallel is not allowed"),
+    ({"engine": {"max_num_seqs": 0}}, "engine.max_num_seqs"),
+    ({"engine": {"kv_cache_memory": "lots"}}, "engine.kv_cache_memory"),
+    ({"slo": {"ttft_ms": -1}}, "slo.ttft_ms: Must be greater than or equal to 0"),
+    ({"handoff": {"lease_s": 0}}, "handoff.lease_s: Must be greater than 0"),
+    ({"transfer": {"require": "nvlink"}}, "transfer.require"),
+    ({"redis": {"mode": "cluster"}}, "redis.mode"),
+    ({"redis": {"url": "redis://me:secret@host"}}, "redis: Additional property url is not allowed"),
+    ({"redis": {"external": {"addresses": ["redis://host:6379"]}}}, "redis.external.addresses.0"),
+    ({"pools": {"prefill": {"role": "writer"}}}, "pools.prefill.role"),
+    ({"pools": {"third": {"replicas": 1}}}, "pools.third: role is required"),
+    ({"pools": {"Third": {"role": "mixed"}}}, "pools: Property name of"),
+    ({"pools": {"colocated": {"role": "mixed"}}}, "pools: Property name of"),
+    ({"pools": {"prefill": {"gpu": 1}}}, "pools.prefill: Additional property gpu is not allowed"),
+    ({"pools": {"prefill": {"ucx": {"NCCL_DEBUG": "INFO"}}}}, "pools.prefill.ucx"),
+    ({"pools": {"prefill": {"rdma": {"resource": "ib"}}}}, "pools.prefill.rdma.resource"),
+    ({"ray": {"version": "2.60"}}, "ray.version"),
+    ({"planner": {"percentile": 100, "mode": "on"}}, "planner.mode"),
+    ({"cache": {"type": "hostPath"}}, "cache.type"),
+    ({"otel": {"samplerArg": "2"}}, "otel.samplerArg"),
+    ({"networkPolicy": {"dns": [{"podSelectors": {}}]}}, "networkPolicy.dns.0"),
+]
+BY_RULE: list[tuple[dict[str, Any], str]] = [
+    ({"pools": {"prefill": {"replicas": 2, "maxReplicas": 1}}}, "pools.prefill.replicas is 2"),
+    ({"pools": {"prefill": GPU, "decode": {"gpus": 4, "tensorParallel": 2}}}, "pools.decode.tensorParallel is 2"),
+    ({"pools": {"prefill": GPU}}, "pools.decode.gpus is 0"),
+    ({"pools": {"decode": None}}, "pools: there must be prefill and decode workers"),
+    ({"transfer": {"require": "cuda_ipc"}}, "set pools.decode.colocate"),
+    (
+        {"pools": {"prefill": {"colocate": True, "replicas": 2}, "decode": {"colocate": True}}},
+        "pools.decode.replicas, pools.prefill.replicas make 1, 2 pods",
+    ),
+    ({"pools": {"prefill": {"hostNetwork": True}}}, "networkPolicy.nodes is empty"),
+    (
+        {"planner": {"enabled": True, "mode": "act"}, "ray": {"inTreeAutoscaling": {"enabled": False}}},
+        "planner.actuator is serve",
+    ),
+    ({"planner": {"enabled": True, "mode": "act", "actuator": "raycluster"}}, "planner.actuator is raycluster"),
+    ({"planner": {"enabled": True, "replicas": 2}}, "planner.replicas is 2"),
+    ({"planner": {"groups": "prefill=mine"}}, "groups"),
+    (
+        {"planner": {"enabled": True, "mode": "act"}, "pools": {"more": {"role": "prefill"}}},
+        "needs one pool with the role prefill",
+    ),
+    (
+        {
+            "planner": {"enabled": True, "mode": "act", "actuator": "raycluster"},
+            "ray": {"inTreeAutoscaling": {"enabled": False}},
+            "pools": {"prefill": {"colocate": True}, "decode": {"colocate": True}},
+        },
+        "pools.prefill.colocate: planner.actuator raycluster",
+    ),
+    ({"redis": {"mode": "external"}}, "redis.external.addresses is empty"),
+    ({"redis": {"mode": "external", "external": {"urlKey": "url"}}}, "redis.external.existingSecret is empty"),
+    (
+        {
+            "redis": {"mode": "external", "external": {"addresses": ["a:1"], "isCluster": True}},
+            "ray": {"gcsFaultTolerance": {"enabled": True}},
+        },
+        "redis.external.isCluster",
+    ),
+    ({"tenants": {"existingSecret": "a", "content": {"tenants": {}}}}, "tenants.content is given"),
+    ({"gateway": {"auth": "off"}, "tenants": {"existingSecret": "a"}}, "gateway.auth is off"),
+]
+
+
+@pytest.mark.parametrize(("values", "told"), BY_SCHEMA, ids=lambda value: str(value)[:60])
+def test_a_wrong_value_is_refused_by_the_schema(values: dict[str, Any], told: str) -> None:
+    said = refusal(values)
+    assert "don't meet the specifications of the schema" in said
+    assert any(line.startswith(f"- {told}") for line in said.splitlines()), said
+
+
+@pytest.mark.parametrize(("values", "told"), BY_RULE, ids=[case[1][:40] for case in BY_RULE])
+def test_what_cannot_be_together_is_refused(values: dict[str, Any], told: str) -> None:
+    assert told in refusal(values)
+
+
+def test_a_part_of_resources_keeps_the_rest() -> None:
+    render({"gateway": {"resources": {"limits": {"cpu": 1}}}})
+
+
+def nodes(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
+    """Every property, with its path, those of definitions of items and further ones too."""
+    for key, value in node.get("properties", {}).items():
+        yield f"{path}.{key}", value
+        yield from nodes(value, f"{path}.{key}")
+    for key in ("items", "additionalProperties"):
+        if isinstance(node.get(key), dict):
+            yield from nodes(node[key], f"{path}[]")
+
+
+def test_every_key_has_a_description_and_objects_are_closed() -> None:
+    seen = list(nodes(SCHEMA))
+    assert len(seen) > 400
+    for path, node in seen:
+        assert node.get("description", "").strip(), path
+        if "properties" in node:
+            assert node["additionalProperties"] is False or path == ".pools", path
+    assert SCHEMA["additionalProperties"] is False
+
+
+def test_every_key_of_the_chart_has_a_value_and_stands_in_the_schema() -> None:
+    """Settings have their values in the programs, entries of maps and shared pods wherever they are given."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    missing = []
+    for path, node in nodes(SCHEMA):
+        keys = path.strip(".").split(".")
+        if "[]" in path or "Setting " in node["description"] or keys[0] in ("global", "colocated"):
+            continue
+        found: Any = values
+        for key in keys:
+            found = found.get(key) if isinstance(found, dict) else None
+        if found is None and keys[-1] not in ("requests", "ephemeral-storage", "engine", "speculative"):
+            missing.append(path)
+    assert missing == []

@@ -1,0 +1,260 @@
+"""The chart's `serveConfigV2` deployed as KubeRay deploys it, with a gateway beside it: what it starts serves, is told
+apart, scales, is replaced and drains; what is wrong in it is told by Serve. Never how long anything takes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tandem.core.ids import WorkerRef
+from tandem.stores.record import WorkerRecord
+from tandem.stores.registry import WorkerRegistry
+from tandem.worker.run_file import read_run_files
+from tests.chart.release import render
+from tests.e2e.gateway.http import LONG_ANSWER, Post, completion
+from tests.e2e.gateway.processes import Cluster, Gateway, cluster
+from tests.e2e.gateway.tiny_model import make_model
+from tests.e2e.serve.head import Head
+from tests.e2e.serve.served import until
+from tests.scrape import Scrape
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
+
+PATIENCE_S = 120.0
+NAMESPACE = "document"
+APPLICATIONS = ("tandem-prefill", "tandem-decode")
+PLAIN: dict[str, Any] = {"worker": {"drain_s": 60}, "planner": {"enabled": False}}
+
+
+@dataclass(slots=True)
+class Pod:
+    """A Ray of one node whose environment is a pod's, and a gateway. `config` is the file mounted there."""
+
+    head: Head
+    gateway: Gateway
+    directory: Path
+    redis_url: str
+
+    @property
+    def config(self) -> Path:
+        return self.directory / "config.yaml"
+
+    @property
+    def run_dir(self) -> Path:
+        return self.directory / "run"
+
+    def deploy(self, values: dict[str, Any] | None = None, rack: str = "r1", others: Sequence[Any] = ()) -> None:
+        """As the chart has it for these values, with the model and the secret of the test, and `others` beside its
+        applications. Both pools share a node here, and so they share no ports."""
+        document = render(PLAIN | (values or {})).serve
+        for application in document["applications"]:
+            settings = application["args"]["settings"]
+            settings["model"] |= {"id": str(self.directory / "model"), "served_name": "tiny"}
+            settings["engine"] |= {"num_threads": 1, "kv_cache_memory": "32MiB"}
+            settings["worker"] |= {"port": 0, "metrics_port": 0}
+            settings["cluster"]["secret_file"] = str(self.directory / "secret")
+            settings["redis"]["namespace"] = NAMESPACE
+        by_name = {one["name"]: one for one in document["applications"]}
+        by_name["tandem-prefill"]["args"]["settings"]["worker"]["rack"] = rack
+        self.head.deploy(document | {"applications": [*document["applications"], *others]})
+
+    def records(self) -> dict[str, list[WorkerRecord]]:
+        """Of each pool that has one."""
+        found: dict[str, list[WorkerRecord]] = {}
+        for record in asyncio.run(_registered(self.redis_url)):
+            found.setdefault(record.pool, []).append(record)
+        return found
+
+    def ask(self, salt: int) -> tuple[str, str]:
+        """The answer, and by which path it came."""
+        with Post(self.gateway.url, completion(24, salt, 8)) as post:
+            answer = post.finish()
+        assert answer.status == 200, answer.json()
+        return answer.text(), answer.path
+
+    def wait_remote(self) -> None:
+        until(lambda: self.ask(1)[1] == "remote", PATIENCE_S, lambda: self.gateway.log)
+
+    def wait_workers(self, num_prefill: int, num_decode: int) -> None:
+        """Until the gateway hears just so many."""
+        told = {"prefill": num_prefill, "decode": num_decode}
+
+        def heard() -> bool:
+            metrics = self.gateway.metrics()
+            return all(metrics.get(f'tandem_live_workers{{pool="{pool}"}}', 0) == n for pool, n in told.items())
+
+        until(heard, PATIENCE_S, lambda: self.gateway.log)
+
+
+async def _registered(redis_url: str) -> tuple[WorkerRecord, ...]:
+    registry = WorkerRegistry(redis_url, NAMESPACE)
+    try:
+        return await registry.list()
+    finally:
+        await registry.close()
+
+
+@pytest.fixture(scope="module")
+def pod(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Iterator[Pod]:
+    directory = tmp_path_factory.mktemp("pod")
+    model = make_model(directory / "model")
+    secret = directory / "secret"
+    secret.write_text("0123456789abcdef" * 4)
+    (directory / "config.yaml").write_text(
+        f"model: {{id: {model}, served_name: tiny}}\nengine: {{num_threads: 1, kv_cache_memory: 32MiB}}\n"
+        f"worker: {{drain_s: 60}}\nredis: {{namespace: {NAMESPACE}}}\n"
+    )
+    environment = {
+        "TANDEM_REDIS__URL": redis_url,
+        "TANDEM_CLUSTER__SECRET_FILE": str(secret),
+        "TANDEM_WORKER__RUN_DIR": str(directory / "run"),
+        "TANDEM_WORKER__HOST_LABEL": "node-7",
+        "POD_IP": "127.0.0.2",
+    }
+    own = ("--namespace", NAMESPACE, "--secret-file", str(secret))
+    resources = json.dumps({"tandem-prefill": 2, "tandem-decode": 2})
+    with Head(directory, resources, environment) as head, cluster(directory, redis_url, model, *own) as programs:
+        pod = Pod(head, _gateway(programs), directory, redis_url)
+        pod.deploy()
+        head.wait_running(*APPLICATIONS)
+        pod.wait_workers(1, 1)
+        pod.wait_remote()
+        yield pod
+
+
+def _gateway(programs: Cluster) -> Gateway:
+    gateway = programs.gateway("gateway")
+    gateway.wait_ready()
+    return gateway
+
+
+def test_workers_of_a_document_serve_and_say_where_they_are(pod: Pod) -> None:
+    found = {role: record for role, (record,) in pod.records().items()}
+    assert found.keys() == {"prefill", "decode"}
+    for record in found.values():
+        assert re.fullmatch(rf"{socket.gethostname()}-\w+", record.worker.id)
+        assert record.worker.address.startswith("127.0.0.2:") and not record.worker.address.endswith(":0")
+        assert record.topology.host == "node-7"
+    assert (found["prefill"].topology.rack, found["decode"].topology.rack) == ("r1", "")
+    assert {record.worker for record in found.values()} == set(read_run_files(pod.run_dir))
+
+
+def test_its_proxies_are_what_a_probe_of_kuberay_asks_for(pod: Pod) -> None:
+    assert httpx.get(f"{pod.head.proxy}/-/healthz", trust_env=False).text == "success"
+    (record,) = pod.records()["decode"]
+    answer = httpx.get(f"{pod.head.proxy}/tandem-decode", trust_env=False)
+    assert answer.json() == {"worker": record.worker.id, "state": "healthy"}
+
+
+def application(name: str, **args: Any) -> dict[str, Any]:
+    path = "tandem.worker.application:build"
+    return {"name": f"tandem-{name}", "route_prefix": f"/tandem-{name}", "import_path": path, "args": args}
+
+
+def test_what_is_wrong_with_a_pool_is_told_by_serve_and_costs_the_others_nothing(pod: Pod) -> None:
+    before = pod.records()
+    nowhere = {"model": {"id": "/nowhere"}, "worker": {"pool": "mixed"}}
+    others = [application("wrong", pol="wrong"), application("lost", pool="lost", settings=nowhere)]
+
+    def told() -> list[str]:
+        found = pod.head.applications()
+        lost = found["tandem-lost"]["deployments"].get("tandem-lost", {"message": ""})
+        return [found["tandem-wrong"]["message"], lost["message"]]
+
+    pod.deploy(others=others)
+    until(lambda: all(told()), PATIENCE_S, lambda: str(pod.head.applications()))
+    (wrong, lost) = told()
+    assert "TandemError: args.pol: there is no such key" in wrong
+    assert "TandemError: '/nowhere' is no alias" in lost
+    assert pod.records() == before
+    pod.deploy()
+    until(lambda: pod.head.applications().keys() == set(APPLICATIONS), PATIENCE_S)
+
+
+def test_a_pool_grows_and_shrinks_with_the_document(pod: Pod) -> None:
+    expected = pod.ask(2)[0]
+    (first,) = pod.records()["decode"]
+    pod.deploy({"pools": {"decode": {"replicas": 2}}})
+    pod.wait_workers(1, 2)
+    assert first in pod.records()["decode"], "what ran goes on"
+    assert pod.ask(2)[0] == expected
+    pod.deploy()
+    pod.wait_workers(1, 1)
+    pod.head.wait_running(*APPLICATIONS)
+    pod.wait_remote()
+    assert pod.ask(2)[0] == expected
+
+
+def test_a_pool_of_one_gets_its_next_worker_before_it_loses_the_last(pod: Pod) -> None:
+    (before,) = pod.records()["prefill"]
+    seen: list[set[WorkerRef]] = []
+
+    def replaced() -> bool:
+        seen.append({record.worker for record in pod.records().get("prefill", ())})
+        return before.worker not in seen[-1]
+
+    pod.deploy(rack="r2")
+    until(replaced, PATIENCE_S)
+    assert all(seen), "there always was one"
+    assert any(len(workers) == 2 for workers in seen), "both at a time"
+    (after,) = pod.records()["prefill"]
+    assert after.topology.rack == "r2"
+    pod.head.wait_running(*APPLICATIONS)
+    pod.wait_workers(1, 1)
+    pod.wait_remote()
+
+
+def test_local_workers_drain_while_a_stream_runs_to_its_end(pod: Pod) -> None:
+    """Last: nobody serves after it."""
+    with Post(pod.gateway.url, completion(24, 3, LONG_ANSWER, stream=True)) as post:
+        post.wait_events(3)
+        drain = _tandem(pod, "drain", "--local", "--config", str(pod.config))
+        until(lambda: _drains_and_runs(pod, "decode"), PATIENCE_S)
+        answer = post.finish()
+    said = drain()
+    assert answer.error() is None
+    assert next(event["choices"][0]["finish_reason"] for event in answer.events()[::-1] if _ends(event)) == "length"
+    ids = sorted(worker.id for worker in read_run_files(pod.run_dir))
+    assert sorted(said.splitlines()) == [f"{worker} takes no new work, nothing is left" for worker in ids]
+    assert len(ids) == 2
+
+
+def _ends(event: Any) -> bool:
+    return bool(event and event["choices"] and event["choices"][0]["finish_reason"])
+
+
+def _drains_and_runs(pod: Pod, pool: str) -> bool:
+    """By the metrics of its worker, where a gateway says that they are."""
+    targets = httpx.get(f"{pod.gateway.url}/metrics/targets", trust_env=False).json()
+    (address,) = (target for one in targets if one["labels"]["pool"] == pool for target in one["targets"])
+    seen = Scrape.of(address)
+    return seen.sum("tandem_worker_draining") == seen.sum("vllm:num_requests_running") == 1
+
+
+def _tandem(pod: Pod, *arguments: str) -> Callable[[], str]:
+    """What the command says in the pod, when it has ended well."""
+    environment = {
+        "TANDEM_CLUSTER__SECRET_FILE": str(pod.directory / "secret"),
+        "TANDEM_WORKER__RUN_DIR": str(pod.run_dir),
+        "PYTHONPATH": ":".join(sys.path),
+    }
+    command = [sys.executable, "-m", "tandem.cli", *arguments]
+    started = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def end() -> str:
+        said = started.communicate(timeout=PATIENCE_S)[0]
+        assert started.returncode == 0, said
+        return said
+
+    return end

@@ -1,0 +1,98 @@
+"""`tandem doctor` as a whole: on this machine, against a Redis, and what it answers to wrong usage."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tandem.cli import main
+from tests.ports import free_port
+
+_numbers = itertools.count()
+COLOUR = "\x1b["
+
+
+@pytest.fixture
+def ports() -> list[str]:
+    """Others may have the usual ones on this machine."""
+    return ["--port", str(free_port()), "--grpc-port", str(free_port())]
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> dict[str, list[dict[str, str]]]:
+    found: dict[str, list[dict[str, str]]] = {}
+    for finding in json.loads(capsys.readouterr().out)["findings"]:
+        found.setdefault(finding["check"], []).append(finding)
+    return found
+
+
+def test_this_machine_is_well(ports: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["doctor", "--json", *ports])
+    found = told(capsys)
+    assert (code, [f for each in found.values() for f in each if f["verdict"] == "fail"]) == (0, [])
+    for check in ("python", "packages", "ucx", "ports", "redis", "cpu", "shared-memory", "settings"):
+        assert {finding["verdict"] for finding in found[check]} <= {"ok", "warn"}, check
+    for check in ("gpu", "workers", "gateway", "pod", "rbac", "clock"):
+        assert [finding["verdict"] for finding in found[check]] == ["skip"], check
+
+
+def test_what_fails_is_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    away = ["--redis-url", f"unix://{tmp_path}/none.sock"]
+    assert main(["doctor", "--only", "redis,workers", *away]) == 1
+    out = capsys.readouterr().out
+    assert "fail  redis" in out and "-> is it running" in out and COLOUR not in out
+    assert "skip  workers" in out and "the registry does not answer" in out
+    assert main(["doctor", "--only", "redis"]) == 0
+
+
+def test_what_is_to_be_looked_at_fails_if_one_is_strict(capsys: pytest.CaptureFixture[str]) -> None:
+    warned = ["doctor", "--only", "settings", "--no-kv-digests"]
+    assert main(warned) == 0
+    assert main([*warned, "--strict"]) == 1
+    assert "warn  settings  handoff.digests is off" in capsys.readouterr().out
+
+
+def test_colour_is_for_terminals(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["doctor", "--only", "settings"]) == 0
+    assert f"{COLOUR}32mok" in capsys.readouterr().out
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert main(["doctor", "--only", "settings"]) == 0
+    assert COLOUR not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--only", "redis,hair"], "--only hair: there are versions, settings, cpu"),
+        (["--only", "pairs"], "--only pairs: there are"),
+        (["--transfer-require", "magic"], "transfer.require"),
+    ],
+)
+def test_wrong_usage(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_pairs_are_few_or_all() -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["doctor", "--pairs", "--all-pairs"])
+
+
+@pytest.mark.redis
+def test_a_redis_without_workers(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    here = ["--redis-url", redis_url, "--namespace", f"doctor{next(_numbers)}"]
+    assert main(["doctor", "--json", "--pairs", "--only", "redis,workers,clock,pairs", *here]) == 0
+    found = told(capsys)
+    assert {check: each[0]["verdict"] for check, each in found.items()} == {
+        "redis": "ok",
+        "workers": "warn",
+        "fingerprints": "skip",
+        "roles": "skip",
+        "clock": "ok",
+        "pairs": "skip",
+    }

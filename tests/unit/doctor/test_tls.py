@@ -1,0 +1,48 @@
+"""Certificates tried on each other, with a CA of this test's own."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tandem.core.config import ClusterConfig
+from tandem.doctor.tls import SOON_S, TlsFacts, judge_tls, read_tls
+from tests.certificates import Authority
+from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_skips, assert_warns
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("ca"))
+
+
+def test_files_that_belong_together(authority: Authority) -> None:
+    facts = read_tls(authority.issue("w0"))
+    assert facts is not None and facts.problem == ""
+    assert 0 < facts.ends_at - time.time() <= 2 * 86_400 + 60, "as the authority of tests makes them"
+    assert_fine(judge_tls(facts, facts.ends_at - 100 * 86_400), "tls", "100 days left")
+
+
+def test_one_that_ends_soon() -> None:
+    finding = judge_tls(TlsFacts(ends_at=1000.0 + SOON_S), 1001.0)
+    assert_warns(finding, "tls", "14 days left", "DNS:tandem-cluster")
+
+
+def test_files_that_do_not(authority: Authority, tmp_path: Path) -> None:
+    good, stranger = authority.issue("w1"), Authority(tmp_path / "other").issue("w1")
+    cases: dict[str, ClusterConfig] = {
+        "unable to get local issuer certificate": replace(good, tls_ca_file=stranger.tls_ca_file),
+        "KEY_VALUES_MISMATCH": replace(good, tls_key_file=stranger.tls_key_file),
+        "Hostname mismatch": authority.issue("w2", dns="localhost"),
+        "No such file": replace(good, tls_cert_file=str(tmp_path / "none")),
+        "cluster.tls_key_file is empty": replace(good, tls_key_file=""),
+    }
+    for told, cluster in cases.items():
+        assert_fails(judge_tls(read_tls(cluster), 0.0), "tls", told, "a certificate of the cluster's CA")
+
+
+def test_without_tls() -> None:
+    assert_skips(judge_tls(read_tls(ClusterConfig()), 0.0), "tls", "cluster.tls_cert_file is empty")

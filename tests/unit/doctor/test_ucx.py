@@ -1,0 +1,131 @@
+"""What UCX can use and what it chose, of its logs; and a true read on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+
+from tandem.core.config import HandoffConfig, TransferConfig
+from tandem.doctor.finding import Finding
+from tandem.doctor.system import Ran, System
+from tandem.doctor.ucx import Trial, judge_trial, parse_trial, read_trial, way_of
+from tests.unit.doctor.ucx_logs import log
+from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_skips, assert_warns, verdicts
+
+SAID = json.dumps({"num_bytes": 8_000_000, "seconds": 0.001})
+HOST = (("tcp", ("eth0", "lo")), ("sysv", ("memory",)), ("cma", ("memory",)))
+CARD = (*HOST, ("rc_mlx5", ("mlx5_0:1",)))
+CMA = Trial("", "1.23.0", 8_000_000, 0.001, HOST, ("cma/memory",))
+TCP = replace(CMA, chosen=("tcp/lo", "tcp/eth0"))
+Require = Literal["any", "rdma", "cuda_ipc", "shared_memory"]
+
+
+def judged(
+    trial: Trial, require: Require = "any", told: str = "", on_miss: Literal["refuse", "warn"] = "refuse"
+) -> list[Finding]:
+    return list(judge_trial(trial, HandoffConfig(), TransferConfig(require=require, on_miss=on_miss), told))
+
+
+def test_logs_are_read() -> None:
+    """Of several tables the one of reads from the peer, and of its rows the one of the largest sizes."""
+    assert parse_trial(f"noise\n{SAID}\n", log("zero-copy   | cma/memory")) == CMA
+    assert parse_trial(SAID, log("software emulation | 52% on tcp/lo and 48% on tcp/eth0")) == TCP
+    card = parse_trial(SAID, log("zero-copy   | rc_mlx5/mlx5_0:1", has_card=True))
+    assert (card.available, card.chosen, card.ways) == (CARD, ("rc_mlx5/mlx5_0:1",), {"rdma"})
+
+
+def test_names_that_this_machine_has_nothing_for_are_read() -> None:
+    line = "ucp_context.c:1508 UCX  WARN  transport '{}' is not available, please use one or more of: cma, tcp\n"
+    found = parse_trial(SAID, log("x | tcp/lo", extra=line.format("rc") + line.format("dc") + line.format("rc")))
+    assert found.missing == ("rc", "dc")
+
+
+def test_a_log_that_says_nothing() -> None:
+    assert parse_trial(SAID, "") == Trial("", "", 8_000_000, 0.001)
+
+
+@pytest.mark.parametrize(
+    ("transport", "way"),
+    [
+        ("cma", "shared_memory"),
+        ("posix", "shared_memory"),
+        ("rc_mlx5", "rdma"),
+        ("dc_mlx5", "rdma"),
+        ("ud_verbs", "rdma"),
+        ("cuda_ipc", "cuda_ipc"),
+        ("tcp", "tcp"),
+        ("cuda_copy", "unknown"),
+        ("rocm_ipc", "unknown"),
+    ],
+)
+def test_ways(transport: str, way: str) -> None:
+    assert way_of(transport) == way
+
+
+def test_a_read_through_the_kernel() -> None:
+    (finding,) = judged(CMA)
+    assert_fine(finding, "ucx", "UCX 1.23.0 reads of this machine by cma/memory, 8.0 GB/s (available: tcp, sysv, cma)")
+
+
+def test_tcp_within_a_machine_is_slow_unless_it_is_asked_for() -> None:
+    (finding,) = judged(TCP)
+    assert_warns(finding, "ucx", "tcp/lo, tcp/eth0", "kernel.yama.ptrace_scope=0")
+    (finding,) = judged(TCP, told="tcp")
+    assert_fine(finding, "ucx", "UCX_TLS=tcp")
+
+
+def test_names_of_nothing() -> None:
+    _, finding = judged(replace(TCP, missing=("rc",)), told="rc,tcp")
+    assert_warns(
+        finding, "ucx", "UCX_TLS=rc,tcp names rc, which this machine has not", "UCX_TLS of what there is: tcp, sysv"
+    )
+
+
+@pytest.mark.parametrize("require", ["rdma", "cuda_ipc"])
+def test_what_is_required_must_be_there(require: Require) -> None:
+    name = {"rdma": "rc_mlx5", "cuda_ipc": "cuda_ipc"}[require]
+    assert verdicts(judged(replace(CMA, available=(*HOST, (name, ()))), require)) == [("ucx", "ok"), ("ucx", "ok")]
+    _, finding = judged(CMA, require, told="tcp,sm")
+    fix = {"rdma": "no UCX_TLS without rc or dc", "cuda_ipc": "`colocate: true`"}[require]
+    assert_fails(finding, "ucx", f"transfer.require={require}, and UCX has tcp, sysv, cma with UCX_TLS=tcp,sm", fix)
+    _, finding = judged(CMA, require, on_miss="warn")
+    assert_warns(finding, "ucx", f"transfer.require={require}", "transfer.require=any")
+
+
+def test_shared_memory_must_be_chosen() -> None:
+    assert verdicts(judged(CMA, "shared_memory")) == [("ucx", "ok"), ("ucx", "ok")]
+    _, finding = judged(TCP, "shared_memory", told="tcp")
+    assert_fails(finding, "ucx", "transfer.require=shared_memory", "process_vm_readv")
+
+
+def test_nothing_moves() -> None:
+    (finding,) = judged(Trial(problem="NIXL cannot start here: NIXL_ERR_BACKEND", available=HOST))
+    assert_fails(finding, "ucx", "NIXL_ERR_BACKEND", "there (tcp, sysv, cma)")
+    assert "`pip install 'tandem[worker]'`" in finding.fix
+    (finding,) = judged(Trial(problem="NIXL_ERR_BACKEND", missing=("rc", "dc")), told="rc,dc")
+    assert_fails(finding, "ucx", "UCX_TLS=rc,dc names rc, dc, which this machine has not", "there (tcp,sm,self)")
+
+
+def test_a_trial_that_dies_or_hangs() -> None:
+    crash = read_trial(System(runner=lambda *_: Ran(1, "", "[1.0] [vm:1:0] UCX DEBUG\nModuleNotFoundError: no nixl\n")))
+    assert crash.problem == "ModuleNotFoundError: no nixl"
+    assert read_trial(System(runner=lambda *_: Ran(-11, "", ""))).problem == "exit code -11"
+
+
+def test_the_local_transport_needs_none() -> None:
+    (finding,) = judge_trial(Trial(), HandoffConfig(transport="local"), TransferConfig(), "")
+    assert_skips(finding, "ucx", "handoff.transport is local")
+
+
+def test_bytes_move_on_this_machine_by_what_is_told() -> None:
+    """The installed library, its logs and two processes."""
+    bare = {name: value for name, value in os.environ.items() if not name.startswith("UCX_")}
+    trial = read_trial(System(environ={**bare, "UCX_TLS": "tcp"}))
+    assert (trial.problem, trial.ways, trial.num_bytes) == ("", {"tcp"}, 8 << 20)
+    assert "tcp" in dict(trial.available) and trial.seconds > 0 and trial.version
+    broken = read_trial(System(environ={**bare, "UCX_TLS": "rc"}))
+    assert (broken.problem, broken.missing) == ("NIXL cannot start here: NIXL_ERR_BACKEND", ("rc",))

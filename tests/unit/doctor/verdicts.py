@@ -1,0 +1,34 @@
+"""How tests of the doctor ask what a finding says; never makes one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tandem.doctor.finding import Finding, Verdict
+
+
+def verdicts(findings: Sequence[Finding]) -> list[tuple[str, str]]:
+    """(check, verdict) of each."""
+    return [(finding.check, finding.verdict.value) for finding in findings]
+
+
+def assert_fails(finding: Finding, check: str, found: str, fix: str) -> None:
+    _assert(finding, Verdict.FAIL, check, found, fix)
+
+
+def assert_warns(finding: Finding, check: str, found: str, fix: str) -> None:
+    _assert(finding, Verdict.WARN, check, found, fix)
+
+
+def assert_fine(finding: Finding, check: str, found: str) -> None:
+    _assert(finding, Verdict.OK, check, found, "")
+
+
+def assert_skips(finding: Finding, check: str, reason: str) -> None:
+    _assert(finding, Verdict.SKIP, check, reason, "")
+
+
+def _assert(finding: Finding, verdict: Verdict, check: str, found: str, fix: str) -> None:
+    assert (finding.check, finding.verdict) == (check, verdict), finding
+    assert found in finding.found, finding.found
+    assert fix in finding.fix, finding.fix

@@ -1,0 +1,146 @@
+"""What of a `serveConfigV2` document becomes a deployment, and what is refused, by name; never starts a Ray."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tandem.core.config import Config, WorkerConfig
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.worker.application import build
+from tandem.worker.deployment import STOP_MARGIN_S, pool_application
+from tandem.worker.pool import Pool, told_all
+
+
+@pytest.fixture(autouse=True)
+def _nothing_from_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.environ", {})
+
+
+def deployment(**args: Any) -> Any:
+    return build(args)._bound_deployment
+
+
+def pool_of(**args: Any) -> Pool:
+    (pool,) = deployment(**args).init_args
+    assert isinstance(pool, Pool)
+    return pool
+
+
+def refusal(**args: Any) -> TandemError:
+    with pytest.raises(TandemError) as caught:
+        build(args)
+    assert caught.value.kind is ErrorKind.INVALID_REQUEST
+    return caught.value
+
+
+def test_a_pool_of_one_rank_on_cpu() -> None:
+    made = deployment(pool="prefill", resources={"tandem-prefill": 1}, settings={"worker": {"drain_s": 50}})
+    assert made.name == "tandem-prefill" and made.num_replicas == 1
+    assert made.ray_actor_options == {"num_cpus": 1, "num_gpus": 0.0, "resources": {"tandem-prefill": 1.0}}
+    told = made._deployment_config
+    assert told.graceful_shutdown_timeout_s == 50 + STOP_MARGIN_S
+    # Rounded up by Serve: one more than a pool of one to five.
+    assert (told.max_surge_percent, told.max_ongoing_requests) == (20, 1)
+    assert made._replica_config.placement_group_bundles is None
+
+
+def test_ranks_have_a_place_each_on_one_machine_and_the_pool_s_resource_is_the_first_one_s() -> None:
+    settings = {"model.device": "cuda", "engine.tensor_parallel": 4}
+    made = deployment(pool="decode", settings=settings, resources={"tandem-decode": 0.5})
+    replica = made._replica_config
+    first, *rest = replica.placement_group_bundles
+    assert first == {"CPU": 1, "GPU": 1, "tandem-decode": 0.5} and rest == [{"CPU": 1, "GPU": 1}] * 3
+    assert replica.placement_group_strategy == "STRICT_PACK"
+    assert made.ray_actor_options == {"num_cpus": 1, "num_gpus": 1.0, "resources": {"tandem-decode": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "given", "num_gpus"),
+    [({}, None, 0), ({}, 0, 0), ({"model.device": "cuda"}, None, 1), ({"model.device": "cuda"}, 0.5, 0.5)],
+)
+def test_gpus_of_a_rank(settings: dict[str, Any], given: float | None, num_gpus: float) -> None:
+    args = {} if given is None else {"num_gpus": given}
+    assert deployment(pool="mixed", settings=settings, **args).ray_actor_options["num_gpus"] == num_gpus
+
+
+def test_layers_win_in_order(tmp_path: Path) -> None:
+    """File, environment of the very process, the document."""
+    file = tmp_path / "config.yaml"
+    told = {"worker": {"pool": "decode", "rack": "file", "zone": "file"}, "engine": {"block_size": 32}}
+    file.write_text(yaml.safe_dump(told))
+    pool = pool_of(pool="prefill", config=str(file), settings={"worker": {"rack": "document"}})
+    environment = {"TANDEM_WORKER__ZONE": "pod", "TANDEM_WORKER__RACK": "pod"}
+    worker = pool.resolve(environment).config.worker
+    assert (worker.pool, worker.rack, worker.zone) == ("decode", "document", "pod")
+    assert pool.resolve({}).config.worker.zone == "file" and pool.resolve({}).config.engine.block_size == 32
+
+
+def test_a_pool_is_taken_for_the_role_that_it_is_named_for_and_any_other_says_which() -> None:
+    assert pool_of(pool="decode").resolve({}).config.worker.pool == "decode"
+    big = pool_of(pool="big-prompts", settings={"worker.pool": "prefill"})
+    assert big.resolve({}).config.worker.pool == "prefill" and big.deployment == "tandem-big-prompts"
+    assert "worker.pool" in refusal(pool="big-prompts").message
+
+
+def test_a_secret_of_the_environment_is_not_what_serve_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.environ", {"TANDEM_REDIS__URL": "redis://:password@redis:6379"})
+    assert "password" not in repr(deployment(pool="prefill").init_args)
+
+
+@pytest.mark.parametrize(
+    ("args", "key"),
+    [
+        ({}, "args.pool"),
+        ({"pool": ""}, "args.pool"),
+        ({"pool": "Prefill"}, "args.pool"),
+        ({"pool": "-"}, "args.pool"),
+        ({"pool": "p" * 41}, "args.pool"),
+        ({"pool": 3}, "args.pool"),
+        ({"pool": "prefill", "replicas": 2}, "args.replicas"),
+        ({"pool": "prefill", "config": 3}, "args.config"),
+        ({"pool": "prefill", "settings": ["x"]}, "args.settings"),
+        ({"pool": "prefill", "settings": {3: {}}}, "args.settings"),
+        ({"pool": "prefill", "num_gpus": True}, "args.num_gpus"),
+        ({"pool": "prefill", "num_gpus": "1"}, "args.num_gpus"),
+        ({"pool": "prefill", "num_gpus": -1}, "args.num_gpus"),
+        ({"pool": "prefill", "num_gpus": float("nan")}, "args.num_gpus"),
+        ({"pool": "prefill", "resources": {"tandem-prefill": "1"}}, "args.resources.tandem-prefill"),
+        ({"pool": "prefill", "num_gpus": 1}, "num_gpus"),
+        ({"pool": "prefill", "num_gpus": 2, "settings": {"model.device": "cuda"}}, "num_gpus"),
+        ({"pool": "prefill", "num_gpus": 0, "settings": {"model.device": "cuda"}}, "num_gpus"),
+        (
+            {"pool": "prefill", "num_gpus": 0.5, "settings": {"model.device": "cuda", "engine.tensor_parallel": 2}},
+            "num_gpus",
+        ),
+        ({"pool": "prefill", "settings": {"engine": {"block_sise": 16}}}, "engine.block_sise"),
+        ({"pool": "prefill", "settings": {"engine": {"block_size": 12}}}, "engine.block_size"),
+    ],
+)
+def test_what_is_wrong_is_named(args: dict[str, Any], key: str) -> None:
+    error = refusal(**args)
+    assert error.param == key and key in error.message
+
+
+def test_a_missing_file_is_named() -> None:
+    assert "/nowhere/config.yaml" in refusal(pool="prefill", config="/nowhere/config.yaml").message
+
+
+def test_a_configuration_told_whole_is_read_as_it_was() -> None:
+    config = Config(worker=WorkerConfig(pool="decode", rack="r"))
+    pool = Pool(name="decode", above=(told_all(config, "all"),))
+    assert pool.resolve({"TANDEM_WORKER__RACK": "other", "TANDEM_ENGINE__BLOCK_SIZE": "64"}).config == config
+    assert pool_application(pool, config, 3)._bound_deployment.num_replicas == 3
+
+
+def test_where_it_is_built_neither_torch_nor_a_model_is_needed() -> None:
+    asked = "import sys, tandem.worker.application; print(*sys.modules)"
+    names = subprocess.run([sys.executable, "-c", asked], env={"PYTHONPATH": ":".join(sys.path)}, capture_output=True)
+    loaded = names.stdout.decode().split()
+    assert "tandem.worker.deployment" in loaded, names.stderr
+    assert not {"torch", "transformers", "tandem.runtime", "nixl_cu12"} & set(loaded)

@@ -1,0 +1,93 @@
+"""`tandem drain --local` with workers that serve, that hold something, that have gone and that do not believe it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tandem.cli import main
+from tandem.core.config import ClusterConfig, WorkerConfig
+from tandem.core.events import Finished
+from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.wire.gen import worker_pb2 as pb
+from tandem.worker.run_file import RunFile
+from tests.e2e.client import new_request
+from tests.ports import free_port
+from tests.unit.worker.conftest import Node, Nodes, pace
+from tests.unit.worker.fake_model import MODEL
+
+
+async def drain(directory: Path, *arguments: str) -> int:
+    return await asyncio.to_thread(main, ["drain", "--local", "--run-dir", str(directory), *arguments])
+
+
+async def is_draining(node: Node) -> bool:
+    return (await node.client.stub.Describe(pb.DescribeRequest())).load.draining
+
+
+async def test_all_that_run_here_drain(nodes: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    here = WorkerConfig(run_dir=str(tmp_path))
+    first, second, elsewhere = [await nodes.start(worker=one) for one in (here, here, WorkerConfig())]
+    assert await drain(tmp_path) == 0
+    assert [await is_draining(node) for node in (first, second, elsewhere)] == [True, True, False]
+    said = sorted(capsys.readouterr().out.splitlines())
+    assert said == [f"w{number} takes no new work, nothing is left" for number in (0, 1)]
+
+
+async def test_what_is_left_when_the_time_is_over_is_told(
+    nodes: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    busy, _ = [await nodes.start(worker=WorkerConfig(run_dir=str(tmp_path))) for _ in range(2)]
+    pace(busy.executor)
+    key = await busy.client.generate(new_request(MODEL, range(8), 200))
+    assert await drain(tmp_path, "--timeout", "0.2") == 1
+    said = sorted(capsys.readouterr().out.splitlines())
+    assert said[0] == "w0 takes no new work, 1 jobs and leases are left after 0.2 s" and said[1].startswith("w1 takes")
+    assert isinstance(await busy.client.end_of(key), Finished)
+
+
+async def test_who_has_gone_has_nothing_left(nodes: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Killed, or killed and followed by another life at the same port."""
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef" * 4)
+    node = await nodes.start(cluster=ClusterConfig(secret_file=str(secret)))
+    run_dir, me = tmp_path / "run", node.worker.me
+    for name, address in (("killed", f"127.0.0.1:{free_port()}"), ("before", me.address)):
+        RunFile(run_dir, WorkerRef(WorkerId(name), Incarnation(me.incarnation - 1), address)).write()
+    assert await drain(run_dir, "--secret-file", str(secret)) == 0
+    said = sorted(capsys.readouterr().out.splitlines())
+    assert said == [f"{name} does not run any more" for name in ("before", "killed")]
+    assert not await is_draining(node)
+
+
+async def test_one_that_does_not_believe_it_is_not_drained(
+    nodes: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef" * 4)
+    run_dir = tmp_path / "run"
+    here = WorkerConfig(run_dir=str(run_dir))
+    node = await nodes.start(worker=here, cluster=ClusterConfig(secret_file=str(secret)))
+    assert await drain(run_dir) == 1
+    assert capsys.readouterr().out.startswith("w0 is not drained: unauthenticated")
+    assert not await is_draining(node)
+
+
+def test_where_nobody_runs_nothing_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["drain", "--local", "--run-dir", str(tmp_path)]) == 0
+    assert str(tmp_path) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--local"], "set worker.run_dir"),
+        (["--local", "w0", "--run-dir", "/tmp"], "name a worker, or say --local"),
+        ([], "name a worker, or say --local"),
+    ],
+)
+def test_what_was_said_wrongly_is_named(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["drain", *arguments]) == 2
+    assert said in capsys.readouterr().err

@@ -1,0 +1,59 @@
+"""The files by which workers are found where they run: there while one does, its own only, and never half."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tandem.core.config import WorkerConfig
+from tandem.core.errors import TandemError
+from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.worker.run_file import RunFile, read_run_files
+from tests.unit.worker.conftest import Nodes
+
+
+def worker(name: str, incarnation: int = 1) -> WorkerRef:
+    return WorkerRef(WorkerId(name), Incarnation(incarnation), f"10.0.0.1:{incarnation}")
+
+
+def test_they_say_who_runs(tmp_path: Path) -> None:
+    directory = tmp_path / "a" / "run"
+    assert read_run_files(directory) == ()
+    refs = [worker("b/../x"), worker("a", 2)]
+    for ref in refs:
+        RunFile(directory, ref).write()
+    assert read_run_files(directory) == (refs[1], refs[0])
+    assert directory.stat().st_mode & 0o777 == 0o700 and {path.parent for path in directory.rglob("*")} == {directory}
+
+
+def test_a_life_removes_only_its_own(tmp_path: Path) -> None:
+    first, second = RunFile(tmp_path, worker("a", 1)), RunFile(tmp_path, worker("a", 2))
+    first.write()
+    second.write()
+    first.remove()
+    assert read_run_files(tmp_path) == (worker("a", 2),)
+    second.remove()
+    second.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"id": "x"}', '{"id": 3, "incarnation": 1, "address": "x:1"}'])
+def test_what_is_no_such_file_is_left_out(tmp_path: Path, text: str) -> None:
+    (tmp_path / "broken.worker").write_text(text)
+    RunFile(tmp_path, worker("a")).write()
+    assert read_run_files(tmp_path) == (worker("a"),)
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TandemError) as caught:
+        RunFile(tmp_path / "file", worker("a")).write()
+    assert caught.value.param == "worker.run_dir" and str(tmp_path) in caught.value.message
+
+
+async def test_a_worker_has_one_while_it_runs(nodes: Nodes, tmp_path: Path) -> None:
+    node = await nodes.start(worker=WorkerConfig(run_dir=str(tmp_path)))
+    assert read_run_files(tmp_path) == (node.worker.me,)
+    await node.worker.stop()
+    assert read_run_files(tmp_path) == ()
