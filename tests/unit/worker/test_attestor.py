@@ -147,12 +147,14 @@ async def test_a_source_that_cannot_be_measured_stops_nothing(
             raise ZeroDivisionError if is_defect else TandemError(ErrorKind.WORKER_LOST, "gone")
         return WayReport(source=source, way="tcp", evidence="", num_bytes=10**9, seconds=1.0)
 
-    one, noting = run(list, TransferConfig(require="rdma"))
+    one, noting = run(lambda: [record("p0"), record("p1")], TransferConfig(require="rdma"))
     noting.answer = fail
-    one._chosen = [ref("p0"), ref("p1")]
+    await until(lambda: one.book.find(ref("p1")) and one.book.find(ref("p0")))
+    reports = {report.source.id: report.problem for report in one.book.since(0)}
+    assert reports["p0"].startswith("it could not be measured: ")
+    assert reports["p1"].startswith("transfer.require is rdma")
     with pytest.raises(ZeroDivisionError if is_defect else TandemError):
         await one.measure(ref("p0"))
-    assert (await one.measure(ref("p1"))).problem.startswith("transfer.require is rdma")
 
 
 async def test_it_does_not_measure_itself(run: Callable[..., tuple[Attestor, Noting]]) -> None:
