@@ -1,6 +1,6 @@
 # Every target sets itself up: Python 3.11 or later, a C++ compiler and make are all it needs.
 
-.PHONY: help setup system serve test check golden soak proto boards chart bench
+.PHONY: help setup system serve test check golden soak proto boards runbook chart bench
 .DEFAULT_GOAL := help
 
 # Tests start many processes, each of which would compile all that it imports anew.
@@ -46,6 +46,7 @@ check: setup ## what should be green before every commit, in two minutes
 	$(BIN)/ruff check .
 	$(BIN)/python .ci/generate_proto.py --check
 	$(BIN)/python .ci/generate_dashboards.py --check
+	$(BIN)/python .ci/generate_runbook.py --check
 	$(BIN)/python .ci/generate_chart_schema.py --check
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
@@ -63,6 +64,9 @@ proto: setup ## generate services/tandem/wire/gen from proto/
 
 boards: setup ## generate deploy/grafana/dashboards from deploy/grafana/boards
 	$(BIN)/python .ci/generate_dashboards.py
+
+runbook: setup ## generate deploy/RUNBOOK.md from deploy/prometheus/alerts.yaml
+	$(BIN)/python .ci/generate_runbook.py
 
 chart: setup ## generate helm/tandem/values.schema.json from helm/schema.yaml and the settings
 	$(BIN)/python .ci/generate_chart_schema.py
