@@ -9,8 +9,9 @@ from operator import sub
 
 from tandem.obs.metrics import Buckets
 
-_GATHERED = 64
-"""Times of a choice that wait to be looked at together: one by one they were a tenth of what a token costs."""
+_GATHERED = 256
+"""Times of a choice that wait to be looked at together: one by one they were a tenth of what a token costs, and once in
+most answers is enough."""
 
 
 class Pace:

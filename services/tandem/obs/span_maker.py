@@ -13,7 +13,7 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan, SpanLimits
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.sdk.trace.sampling import Decision, Sampler
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, DEFAULT_ON, Decision, Sampler
 from opentelemetry.sdk.util import BoundedList
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import (
@@ -39,6 +39,7 @@ class SpanMaker:
     def __init__(self, resource: Resource, sampler: Sampler, put_one: Callable[[ReadableSpan], None]) -> None:
         self._resource = resource
         self._sampler = sampler
+        self._takes_all = sampler is DEFAULT_ON or sampler is ALWAYS_ON
         self._put_one = put_one
         self._ids = RandomIdGenerator()
         self._limits = SpanLimits()
@@ -50,10 +51,12 @@ class SpanMaker:
         else:
             trace, context = parent.trace_id, set_span_in_context(NonRecordingSpan(parent), Context())
             flags = TraceFlags.SAMPLED | (parent.trace_flags & TraceFlags.RANDOM_TRACE_ID)
+        span = self._ids.generate_span_id()
+        if parent is None and self._takes_all:  # by default: there is no need to ask
+            return SpanContext(trace, span, is_remote=False, trace_flags=TraceFlags(flags))
         decided = self._sampler.should_sample(context, trace, "request", SpanKind.SERVER)
         if decided.decision is not Decision.RECORD_AND_SAMPLE:
             return None
-        span = self._ids.generate_span_id()
         return SpanContext(trace, span, is_remote=False, trace_flags=TraceFlags(flags), trace_state=decided.trace_state)
 
     def put(self, context: SpanContext, parent: SpanContext | None, span: SpanRecord) -> None:
