@@ -119,6 +119,9 @@ class InstantDispatch:
     def breakers(self) -> dict[WorkerId, BreakerState]:
         return {}
 
+    def problem(self) -> str | None:
+        return None
+
     def num_live(self) -> dict[Pool, int]:
         return {}
 

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from redis import Redis
+from redis.backoff import ConstantBackoff
+from redis.exceptions import AuthenticationError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.retry import Retry
 
 from tandem.core.settings import from_environment, resolve
+from tandem.doctor.rbac import wanted_permissions
 from tandem.stores.client import Cluster, connect
+from tandem.stores.embedded import find_program
 from tests.chart.release import CHART, CI, Object, Rendered, ci, env, gateway, render
+from tests.ports import free_port
 
 EACH = pytest.mark.parametrize("name", CI)
 OFF, ON, TRIAL = ci("everything-off"), ci("everything-on"), ci("cpu-trial")
@@ -66,6 +77,27 @@ def test_the_built_in_redis_asks_for_its_password() -> None:
     assert len(secret["password"]) >= 32 and secret["password"].isalnum()
     resolve([("environment", from_environment({"TANDEM_REDIS__URL": secret["url"]}))])
     assert env(gateway(TRIAL)["containers"][0])["TANDEM_REDIS__URL"]["secretKeyRef"]["key"] == "url"
+
+
+@pytest.mark.redis
+def test_the_built_in_redis_starts_and_is_shut_to_strangers(tmp_path: Path) -> None:
+    """Its own command, with a server of this machine and another place and port."""
+    (container,) = TRIAL.one("redis-deployment")["spec"]["template"]["spec"]["containers"]
+    shell, flags, script = container["command"]
+    port = free_port()
+    (tmp_path / "redis-server").symlink_to(find_program())
+    script = script.replace("/data", str(tmp_path)).rstrip() + f" --bind 127.0.0.1 --port {port}"
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "REDISCLI_AUTH": "drawn"}
+    server = subprocess.Popen([shell, flags, script], env=environment, stdout=subprocess.DEVNULL)
+    try:
+        retry = Retry(ConstantBackoff(0.05), 200)
+        with Redis(port=port, password="drawn", retry=retry, retry_on_error=[RedisConnectionError]) as known:
+            assert known.ping() and known.config_get("maxmemory") == {"maxmemory": str(256 << 20)}
+        with Redis(port=port) as stranger, pytest.raises(AuthenticationError):
+            stranger.ping()
+    finally:
+        server.terminate()
+    assert server.wait(10) == 0, "it takes the signal itself"
 
 
 def test_secrets_that_are_there_are_used_and_not_made() -> None:
@@ -153,19 +185,44 @@ def test_only_a_planner_that_patches_has_rights_and_no_more_than_it_needs(name: 
         "rayservices": ["get", "list", "watch"],
         "rayclusters": ["get", "list", "watch", "patch"],
     }
+    granted = {
+        (g, r, v) for rule in role["rules"] for g in rule["apiGroups"] for r in rule["resources"] for v in rule["verbs"]
+    }
+    asked = {tuple(one) for one in wanted_permissions(resolve([("config.yaml", rendered.config)]).config)}
+    assert asked and asked <= granted, "the doctor misses none"
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
     pod = rendered.one("planner-deployment")["spec"]["template"]["spec"]
     assert binding["subjects"][0]["name"] == pod["serviceAccountName"]
 
 
-def test_the_planner_is_a_program_with_the_same_settings() -> None:
-    made = ON.one("planner-deployment")["spec"]
+@pytest.mark.parametrize("name", ["everything-on", "rdma", "planner"])
+def test_the_planner_is_a_program_with_the_same_settings(name: str) -> None:
+    made = ci(name).one("planner-deployment")["spec"]
     (container,) = made["template"]["spec"]["containers"]
-    assert container["args"] == ["planner", "--config", "/etc/tandem/config.yaml"] and made["replicas"] == 2
-    assert made["strategy"] == {"type": "Recreate"} and not TRIAL.has("planner-deployment")
-    assert container["image"] == gateway(ON)["containers"][0]["image"]
-    assert made["template"]["metadata"]["labels"]["tier"] == "edge"
+    assert container["args"] == ["planner", "--config", "/etc/tandem/config.yaml"]
+    assert container["image"] == gateway(ci(name))["containers"][0]["image"]
+    assert made["strategy"] == {"type": "Recreate"}, "one says what is to be"
+    settings = resolve([("config.yaml", ci(name).config)]).config.planner
+    assert container["ports"] == [{"name": "metrics", "containerPort": settings.metrics_port}]
+    assert settings.host == "0.0.0.0" and container["livenessProbe"]["httpGet"] == {
+        "path": "/health",
+        "port": "metrics",
+    }
+    assert rules(ci(name).one("networkpolicy-planner"), "ingress", "") == ["metrics"]
+
+
+def test_there_is_no_planner_unless_it_is_wanted() -> None:
+    assert not any("planner" in template for template in TRIAL.by_template)
     assert ON.config["planner"]["headroom"] == 0.2
+    assert ON.one("planner-deployment")["spec"]["template"]["metadata"]["labels"]["tier"] == "edge"
+    told = {name: ci(name).one("planner-deployment")["spec"]["template"]["spec"] for name in ("rdma", "planner")}
+    assert [pod["automountServiceAccountToken"] for pod in told.values()] == [False, True]
+
+
+def test_a_planner_that_patches_has_pods_to_add_and_to_take_away() -> None:
+    told = {name: (group["minReplicas"], group["maxReplicas"]) for name, group in ci("planner").groups.items()}
+    assert told == {"prefill": (1, 4), "decode": (1, 3)}, "two workers in a pod that decodes"
+    assert ci("planner").one("planner-deployment")["spec"]["replicas"] == 2
 
 
 # ---- who may speak with whom

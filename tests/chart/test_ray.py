@@ -57,6 +57,18 @@ def test_each_pool_is_an_application_whose_workers_find_a_pod(name: str) -> None
 
 
 @EACH
+def test_the_builder_takes_its_arguments_and_what_the_pod_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tandem.worker.application import build
+
+    for variable, value in env(next(iter(ci(name).groups.values()))["template"]["spec"]["containers"][0]).items():
+        if variable.startswith("TANDEM_"):
+            monkeypatch.setenv(variable, value if isinstance(value, str) else "redis://somewhere")
+    for application in ci(name).applications.values():
+        built = build(application["args"])
+        assert built._bound_deployment.name == application["name"]
+
+
+@EACH
 def test_a_pod_has_what_its_workers_ask_ray_for(name: str) -> None:
     for group in ci(name).groups.values():
         cpus = gpus = 0
@@ -102,7 +114,9 @@ def test_colocated_pools_share_pods_with_ports_of_their_own() -> None:
     assert [(one["port"], one["metrics_port"]) for one in told] == [(50051, 9100), (50052, 9101)]
     ports = {one["name"]: one["containerPort"] for one in worker(NVLINK, "colocated")["ports"]}
     assert ports == {"serve": 8000, "grpc-0": 50051, "metrics-0": 9100, "grpc-1": 50052, "metrics-1": 9101}
-    assert "UCX_TLS" not in env(worker(NVLINK, "colocated")), "UCX takes shared memory and CUDA IPC by itself"
+    on_cpus = render({"pools": {"prefill": {"colocate": True}, "decode": {"colocate": True}}})
+    for rendered in (NVLINK, on_cpus):
+        assert "UCX_TLS" not in env(worker(rendered, "colocated")), "UCX takes shared memory and CUDA IPC by itself"
     limits = worker(NVLINK, "colocated")["resources"]["limits"]
     assert limits == {"cpu": "32", "memory": "128Gi", "nvidia.com/gpu": 2}
     assert group["template"]["spec"]["nodeSelector"] and group["template"]["spec"]["tolerations"]

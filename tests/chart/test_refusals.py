@@ -40,7 +40,8 @@ BY_SCHEMA: list[tuple[dict[str, Any], str]] = [
     ({"redis": {"external": {"addresses": ["redis://host:6379"]}}}, "redis.external.addresses.0"),
     ({"pools": {"prefill": {"role": "writer"}}}, "pools.prefill.role"),
     ({"pools": {"third": {"replicas": 1}}}, "pools.third: role is required"),
-    ({"pools": {"Third": {"role": "mixed"}}}, "pools"),
+    ({"pools": {"Third": {"role": "mixed"}}}, "pools: Property name of"),
+    ({"pools": {"colocated": {"role": "mixed"}}}, "pools: Property name of"),
     ({"pools": {"prefill": {"gpu": 1}}}, "pools.prefill: Additional property gpu is not allowed"),
     ({"pools": {"prefill": {"ucx": {"NCCL_DEBUG": "INFO"}}}}, "pools.prefill.ucx"),
     ({"pools": {"prefill": {"rdma": {"resource": "ib"}}}}, "pools.prefill.rdma.resource"),
@@ -67,6 +68,19 @@ BY_RULE: list[tuple[dict[str, Any], str]] = [
     ),
     ({"planner": {"enabled": True, "mode": "act", "actuator": "raycluster"}}, "planner.actuator is raycluster"),
     ({"planner": {"enabled": True, "replicas": 2}}, "planner.replicas is 2"),
+    ({"planner": {"groups": "prefill=mine"}}, "groups"),
+    (
+        {"planner": {"enabled": True, "mode": "act"}, "pools": {"more": {"role": "prefill"}}},
+        "needs one pool with the role prefill",
+    ),
+    (
+        {
+            "planner": {"enabled": True, "mode": "act", "actuator": "raycluster"},
+            "ray": {"inTreeAutoscaling": {"enabled": False}},
+            "pools": {"prefill": {"colocate": True}, "decode": {"colocate": True}},
+        },
+        "pools.prefill.colocate: planner.actuator raycluster",
+    ),
     ({"redis": {"mode": "external"}}, "redis.external.addresses is empty"),
     ({"redis": {"mode": "external", "external": {"urlKey": "url"}}}, "redis.external.existingSecret is empty"),
     (

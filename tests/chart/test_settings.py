@@ -16,6 +16,7 @@ import yaml
 from tandem.cli.door import require_door
 from tandem.core.config import Bytes, value_of
 from tandem.core.settings import DEFAULT_LAYER, Resolved, Setting, resolve, settings
+from tandem.core.worker_groups import WorkerGroup, read_groups
 from tandem.gateway.tenants_watch import read_tenants
 from tandem.worker.door import require_guard
 from tests.chart.release import CI, ROOT, SCHEMA, Rendered, ci, refusal, render
@@ -42,6 +43,7 @@ SAMPLES: dict[str, Any] = {
     "gateway.port": 8080,
     "gateway.grpc_port": 9090,
     "model.served_name": "one,another",
+    "planner.groups": "prefill=fast,decode=wide:2",
     "planner.headroom": 0.25,
     "planner.percentile": 95.5,
     "redis.namespace": "production",
@@ -162,6 +164,16 @@ def test_no_key_of_the_chart_is_also_a_setting() -> None:
         assert rendered.keys() <= names
 
 
+def test_numbers_arrive_as_they_are_however_large_or_small() -> None:
+    """Helm reads them as floating point."""
+    given = {"engine": {"kv_cache_memory": 68719476736, "max_model_len": 10_000_000}, "planner": {"headroom": 1e-7}}
+    rendered = render(given)
+    for tree in (rendered.config, {**given, "engine": rendered.applications["decode"]["args"]["settings"]["engine"]}):
+        config = resolved(tree).config
+        assert config.engine.kv_cache_memory == 68719476736 and config.engine.max_model_len == 10_000_000
+        assert config.planner.headroom == 1e-7
+
+
 def test_pools_have_settings_of_their_own() -> None:
     rendered = render(
         {
@@ -232,3 +244,19 @@ def test_the_limits_of_the_schema_are_the_rules_own() -> None:
                 assert all(one.key != setting.key for one in violations(config)) is is_fine, setting.key
             seen += 1
     assert seen > 20
+
+
+def test_a_planner_is_told_the_release_s_pools_and_objects() -> None:
+    pools = {
+        "prefill": {"replicas": 2, "minReplicas": 1, "maxReplicas": 8, "replicasPerPod": 2, "surgePods": 1},
+        "decode": {"replicas": 3},
+    }
+    planner = {"enabled": True, "mode": "act", "actuator": "raycluster"}
+    rendered = render({"planner": planner, "pools": pools, "ray": {"inTreeAutoscaling": {"enabled": False}}})
+    told = resolved(rendered.config).config.planner
+    assert (told.min_prefill, told.max_prefill, told.min_decode, told.max_decode) == (1, 8, 3, 3)
+    assert told.rayservice == rendered.one("rayservice")["metadata"]["name"]
+    groups = read_groups(told.groups)
+    assert groups == (WorkerGroup("prefill", "prefill", 2, 1), WorkerGroup("decode", "decode", 1))
+    assert {group.name for group in groups} == set(rendered.groups)
+    assert told.host == "0.0.0.0" and told.lease == "rel-tandem-planner" and not told.kubernetes_namespace

@@ -57,8 +57,8 @@ def test_the_committed_files_are_what_the_generator_writes() -> None:
 
 
 def test_boards_are_told_apart() -> None:
-    assert len(UIDS) == len(dashboards()) == 6
-    assert len({board["title"] for board in dashboards()}) == 6
+    assert len(UIDS) == len(dashboards()) == 7
+    assert len({board["title"] for board in dashboards()}) == 7
 
 
 @BOARDS

@@ -44,8 +44,19 @@
 {{- end }}
 
 {{- define "tandem.plannerSettings" -}}
-{{ toYaml (omit .Values.planner "enabled" "replicas" "resources" "env" "podAnnotations" "podLabels" "nodeSelector"
-    "tolerations" "affinity" "priorityClassName") }}
+{{- $settings := omit .Values.planner "enabled" "replicas" "resources" "env" "podAnnotations" "podLabels" "nodeSelector"
+    "tolerations" "affinity" "priorityClassName" -}}
+{{- $groups := list -}}
+{{- range $role := list "prefill" "decode" -}}
+{{- with include "tandem.plannedPool" (list $ $role) | fromYaml -}}
+{{- $_ := set $settings (printf "min_%s" $role) (int .least) -}}
+{{- $_ := set $settings (printf "max_%s" $role) (int .most) -}}
+{{- if not .colocate }}{{ $groups = append $groups (printf "%s=%s:%d+%d" $role .name (int .replicasPerPod) (int .surgePods)) }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- $own := dict "host" "0.0.0.0" "rayservice" (include "tandem.fullname" .) "groups" (join "," $groups)
+    "lease" (printf "%s-planner" (include "tandem.fullname" .)) -}}
+{{ toYaml (merge $own $settings) }}
 {{- end }}
 
 {{/* The whole file. */}}

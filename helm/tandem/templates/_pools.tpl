@@ -72,6 +72,17 @@
 {{- if and $planner.enabled (eq $planner.mode "act") (ne (last .).role "mixed") }}yes{{ end -}}
 {{- end }}
 
+{{/* The pool of a role that the planner plans: list of context and role; nothing where there is none, or several. */}}
+{{- define "tandem.plannedPool" -}}
+{{- $root := first . -}}{{- $role := last . -}}
+{{- $found := list -}}
+{{- range $name := keys $root.Values.pools | sortAlpha -}}
+{{- $pool := include "tandem.pool" (list $root $name) | fromYaml -}}
+{{- if eq $pool.role $role }}{{ $found = append $found $pool }}{{ end -}}
+{{- end -}}
+{{- if eq (len $found) 1 }}{{ toYaml (first $found) }}{{ end -}}
+{{- end }}
+
 {{/* Not empty where the planner asks the Kubernetes API. */}}
 {{- define "tandem.patchesClusters" -}}
 {{- if and .Values.planner.enabled (eq .Values.planner.actuator "raycluster") }}yes{{ end -}}
@@ -112,6 +123,15 @@
 {{- fail "pools: there must be prefill and decode workers, or mixed ones" -}}
 {{- end -}}
 {{- if and .Values.planner.enabled (eq .Values.planner.mode "act") -}}
+{{- range $role := list "prefill" "decode" -}}
+{{- $pool := include "tandem.plannedPool" (list $root $role) | fromYaml -}}
+{{- if not $pool -}}
+{{- fail (printf "planner.mode is act, which needs one pool with the role %s: a target is a number of workers of a role" $role) -}}
+{{- end -}}
+{{- if and $pool.colocate (eq $root.Values.planner.actuator "raycluster") -}}
+{{- fail (printf "pools.%s.colocate: planner.actuator raycluster plans worker groups, and this one is of several roles" $pool.name) -}}
+{{- end -}}
+{{- end -}}
 {{- if ne (eq .Values.planner.actuator "serve") .Values.ray.inTreeAutoscaling.enabled -}}
 {{- fail (printf "planner.actuator is %s, and ray.inTreeAutoscaling.enabled is %v: serve needs Ray's autoscaler, raycluster is instead of it" .Values.planner.actuator .Values.ray.inTreeAutoscaling.enabled) -}}
 {{- end -}}

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from tandem.cli import doctor_flags, member_flags, sim_flags
+from tandem.cli import doctor_flags, member_flags, planner, sim_flags
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import DEFAULT_LAYER, Resolved, Setting, flags_of, from_environment, resolve, settings
 from tandem.stores.settings_file import read_settings
@@ -82,6 +82,13 @@ _PROGRAMS = {
         "gateway",
         ("redis", "cluster", "worker"),
         add_flags=member_flags.add_drain_flags,
+    ),
+    "planner": _Program(
+        "hold the targets by changing how many workers there are",
+        "tandem.cli.planner:run",
+        "gateway,kubernetes",
+        ("planner", "slo", "redis", "cluster", "telemetry"),
+        add_flags=planner.add_flags,
     ),
     "doctor": _Program(
         "look whether this machine, and a cluster, have what Tandem needs, and say what to do",

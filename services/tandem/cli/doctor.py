@@ -7,11 +7,12 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 
 from tandem.cli.members import members_of
 from tandem.core.clock import SystemClock
+from tandem.core.config import WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import Resolved
 from tandem.doctor.check import Check, Examined, run_checks
@@ -21,6 +22,7 @@ from tandem.doctor.system import System
 from tandem.doctor.versions import installed_parts
 from tandem.obs.logs import set_up_logging
 from tandem.worker.door import require_guard
+from tandem.worker.whereabouts import own_address, told_address
 
 
 def run(resolved: Resolved, args: argparse.Namespace) -> int:
@@ -28,11 +30,11 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
     set_up_logging(resolved.config.telemetry, "tandem-doctor")
     clock = SystemClock()
     asked = Asked(args.url, "all" if args.all_pairs else "few" if args.pairs else "none")
-    outside = Outside(members_of, _ask_door, _ask_guard)
+    outside = Outside(members_of, _ask_door, _ask_guard, _told)
     checkup = Checkup(resolved, System(), outside, asked, installed_parts(), clock)
     checks, pairs = _wanted(checkup, args.only)
     examined = asyncio.run(_run(checks, pairs, clock))
-    print(_told(examined, args))  # noqa: T201 - the command's output
+    print(_report(examined, args))  # noqa: T201 - the command's output
     return exit_code(examined, is_strict=args.strict)
 
 
@@ -52,7 +54,7 @@ def _wanted(checkup: Checkup, only: str) -> tuple[Sequence[Check], Sequence[Chec
     return [c for c in checks if c.name in wanted], [c for c in pairs if c.name in wanted]
 
 
-def _told(examined: Sequence[Examined], args: argparse.Namespace) -> str:
+def _report(examined: Sequence[Examined], args: argparse.Namespace) -> str:
     if args.json:
         return json.dumps(document(examined, is_strict=args.strict), indent=2)
     return table(examined, has_colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
@@ -65,3 +67,7 @@ def _ask_door(resolved: Resolved) -> None:
 
 def _ask_guard(resolved: Resolved) -> None:
     require_guard(resolved.config)
+
+
+def _told(worker: WorkerConfig, environ: Mapping[str, str]) -> str:
+    return told_address(worker, worker.port, environ, own_address)

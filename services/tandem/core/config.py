@@ -139,7 +139,7 @@ class TransferConfig:
     """What the way between two workers must be like, which is measured when they meet."""
 
     require: Literal["any", "rdma", "cuda_ipc", "shared_memory"] = _doc(
-        "by what KV must move; workers of one machine are never asked for rdma", "any"
+        "by what KV must move; workers of one machine are never asked for rdma, others for nothing else", "any"
     )
     min_gbps: float = _doc("gigabytes per second that a way must carry in a test; 0: any", 0.0)
     on_miss: Literal["refuse", "warn"] = _doc(
@@ -151,7 +151,10 @@ class TransferConfig:
 class WorkerConfig:
     pool: Literal["prefill", "decode", "mixed"] = _doc("label that routers read", "mixed")
     id: str = _doc("stable name; empty: host and process id", "")
-    host: str = _doc("address to bind and to announce; 0.0.0.0 or ::, which are all: POD_IP or its own", "127.0.0.1")
+    host: str = _doc(
+        "address to bind and to announce; of 0.0.0.0 and :: it announces $POD_IP, else an address of its machine",
+        "127.0.0.1",
+    )
     host_label: str = _doc("which machine it is on; KV moves fastest between workers of one", "")
     rack: str = _doc("which rack, likewise", "")
     zone: str = _doc("which zone, likewise", "")
@@ -274,9 +277,11 @@ class PlannerConfig:
 
     mode: Literal["explain", "act"] = _doc("explain: decide and say why, change nothing", "explain")
     actuator: Literal["serve", "raycluster"] = _doc(
-        "who adds and ends workers: Serve, whose autoscaling policy is told, or KubeRay, whose RayCluster is patched",
+        "serve: Serve's autoscaling policy is told, and Ray's autoscaler adds pods; raycluster: the pods of a "
+        "RayCluster whose own autoscaler is off are planned too",
         "serve",
     )
+    model: str = _doc("whose workers are planned; empty: the one that they serve", "")
     interval_s: float = _doc("between two decisions", 5.0)
     window_s: float = _doc("of the past that a forecast looks at", 300.0)
     start_s: float = _doc("how long a new worker takes until it serves; a forecast looks as far ahead", 60.0)
@@ -284,6 +289,21 @@ class PlannerConfig:
     headroom: float = _doc("share of the capacity that is left free beyond what the forecast asks for", 0.15)
     scale_down_s: float = _doc("so long a smaller fleet must have been enough before workers end", 300.0)
     change_roles: bool = _doc("set the role of a worker rather than start one where that is enough", True)
+    min_prefill: int = _doc("prefill workers, at least", 1)
+    max_prefill: int = _doc("at most; 0: any number", 0)
+    min_decode: int = _doc("decode workers, at least", 1)
+    max_decode: int = _doc("at most; 0: any number", 0)
+    host: str = _doc("address to bind for /metrics and /health", "127.0.0.1")
+    metrics_port: int = _doc("port of /metrics and /health; 0: any free one; -1: none", 0)
+    kubernetes_namespace: str = _doc("where its objects are; empty: that of the planner's own pod, else default", "")
+    rayservice: str = _doc("the RayService whose active RayCluster is planned", "")
+    raycluster: str = _doc("a RayCluster that no RayService owns, instead", "")
+    groups: str = _doc(
+        "worker groups by role, as prefill=GROUP,decode=GROUP; GROUP:2+1 has two workers in a pod, and a pod to spare",
+        "",
+    )
+    lease: str = _doc("name of the Lease by which one planner leads", "tandem-planner")
+    lease_s: float = _doc("a leader that has not renewed its Lease for so long is taken to be gone", 15.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from tandem.core.config import Config, SloConfig, value_of
+from tandem.core.worker_groups import read_groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,14 @@ def _is_plain(name: str) -> bool:
 def _is_endpoint(address: str) -> bool:
     host, _, port = address.rpartition(":")
     return bool(host) and port.isascii() and port.isdigit() and int(port) <= 65535
+
+
+def _bounds(role: str) -> _Rule:
+    def holds(config: Config) -> bool:
+        least, most = (value_of(config, f"planner.{end}_{role}") for end in ("min", "max"))
+        return bool(most == 0 or most >= least)
+
+    return (f"planner.max_{role}", f"must be 0 (any number) or at least planner.min_{role}", holds)
 
 
 def _has_pair(config: Config) -> bool:
@@ -111,6 +120,17 @@ _RULES: tuple[_Rule, ...] = (
     _one("planner.percentile", "must be at least 50 and less than 100", lambda v: 50 <= v < 100),
     _one("planner.headroom", "must be at least 0 and less than 1", lambda v: 0 <= v < 1),
     _one("planner.scale_down_s", "must not be negative", lambda v: v >= 0),
+    *_each("must not be negative", lambda v: v >= 0, "planner.min_prefill", "planner.min_decode"),
+    _bounds("prefill"),
+    _bounds("decode"),
+    _one("planner.metrics_port", "must be between -1 and 65535", lambda v: -1 <= v <= 65535),
+    _one("planner.lease_s", "must be at least 3", lambda v: v >= 3),
+    _one("planner.lease", "must not be empty", bool),
+    _one(
+        "planner.groups",
+        "must be empty or name groups by role: prefill=GROUP,decode=GROUP:2",
+        lambda v: not v or read_groups(v) is not None,
+    ),
     _one("worker.announce", "must be empty or host:port", lambda v: not v or _is_endpoint(v)),
     _one("gateway.heartbeat_s", "must be more than 0", lambda v: v > 0),
     *_each("must be more than 0", lambda v: v > 0, "gateway.queue_timeout_s", "gateway.progress_timeout_s"),

@@ -19,6 +19,8 @@ Incarnation = NewType("Incarnation", int)
 """One life of a worker process: nanoseconds of its start, so a later life compares greater."""
 HandoffId = NewType("HandoffId", str)
 GatewayId = NewType("GatewayId", str)
+PlannerId = NewType("PlannerId", str)
+"""One life of a planner."""
 TenantId = NewType("TenantId", str)
 OPEN_TENANT = TenantId("open")
 """Everybody's, where no key is asked for."""

@@ -31,6 +31,9 @@ _FLAG_NAMES = {
     "gateway.port": "--port",
     "redis.url": "--redis-url",
     "worker.id": "--worker-id",
+    "worker.metrics_port": "--metrics-port",
+    "handoff.lease_s": "--lease-s",
+    "planner.model": "--planner-model",
 }
 
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")

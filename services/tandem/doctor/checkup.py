@@ -57,12 +57,13 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What programs of other rooms know: how to reach a cluster's members, and what a gateway and a worker ask for
-    before they start."""
+    """What programs of other rooms know: how to reach a cluster's members, what a gateway and a worker ask for before
+    they start, and where a worker says that it is."""
 
     members_of: Callable[[Config], AbstractAsyncContextManager[fleet.Members]]
     gateway_door: doors.Door
     worker_door: doors.Door
+    worker_address: announced.Told
 
 
 class _Once(Generic[_T]):
@@ -176,11 +177,12 @@ class Checkup:
 
     def _ports(self) -> Sequence[Finding]:
         wanted = [one for one in ports.wanted_places(self._config) if one.part in self._parts]
-        return [ports.judge_place(ports.read_place(one)) for one in wanted]
+        return [ports.judge_place(ports.read_place(one, self._config.cluster)) for one in wanted]
 
     def _announced(self) -> Sequence[Finding]:
         worker = self._config.worker
-        return (announced.judge_announced(announced.read_announced(worker, self._system), worker.host),)
+        found = announced.read_announced(worker, self._system.environ, self._outside.worker_address)
+        return (announced.judge_announced(found, worker.host),)
 
     def _guard(self) -> Sequence[Finding]:
         return (doors.judge_guard(doors.read_door(self._outside.worker_door, self._resolved)),)

@@ -50,11 +50,17 @@ class Worker:
     is_draining: bool = False
     redis_problem: str = ""
     transport: str = ""
+    layout: str = ""
     skew: Skew | None = None
 
     @property
     def is_live(self) -> bool:
         return not self.problem
+
+    @property
+    def kind(self) -> tuple[str, str, str]:
+        """KV moves only between workers that have this alike."""
+        return self.model, self.fingerprint, self.transport
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +99,7 @@ def judge_workers(fleet: Fleet) -> tuple[Finding, ...]:
 
 
 def judge_fingerprints(fleet: Fleet) -> tuple[Finding, ...]:
-    """KV moves only between workers of one fingerprint."""
+    """And transports: KV moves only between workers that have both alike."""
     live = [worker for worker in fleet.workers if worker.is_live]
     if not live:
         return (skip("fingerprints", fleet.reason or "no worker answers"),)
@@ -133,6 +139,7 @@ async def _describe(members: Members, record: WorkerRecord, clock: Clock) -> Wor
         is_draining=said.load.draining,
         redis_problem=said.redis_problem,
         transport=said.transport_kind,
+        layout=record.layout,
         skew=skew,
     )
 
@@ -154,24 +161,29 @@ def _by_model(workers: Sequence[Worker]) -> Iterator[tuple[str, list[Worker]]]:
 
 
 def _alike(model: str, workers: Sequence[Worker]) -> Finding:
-    groups: dict[str, list[str]] = {}
+    groups: dict[tuple[str, str, str], list[Worker]] = {}
     for worker in workers:
-        groups.setdefault(worker.fingerprint, []).append(worker.ref.id)
+        groups.setdefault(worker.kind, []).append(worker)
     if len(groups) == 1:
-        return ok("fingerprints", f"{model}: {next(iter(groups))[:12]} of all {len(workers)}")
-    told = "; ".join(f"{fingerprint[:12]} of {', '.join(ids)}" for fingerprint, ids in groups.items())
+        layout = ", ".join(sorted({worker.layout or "unknown" for worker in workers}))
+        return ok("fingerprints", f"{model}: {_kind(workers[0])} of all {len(workers)}, blocks of {layout}")
+    told = "; ".join(f"{_kind(found[0])} of {', '.join(w.ref.id for w in found)}" for found in groups.values())
     fix = (
-        "the same model.id and files, model.dtype, model.quantization, engine.kv_cache_dtype and engine.block_size for "
-        "all of a model (`tandem config` on each); during a rolling update it passes"
+        "the same model.id and files, model.dtype, model.quantization, engine.kv_cache_dtype, engine.block_size and "
+        "handoff.transport for all of a model (`tandem config` on each); during a rolling update it passes"
     )
     return warn("fingerprints", f"{model}: KV moves only within each of {told}", fix)
 
 
+def _kind(worker: Worker) -> str:
+    return f"{worker.fingerprint[:12]} over {worker.transport or 'an unknown transport'}"
+
+
 def _manned(model: str, workers: Sequence[Worker], disaggregation: str) -> Finding:
-    """A pair of one fingerprint is enough."""
+    """A pair of one kind is enough."""
     roles = ", ".join(f"{sum(w.role == r for w in workers)} {r}" for r in sorted({w.role for w in workers}))
-    for fingerprint in sorted({worker.fingerprint for worker in workers}):
-        found = {worker.role for worker in workers if worker.fingerprint == fingerprint}
+    for kind in {worker.kind for worker in workers}:
+        found = {worker.role for worker in workers if worker.kind == kind}
         if found & set(_PREFILLS) and found & set(_DECODES):
             return ok("roles", f"{model}: {roles}")
     lacks = "decodes" if any(worker.role == "prefill" for worker in workers) else "prefills"

@@ -143,7 +143,7 @@ def _gpu(index: int, gpu: Gpu, driver: str, share: float, needs_ipc: bool) -> Se
         found.append(wrong("gpu", f"{told}: MIG is on, and its slices have no cuda_ipc", fix, is_fatal=needs_ipc))
     num_free = gpu.num_bytes - gpu.num_used_bytes
     if num_free < share * gpu.num_bytes:
-        fix = "end who has it (`nvidia-smi` lists them), or a smaller engine.gpu_memory_utilization"
+        fix = "end who has it unless that is Tandem (`nvidia-smi`), or a smaller engine.gpu_memory_utilization"
         left = f"{told}: {num_free / gpu.num_bytes:.0%} are free, engine.gpu_memory_utilization is {share:g}"
         found.append(warn("gpu", left, fix))
     if gpu.persistence == "Disabled":

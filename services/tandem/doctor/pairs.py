@@ -53,10 +53,10 @@ class Measured:
 
 
 def choose_pairs(fleet: Fleet, *, is_all: bool) -> tuple[Pair, ...]:
-    """Each with a partner of its model and fingerprint. All: in both directions; else those by which prompts move, from
+    """Each with a partner of its kind. All: in both directions; else those by which prompts move, from
     a worker that prefills to one that decodes."""
     live = [worker for worker in fleet.workers if worker.is_live]
-    partners = {t.ref.id: [g for g in live if g is not t and _identity(g) == _identity(t)] for t in live}
+    partners = {t.ref.id: [g for g in live if g is not t and g.kind == t.kind] for t in live}
     if is_all:
         return tuple(Pair(taker, giver) for taker in live for giver in partners[taker.ref.id])
     few = [
@@ -111,11 +111,7 @@ def judge_choice(fleet: Fleet, pairs: Sequence[Pair]) -> tuple[Finding, ...]:
     """Where there is nothing to measure."""
     if pairs:
         return ()
-    return (skip("pairs", fleet.reason or "no two workers of one fingerprint answer, one to give and one to take"),)
-
-
-def _identity(worker: Worker) -> tuple[str, str]:
-    return worker.model, worker.fingerprint
+    return (skip("pairs", fleet.reason or "no two workers of one kind answer, one to give and one to take"),)
 
 
 def _problem(measured: Measured, transfer: TransferConfig) -> str:

@@ -28,7 +28,7 @@ class Permission(NamedTuple):
     verb: str
 
     def __str__(self) -> str:
-        return f"{self.verb} {self.resource}.{self.group}"
+        return f"{self.verb} {self.resource}{'.' * bool(self.group)}{self.group}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,9 @@ def wanted_permissions(config: Config) -> tuple[Permission, ...]:
         return ()
     clusters = [Permission("ray.io", "rayclusters", verb) for verb in ("get", "list", "watch", "patch")]
     services = [Permission("ray.io", "rayservices", verb) for verb in ("get", "list", "watch")]
+    pods = [Permission("", "pods", verb) for verb in ("get", "list", "watch")]
     leases = [Permission("coordination.k8s.io", "leases", verb) for verb in ("get", "create", "update")]
-    return (*clusters, *services, *leases)
+    return (*clusters, *services, *pods, *leases)
 
 
 def review(permissions: Sequence[Permission], namespace: str, post: Post) -> Reviewed:

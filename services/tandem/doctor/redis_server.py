@@ -7,7 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissionError, RedisError
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    NoPermissionError,
+    RedisError,
+)
 
 from tandem.core.clock import Clock, wall_ns
 from tandem.doctor.finding import Finding, fail, ok, warn
@@ -22,7 +27,8 @@ _NUM_PINGS = 5
 
 @dataclass(frozen=True, slots=True)
 class RedisFacts:
-    """`problem`: why it gave no answer, else empty, and `is_auth` that it refused who asked. `info` as INFO says it.
+    """`problem`: why it gave no answer, else empty, and `is_auth` that it refused who asked. `info` as INFO says it,
+    empty where we may not ask for it.
     `ahead_s`: how far its clock is before this machine's, known to `within_s`."""
 
     problem: str = ""
@@ -46,8 +52,7 @@ async def read_redis(url: str, clock: Clock) -> RedisFacts:
         seconds, micros = await client.time()
         took = clock.now() - began
         ahead = seconds + micros / 1e6 - (asked + took / 2)
-        info = _flat(await client.info())
-        return RedisFacts("", False, info, await _script_problem(client), min(pings), ahead, took / 2)
+        return RedisFacts("", False, await _info(client), await _script_problem(client), min(pings), ahead, took / 2)
     except (RedisError, OSError) as error:
         return RedisFacts(problem=str(error) or type(error).__name__, is_auth=_is_auth(error))
     finally:
@@ -59,12 +64,14 @@ def judge_redis(facts: RedisFacts, url: str) -> tuple[Finding, ...]:
     if facts.problem:
         return (_unreachable(facts, where),)
     told = f"{where}: {_told(facts.info)}, {facts.ping_s * 1e3:.1f} ms"
-    wrong = (
-        *_version(facts.info, where),
-        *_place(facts, url, where),
-        *_memory(facts.info, where),
-        *_script(facts, where),
-    )
+    if not facts.info:
+        fix = "`redis-cli acl setuser <user> +info` for the user of redis.url"
+        unknown = f"{where} does not tell us its version, role and memory policy: we may not ask for INFO"
+        return (warn("redis", unknown, fix), *_script(facts, where))
+    misplaced = _place(facts, url, where)
+    if misplaced:
+        return misplaced
+    wrong = (*_version(facts.info, where), *_memory(facts.info, where), *_script(facts, where))
     late = (_latency(facts.ping_s, where),) if facts.ping_s > SLOW_S else ()
     return (*wrong, *late) or (ok("redis", told),)
 
@@ -89,6 +96,8 @@ def _unreachable(facts: RedisFacts, where: str) -> Finding:
         return fail(
             "redis", f"{where}: {facts.problem}", "redis+cluster:// (or rediss+cluster://) as redis.url's scheme"
         )
+    if "Cluster mode is not enabled" in facts.problem:
+        return fail("redis", f"{where} is no Redis Cluster but one server", f"redis.url as {_as_single(where)}")
     fix = (
         f"is it running, and is the way there open? `redis-cli -u {where} ping`; TLS asks for rediss://; "
         "in a pod look at `redis.external.addresses` and the NetworkPolicy"
@@ -115,8 +124,7 @@ def _place(facts: RedisFacts, url: str, where: str) -> tuple[Finding, ...]:
     if is_cluster and not says_cluster:
         return (fail("redis", f"{where} is a node of a Redis Cluster", f"redis.url as {_as_cluster(where)}"),)
     if says_cluster and not is_cluster:
-        single = where.replace("+cluster", "", 1)
-        return (fail("redis", f"{where} is no Redis Cluster but one server", f"redis.url as {single}"),)
+        return (fail("redis", f"{where} is no Redis Cluster but one server", f"redis.url as {_as_single(where)}"),)
     return ()
 
 
@@ -151,6 +159,13 @@ def judge_own_server(problem: str) -> tuple[Finding, ...]:
     return (fail("redis", f"redis.url is empty, and there is no server that `serve` could start: {problem}", fix),)
 
 
+async def _info(client: Any) -> Mapping[str, Any]:
+    try:
+        return _flat(await client.info())
+    except NoPermissionError:
+        return {}
+
+
 async def _script_problem(client: Any) -> str:
     try:
         await client.eval("return 1", 1, "{tandem-doctor}")
@@ -178,3 +193,7 @@ def _told(info: Mapping[str, Any]) -> str:
 def _as_cluster(where: str) -> str:
     scheme, _, rest = where.partition("://")
     return f"{scheme}+cluster://{rest}"
+
+
+def _as_single(where: str) -> str:
+    return where.replace("+cluster", "", 1)

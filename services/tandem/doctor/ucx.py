@@ -87,12 +87,17 @@ def judge_trial(trial: Trial, handoff: HandoffConfig, transfer: TransferConfig, 
     if handoff.transport == "local":
         return (skip("ucx", "handoff.transport is local, which reads through the kernel without UCX"),)
     if trial.problem:
-        fix = (
-            "`pip install 'tandem[worker]'` if NIXL is missing; unset UCX_TLS and UCX_NET_DEVICES, or name what is "
-            f"there ({_names(trial) or 'tcp,sm,self'}); handoff.transport=local does without on one machine"
-        )
-        return (fail("ucx", f"NIXL moves nothing between two processes: {trial.problem}", fix),)
+        return (_stuck(trial, told),)
     return (_chose(trial, told), *_missing(trial, told), *_required(trial, transfer, told))
+
+
+def _stuck(trial: Trial, told: str) -> Finding:
+    because = f" (UCX_TLS={told} names {', '.join(trial.missing)}, which this machine has not)" if trial.missing else ""
+    fix = (
+        "`pip install 'tandem[worker]'` if NIXL is missing; unset UCX_TLS and UCX_NET_DEVICES, or name what is there "
+        f"({_names(trial) or 'tcp,sm,self'}); handoff.transport=local does without on one machine"
+    )
+    return fail("ucx", f"NIXL moves nothing between two processes: {trial.problem}{because}", fix)
 
 
 def _chose(trial: Trial, told: str) -> Finding:
@@ -154,15 +159,15 @@ def _available(lines: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _chosen(lines: Sequence[str]) -> tuple[str, ...]:
-    """Of the last table of reads, which is that of the peer's, the row of the largest sizes."""
+    """Of the last table of reads, which is that of the peer's, the last row, which is that of the largest sizes."""
     lanes: tuple[str, ...] = ()
     for start in (i for i, line in enumerate(lines) if "remote memory read by ucp_get" in line):
         for line in lines[start:]:
             if not line.startswith(("|", "+-")):
                 break
             cells = [cell.strip() for cell in line.strip("|").split("|")]
-            if len(cells) == 3 and cells[0].endswith("..inf"):
-                lanes = tuple(_LANE.findall(cells[2]))
+            if len(cells) == 3 and (found := _LANE.findall(cells[2])):
+                lanes = tuple(found)
     return lanes
 
 

@@ -44,8 +44,8 @@ from tandem.gateway.active import ActiveRequest
 from tandem.gateway.background import surviving
 from tandem.gateway.caller import Caller
 from tandem.gateway.deadlines import overdue
+from tandem.gateway.demand import DemandTally
 from tandem.gateway.fleet import Fleet
-from tandem.gateway.flows import Flows
 from tandem.gateway.hindsight import Hindsight
 from tandem.gateway.intake import Intake
 from tandem.gateway.ports import NO_PREFIXES, KnownPrefixes, Quotas, ScrapeTarget, ServedModel
@@ -53,7 +53,7 @@ from tandem.gateway.probe import has_moved, probe_request
 from tandem.obs.log_format import OF_ANOTHER
 from tandem.routing.breaker import BreakerState
 from tandem.routing.placement import Placement
-from tandem.routing.view import Pool, WorkerView
+from tandem.routing.view import WorkerView
 from tandem.sched.targets import NO_TARGETS, LatencyTargets
 
 log = logging.getLogger(__name__)
@@ -73,6 +73,8 @@ class Dispatcher:
         prefixes: KnownPrefixes = NO_PREFIXES,
     ) -> None:
         self._fleet = fleet
+        # Of the Dispatch port.
+        self.num_live, self.problem = fleet.num_live, fleet.pairs.problem
         self._config = config
         self._clock = clock
         self._waiting = Waiting(fleet.candidates(), config, targets, prefixes, fleet.routing)
@@ -80,8 +82,10 @@ class Dispatcher:
         self._active: dict[RequestId, ActiveRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.Task[None] | None = None
-        self._intake = Intake(self._waiting, config, quotas, prefixes, self._begin, self._fail)
-        self._hindsight = Hindsight(fleet, self._waiting, prefixes)
+        self.demand = DemandTally(targets, self._active)
+        self._intake = Intake(self._waiting, config, quotas, prefixes, self._begin, self._fail, self.demand)
+        self._hindsight = Hindsight(fleet, self._waiting, prefixes, self.demand)
+        self.flows = self._hindsight.flows
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -124,10 +128,6 @@ class Dispatcher:
             found[active.life.request.lane] += active.life.phase is Phase.QUEUED
         return found
 
-    @property
-    def flows(self) -> Flows:
-        return self._hindsight.flows
-
     def num_open(self) -> Mapping[tuple[TenantId, bool], int]:
         """Requests of clients that have not ended, by tenant and whether they wait for a place."""
         lives = [active.life for active in self._active.values() if active.pinned is None]
@@ -135,9 +135,6 @@ class Dispatcher:
 
     def breakers(self) -> Mapping[WorkerId, BreakerState]:
         return self._waiting.breaker.states(self._clock.now())
-
-    def num_live(self) -> Mapping[Pool, int]:
-        return self._fleet.num_live()
 
     def scrape_targets(self) -> Sequence[ScrapeTarget]:
         return self._fleet.scrape_targets()

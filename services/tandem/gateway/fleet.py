@@ -12,15 +12,18 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from typing import Protocol
 
 from tandem.core.clock import Clock
-from tandem.core.config import GatewayConfig
+from tandem.core.config import GatewayConfig, TransferConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import JobEvent, Pulled
 from tandem.core.ids import GatewayId, HandoffKey, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Job, Prefill
+from tandem.core.way import WayReport
 from tandem.gateway.background import surviving
 from tandem.gateway.ports import ScrapeTarget, ServedModel
 from tandem.gateway.text_models import TextModels
 from tandem.gateway.worker_link import LinkCalls, WorkerLink
+from tandem.routing.attestation import asks_something
+from tandem.routing.pairs import Pairs
 from tandem.routing.placement import Placement
 from tandem.routing.roster import Roster
 from tandem.routing.router import Routing
@@ -32,6 +35,7 @@ DISCOVERY_PERIOD_S = 1.0
 SEARCH_PERIOD_S = 0.1
 """Between two looks for workers while nothing can be served."""
 PROBE_RETRY_S = 5.0
+_NO_PROMISE = TransferConfig()
 
 
 class Listener(Protocol):
@@ -52,7 +56,8 @@ class Listener(Protocol):
 
 class Fleet:
     """Links by worker id. `discover` lists the workers that say they live, each with the role that was set for it or an
-    empty one; it may fail, then the last list stands."""
+    empty one; it may fail, then the last list stands. `pairs`: between which of them KV may move; it may not be changed
+    from elsewhere."""
 
     def __init__(
         self,
@@ -62,7 +67,9 @@ class Fleet:
         clock: Clock,
         config: GatewayConfig,
         trust: Trust,
+        promised: TransferConfig = _NO_PROMISE,
     ) -> None:
+        self._promised = promised
         self._trust = trust
         self._gateway = gateway
         self._discover = discover
@@ -74,12 +81,9 @@ class Fleet:
         self._live: set[WorkerRef] = set()
         # What workers served that are not live any more, and until when a request may wait for others.
         self._missed: dict[str, tuple[ServedModel, float]] = {}
-        self._linked: set[Pair] = set()
-        self._failed: dict[Pair, float] = {}
-        # Those of the failed that have moved blocks before: what falls back meanwhile is served.
-        self._doubted: set[Pair] = set()
+        self.pairs = Pairs(config.disaggregation)
         self.routing = Routing(config.routing_policy, remote_prefix=config.remote_prefix)
-        self._roster = Roster(self._linked, self._failed.keys())
+        self._roster = Roster(self.pairs.linked, self.pairs.failed.keys(), self.pairs.refused.keys())
         self._probing: dict[Pair, asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
         self._unlisted: str | None = None
@@ -101,7 +105,8 @@ class Fleet:
 
     def view(self) -> ClusterView:
         views = tuple(view for link in list(self._links.values()) if (view := link.view()) is not None)
-        return ClusterView(views, frozenset(self._linked), frozenset(self._failed))
+        pairs = self.pairs
+        return ClusterView(views, frozenset(pairs.linked), frozenset(pairs.failed), frozenset(pairs.refused))
 
     def num_live(self) -> Mapping[Pool, int]:
         """By pool, those without a live worker included."""
@@ -151,19 +156,18 @@ class Fleet:
             return "no live worker" if self._unlisted is None else f"no live worker is known: {self._unlisted}"
         policy = self._config.disaggregation
         alone = policy != "strict" and any(v.pool == "mixed" for v in views)
-        if alone or policy == "off" or self._linked or (policy == "prefer" and self._doubted):
+        pairs = self.pairs
+        # What falls back because of the ways between workers is served.
+        if alone or policy == "off" or pairs.linked or (policy == "prefer" and (pairs.doubted or pairs.refused)):
             return None
         missing = [pool for pool in ("prefill", "decode") if not any(v.pool in (pool, "mixed") for v in views)]
         if missing:
             return f"no live {' and no live '.join(missing)} worker"
-        return "no block has moved between a prefill and a decode worker yet"
+        return (pairs.refused and pairs.problem()) or "no block has moved between a prefill and a decode worker yet"
 
     def doubt(self, workers: Set[WorkerRef]) -> None:
         """KV may have been lost between two of these: their pairs are to move a block again before they are used."""
-        for pair in [pair for pair in self._linked if workers >= set(pair)]:
-            self._linked.discard(pair)
-            self._doubted.add(pair)
-            self._failed[pair] = self._clock.now() - PROBE_RETRY_S
+        for pair in self.pairs.doubt(workers, self._clock.now()):
             log.warning("%s lost KV of %s: the way between them is tested again", pair[1].id, pair[0].id)
         self._probe_pairs()
 
@@ -260,7 +264,7 @@ class Fleet:
         told = self._listener
         assert told is not None
         link = WorkerLink(self._gateway, ref, self._texts, self._clock, self._config, self._trust)
-        link.start(LinkCalls(told.reported, self._lost, told.positions, told.may_go_on, self._seen))
+        link.start(LinkCalls(told.reported, self._lost, told.positions, told.may_go_on, self._seen, self._told_ways))
         return link
 
     def _seen(self, link: WorkerLink) -> None:
@@ -275,6 +279,8 @@ class Fleet:
         self._roster.put(link.look)
         if link.ref not in self._live:
             self._live.add(link.ref)
+            for other in self._links.values():
+                self._told_ways(other.ref, [way for way in other.ways.values() if way.source == link.ref])
             self._probe_pairs()
 
     def _miss(self, link: WorkerLink) -> None:
@@ -291,10 +297,7 @@ class Fleet:
 
     def _drop(self, link: WorkerLink, reason: str) -> None:
         """Forget what was known of a worker's pairs, and end what runs on it."""
-        for pair in [pair for pair in (*self._linked, *self._failed) if link.ref in pair]:
-            self._linked.discard(pair)
-            self._doubted.discard(pair)
-            self._failed.pop(pair, None)
+        self.pairs.drop(link.ref)
         self._miss(link)
         self.routing.links.forget(link.ref)
         assert self._listener is not None
@@ -303,37 +306,48 @@ class Fleet:
         self._roster.remove(link.ref)
 
     def _probe_pairs(self) -> None:
-        """Move a test block between each prefill and decode worker that are new to each other."""
-        now = self._clock.now()
-        views = [v for v in self.view().workers if not v.load.draining]
-        for giver in (v for v in views if v.prefills):
-            for taker in (v for v in views if v.decodes and v.ref != giver.ref):
-                pair = (giver.ref, taker.ref)
-                if giver.fingerprint == taker.fingerprint and self._is_due(pair, giver.pool == taker.pool, now):
-                    self._probing[pair] = asyncio.create_task(self._probe(pair, giver.model))
-
-    def _is_due(self, pair: Pair, both_mixed: bool, now: float) -> bool:
-        policy = self._config.disaggregation
-        if policy == "off" or (both_mixed and policy != "strict"):
-            return False
-        if pair in self._linked or pair in self._probing:
-            return False
-        return pair not in self._failed or now >= self._failed[pair] + PROBE_RETRY_S
+        """Move a test block between prefill and decode workers that are new to each other, as far as `Pairs` says."""
+        for pair, model in self.pairs.due(self.view().workers, self._clock.now()):
+            self._probing[pair] = asyncio.create_task(self._probe(pair, model))
 
     async def _probe(self, pair: Pair, model: str) -> None:
         assert self._listener is not None
         try:
-            moved = await self._listener.probe(Placement(*pair), model)
+            moved = await self._listener.probe(Placement(*pair), model) and await self._attest(pair)
             if any(self._find(ref) is None for ref in pair):
                 log.info("%s or %s was gone before a block moved between them", *pair)
-            elif moved:
-                self._failed.pop(pair, None)
-                self._doubted.discard(pair)
-                self._linked.add(pair)
+                return
+            self.pairs.ended(pair, moved=moved, retry_at=self._clock.now() + PROBE_RETRY_S)
+            if moved:
                 log.info("a block moved from %s to %s", pair[0].id, pair[1].id)
             else:
-                self._failed[pair] = self._clock.now()
                 log.warning("no block moved from %s to %s", pair[0].id, pair[1].id)
         finally:
             del self._probing[pair]
+            self.pairs.gone(pair)
         self._listener.place_queued()
+
+    async def _attest(self, pair: Pair) -> bool:
+        """Where a way has to be as promised, it is known to be so, or not, before it is used: the taker measures it."""
+        giver, taker = pair
+        if self._promised.on_miss == "warn" or not asks_something(self._promised):
+            return True
+        link = self._find(taker)
+        if link is None:
+            return False
+        try:
+            if self.pairs.report(pair) is None:
+                self._told_ways(taker, [await link.measure(giver)])
+        except TandemError as error:
+            log.warning("the way from %s to %s cannot be measured: %s", giver.id, taker.id, error.message)
+            return False
+        return True
+
+    def _told_ways(self, taker: WorkerRef, reports: Sequence[WayReport]) -> None:
+        """A worker says by what ways it reads others."""
+        changed = [report for report in reports if self.pairs.reported(taker, report)]
+        for report in changed:
+            what = f"not used: {report.problem}" if report.refused else "used again"
+            log.warning("the way from %s to %s is %s", report.source.id, taker.id, what)
+        if changed:
+            self._probe_pairs()

@@ -15,6 +15,7 @@ from tandem.gateway.quotas import TenantQuotas
 from tandem.obs import instruments as have
 from tandem.obs.metrics import Metrics, Values
 from tandem.routing.breaker import BreakerState
+from tandem.routing.pairs import Pairs
 from tandem.stores.health import RedisHealth
 
 _BREAKER = {BreakerState.CLOSED: 0.0, BreakerState.TRIAL: 0.5, BreakerState.OPEN: 1.0}
@@ -47,6 +48,13 @@ def watch_prefixes(metrics: Metrics, prefixes: PrefixIndex) -> None:
         (have.PREFIX_MISSED_TOKENS, lambda: hits.num_missed),
     ):
         metrics.watch(instrument, _one(read))
+
+
+def watch_ways(metrics: Metrics, pairs: Pairs) -> None:
+    metrics.watch(
+        have.TRANSFER_WAYS,
+        lambda: {(way, "true" if is_ok else "false"): n for (way, is_ok), n in pairs.ways().items()},
+    )
 
 
 def watch_redis(metrics: Metrics, health: RedisHealth) -> None:

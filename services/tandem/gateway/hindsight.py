@@ -6,6 +6,7 @@ from tandem.core.events import Finished, JobEvent, Pulled, Token
 from tandem.core.ids import WorkerRef
 from tandem.flow.waiting import Waiting
 from tandem.gateway.active import ActiveRequest
+from tandem.gateway.demand import DemandTally
 from tandem.gateway.fleet import Fleet
 from tandem.gateway.flows import Flows
 from tandem.gateway.ports import KnownPrefixes
@@ -14,10 +15,11 @@ from tandem.gateway.ports import KnownPrefixes
 class Hindsight:
     """Of all requests of a gateway. Hears an event before their lives do."""
 
-    def __init__(self, fleet: Fleet, waiting: Waiting, prefixes: KnownPrefixes) -> None:
+    def __init__(self, fleet: Fleet, waiting: Waiting, prefixes: KnownPrefixes, demand: DemandTally) -> None:
         self._fleet = fleet
         self._waiting = waiting
         self._prefixes = prefixes
+        self._demand = demand
         self.flows = Flows()
 
     def first_drawn(self, active: ActiveRequest, worker: WorkerRef, token: Token, now: float) -> None:
@@ -27,6 +29,8 @@ class Hindsight:
             active.ledger.told(token.key.attempt, token.stages)
         if token.num_cached_tokens is not None:
             self._compare(active, token.num_cached_tokens, now)
+            if active.life.num_cached is None and active.pinned is None:
+                self._demand.computed(active.life.request, token.num_cached_tokens)
 
     def heard(self, active: ActiveRequest, worker: WorkerRef, event: JobEvent) -> None:
         """Anything but a token."""

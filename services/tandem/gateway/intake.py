@@ -14,6 +14,7 @@ from tandem.flow.ledger import PhaseLedger
 from tandem.flow.waiting import Waiting
 from tandem.gateway.active import ActiveRequest
 from tandem.gateway.caller import Caller
+from tandem.gateway.demand import DemandTally
 from tandem.gateway.ports import KnownPrefixes, Quotas
 
 
@@ -29,6 +30,7 @@ class Intake:
         prefixes: KnownPrefixes,
         begin: Callable[[Request, PhaseLedger, int], ActiveRequest],
         fail: Callable[[RequestId, TandemError], bool],
+        demand: DemandTally,
     ) -> None:
         self.is_closed = False
         self._waiting = waiting
@@ -37,6 +39,7 @@ class Intake:
         self._prefixes = prefixes
         self._begin = begin
         self._fail = fail
+        self._demand = demand
 
     async def admit(self, request: Request, caller: Caller, ledger: PhaseLedger) -> ActiveRequest:
         """Raises TandemError, and then nothing is left of the request."""
@@ -47,6 +50,7 @@ class Intake:
         try:
             hashes = await self._prefixes.name(request)
             self._refuse_when_closed()  # it may be by now
+            self._demand.came(request)  # from here on only a lack of room keeps it out
             active = self._enter(request, caller, hashes, ledger)
         except BaseException:
             quota.close()

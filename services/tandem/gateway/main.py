@@ -21,10 +21,11 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import GatewayId, WorkerRef
 from tandem.gateway.app import create_app
 from tandem.gateway.console_routes import Console
+from tandem.gateway.demand_beat import DemandBeat
 from tandem.gateway.dispatch import Dispatcher
 from tandem.gateway.fair_share import FairShare
 from tandem.gateway.fleet import Fleet
-from tandem.gateway.gauges import watch_prefixes, watch_quotas, watch_redis
+from tandem.gateway.gauges import watch_prefixes, watch_quotas, watch_redis, watch_ways
 from tandem.gateway.grpc_server import GrpcServer
 from tandem.gateway.health import PROBES
 from tandem.gateway.http_guard import HttpLimits
@@ -37,6 +38,7 @@ from tandem.gateway.text_models import TextModels
 from tandem.obs.logs import set_up_logging
 from tandem.obs.telemetry import Telemetry
 from tandem.sched.targets import LatencyTargets
+from tandem.stores.demand import DemandBoard
 from tandem.stores.health import RedisHealth
 from tandem.stores.prefix_index import IndexReader
 from tandem.stores.registry import RegistryUnavailable, WorkerRegistry
@@ -57,14 +59,14 @@ class Gateway:
         redis, health = config.redis, RedisHealth()
         self._registry = WorkerRegistry(redis.url, redis.namespace, health=health)
         texts, trust = TextModels(config.model.generation_config), Trust.of(name, config.cluster)
-        self._fleet = Fleet(name, self._discover, texts, clock, config.gateway, trust)
+        self._fleet = Fleet(name, self._discover, texts, clock, config.gateway, trust, config.transfer)
         self._tenancy = Tenancy(name, config, clock, health)
         targets = LatencyTargets.of(config.slo)
         reader = IndexReader(redis.url, redis.namespace, health=health)
         self._prefixes = PrefixIndex(reader, self._fleet, redis.index_stride, clock)
         self._dispatcher = Dispatcher(self._fleet, config.gateway, clock, self._tenancy.quotas, targets, self._prefixes)
-        counters = ServiceCounters(redis.url, redis.namespace, name, health=health)
-        self._share = FairShare(self._dispatcher.line, counters)
+        self._share = FairShare(self._dispatcher.line, ServiceCounters(redis.url, redis.namespace, name, health=health))
+        self._demand = DemandBeat(name, DemandBoard(redis.url, redis.namespace, health=health), self._dispatcher.demand)
         door = self._tenancy.door
         self._telemetry = Telemetry.start("tandem-gateway", name, config.telemetry.max_values)
         self._watch_stores(health)
@@ -74,7 +76,7 @@ class Gateway:
             door,
             config.gateway,
             telemetry=self._telemetry,
-            observers=[RequestLog(config.telemetry.log_requests), *consoles],
+            observers=[RequestLog(config.telemetry.log_requests), self._dispatcher.demand, *consoles],
             targets=targets,
             clock=clock,
         )
@@ -117,6 +119,7 @@ class Gateway:
         await self._fleet.start(self._dispatcher)
         await self._prefixes.start()
         await self._share.start()
+        await self._demand.start()
         await self._server.start()
         await self._grpc.start(self._config.host, self._config.own_grpc_port)
 
@@ -131,6 +134,7 @@ class Gateway:
         await self._dispatcher.stop()
         await self._tenancy.stop()
         await self._share.stop()
+        await self._demand.stop()
         await self._prefixes.stop()
         await self._registry.close()
         await asyncio.to_thread(self._telemetry.close, FLUSH_S)
@@ -138,6 +142,7 @@ class Gateway:
     def _watch_stores(self, health: RedisHealth) -> None:
         metrics = self._telemetry.metrics
         watch_prefixes(metrics, self._prefixes)
+        watch_ways(metrics, self._fleet.pairs)
         watch_redis(metrics, health)
         if self._tenancy.shared is not None:
             watch_quotas(metrics, self._tenancy.shared)

@@ -110,6 +110,10 @@ class Dispatch(Protocol):
         """Of the workers whose last jobs failed."""
         ...
 
+    def problem(self) -> str | None:
+        """What is wrong between workers; who is ready serves all the same."""
+        ...
+
     def num_live(self) -> Mapping[Pool, int]:
         """Workers that live, as this gateway sees them."""
         ...

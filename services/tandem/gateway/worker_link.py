@@ -18,23 +18,27 @@ from tandem.core.clock import Clock, wall_ns
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import JobEvent
-from tandem.core.ids import GatewayId, HandoffKey, JobKey, RequestId, WorkerRef
+from tandem.core.ids import GatewayId, HandoffKey, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.load import Load
 from tandem.core.request import Job, Prefill, Resume
 from tandem.core.step_cost import StepCost
 from tandem.core.topology import Topology
+from tandem.core.way import WayReport
 from tandem.gateway.ports import ServedModel
 from tandem.gateway.text_models import TextModels
 from tandem.routing.view import POOLS, Pool, WorkerView
 from tandem.wire.convert import decode_bundle, decode_load, decode_refusal, decode_step_cost, decode_update
 from tandem.wire.convert_job import Submission, encode_key, encode_submission
-from tandem.wire.convert_kv import decode_worker, encode_handoff_key
+from tandem.wire.convert_kv import decode_worker, encode_handoff_key, encode_worker
+from tandem.wire.convert_way import decode_way
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.patience import Patience
 from tandem.wire.trust import Trust, reason_of
 
 log = logging.getLogger(__name__)
 CALL_TIMEOUT_S = 10.0
+MEASURE_TIMEOUT_S = 60.0
+"""A worker measures one way after the other."""
 RECONNECT_S = 2.0
 RETRY_S = 0.25
 FLUSH_S = 1.0
@@ -44,17 +48,19 @@ FLUSH_S = 1.0
 class LinkCalls:
     """What a link calls, on the event loop. `positions` says which jobs are waited for and from which token on;
     `changed` is called when the worker may have room that it had not before, `seen` whenever
-    `WorkerLink.view` is another."""
+    `WorkerLink.view` is another, `told_ways` when it says by what ways it reads others."""
 
     reported: Callable[[WorkerRef, Sequence[JobEvent]], None]
     lost: Callable[[WorkerRef, str], None]
     positions: Callable[[WorkerRef], list[tuple[JobKey, int]]]
     changed: Callable[[WorkerView], None]
     seen: Callable[[WorkerLink], None]
+    told_ways: Callable[[WorkerRef, Sequence[WayReport]], None]
 
 
 class WorkerLink:
-    """`is_live`: the stream is up. `is_gone`: it has been down for longer than `RECONNECT_S`."""
+    """`is_live`: the stream is up. `is_gone`: it has been down for longer than `RECONNECT_S`. `ways`: the newest report
+    that it has made on each source."""
 
     def __init__(
         self, gateway: GatewayId, ref: WorkerRef, texts: TextModels, clock: Clock, config: GatewayConfig, trust: Trust
@@ -63,6 +69,7 @@ class WorkerLink:
         self.model: ServedModel | None = None
         self.is_live = False
         self.is_gone = False
+        self.ways: dict[WorkerId, WayReport] = {}
         self._told_role = ""
         self._gateway = gateway
         self._texts = texts
@@ -179,6 +186,17 @@ class WorkerLink:
         if reply.HasField("refusal"):
             raise decode_refusal(reply.refusal)
 
+    async def measure(self, source: WorkerRef) -> WayReport:
+        """Have the worker measure the way by which it reads another one. Raises TandemError."""
+        try:
+            request = pb.MeasureRequest(source=encode_worker(source))
+            reply = await self._stub.Measure(request, timeout=MEASURE_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise TandemError(ErrorKind.WORKER_LOST, f"worker {self.ref.id}: {reason_of(error)}") from error
+        if reply.HasField("refusal"):
+            raise decode_refusal(reply.refusal)
+        return decode_way(reply.report)
+
     def cancel(self, keys: Sequence[JobKey]) -> None:
         self._send(self._stub.Cancel(pb.CancelRequest(keys=map(encode_key, keys)), timeout=CALL_TIMEOUT_S))
 
@@ -276,6 +294,10 @@ class WorkerLink:
             self._step_cost = decode_step_cost(update.step_cost)
         self._seen(self)
         calls.reported(self.ref, decode_update(update))
+        if update.ways:
+            reports = [decode_way(report) for report in update.ways]
+            self.ways.update((report.source.id, report) for report in reports)
+            calls.told_ways(self.ref, reports)
         if self._load.may_take_more_than(before):
             calls.changed(self.look())
 

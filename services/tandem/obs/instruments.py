@@ -118,6 +118,9 @@ LIVE_WORKERS = gauge("tandem.live_workers", "{worker}", "Workers that live.", "p
 WORKER_BREAKER = gauge(
     "tandem.worker.breaker", "", "1: its last jobs failed and it gets none; 0.5: it is being tried.", "worker"
 )
+TRANSFER_WAYS = gauge(
+    "tandem.transfer.ways", "{way}", "Ways by which one worker reads another, and whether as promised.", "way", "ok"
+)
 PREFIX_INDEX_REACHABLE = gauge("tandem.prefix.index.reachable", "", "Whether the prefix index can be read.")
 PREFIX_INDEX_WORKERS = gauge("tandem.prefix.index.workers", "{worker}", "Workers whose blocks are mirrored.")
 PREFIX_INDEX_WORKERS_WANTED = gauge(
@@ -205,6 +208,24 @@ WORKER_HEALTHY = gauge("tandem.worker.healthy", "", "Whether the worker is of us
 WORKER_DRAINING = gauge("tandem.worker.draining", "", "Whether it takes no new work.")
 WORKER_GATEWAYS = gauge("tandem.worker.gateways", "{gateway}", "Gateways that watch it, or did a moment ago.")
 WORKER_INFO = gauge("tandem.worker.info", "", "Always 1; what the worker is.", "worker", "pool", "model", "transport")
+
+# ---- planner
+
+PLANNER_TARGET = gauge("tandem.planner.target", "{worker}", "Workers that there should be, as last decided.", "role")
+PLANNER_NEEDED = gauge(
+    "tandem.planner.needed", "{worker}", "The same before bounds, and before what is held for a while.", "role"
+)
+PLANNER_WORKERS = gauge(
+    "tandem.planner.workers", "{worker}", "Workers by what they do, as they were when it decided last.", "role", "state"
+)
+PLANNER_DECISIONS = counter("tandem.planner.decisions", "{decision}", "Decisions by what became of them.", "outcome")
+PLANNER_HELD_BACK = gauge(
+    "tandem.planner.held_back", "", "Whether too little is known, so that the fleet is left as it is."
+)
+PLANNER_LEADER = gauge("tandem.planner.leader", "", "Whether this planner's decisions are carried out.")
+PLANNER_ACTUATOR_ERRORS = counter(
+    "tandem.planner.actuator.errors", "{call}", "Calls to the Kubernetes API that failed, by HTTP status.", "status"
+)
 
 # ---- every process
 

@@ -11,11 +11,16 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import lru_cache
+from heapq import nsmallest
 
 from tandem.core.config import TransferConfig
 from tandem.core.ids import WorkerId, WorkerRef
 from tandem.core.way import WayReport
 
+_WORD = (1 << 32) - 1
+_MIX = 0x9E3779B97F4A7C15
+"""2 to the 64th over the golden ratio: the middle bits of a product with it depend on all bits below them."""
 NUM_PEERS = 3
 """Of each zone: so many a worker measures, and a gateway tests with it, when they meet."""
 
@@ -62,9 +67,14 @@ def chosen_peers(worker: WorkerId, peers: Iterable[tuple[WorkerRef, str]]) -> li
     zones: defaultdict[str, list[WorkerRef]] = defaultdict(list)
     for peer, zone in peers:
         zones[zone].append(peer)
+    mine = _hash(worker)
 
-    def weight(peer: WorkerRef) -> tuple[bytes, WorkerRef]:
-        name = "\0".join((worker, peer.id))
-        return hashlib.blake2b(name.encode(), digest_size=8).digest(), peer
+    def weight(peer: WorkerRef) -> tuple[int, WorkerRef]:
+        return ((mine ^ _hash(peer.id)) * _MIX) >> 32 & _WORD, peer
 
-    return [peer for zone in sorted(zones) for peer in sorted(zones[zone], key=weight)[:NUM_PEERS]]
+    return [peer for zone in sorted(zones) for peer in nsmallest(NUM_PEERS, zones[zone], key=weight)]
+
+
+@lru_cache(maxsize=1 << 16)
+def _hash(worker: WorkerId) -> int:
+    return int.from_bytes(hashlib.blake2b(worker.encode(), digest_size=8).digest(), "little")

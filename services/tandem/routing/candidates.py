@@ -31,6 +31,11 @@ class Candidates(Protocol):
     @property
     def unlinked(self) -> Set[Pair]: ...
 
+    @property
+    def refused(self) -> Set[Pair]:
+        """Those of the unlinked whose way is not what was promised."""
+        ...
+
     def pools(self, model: str) -> Counter[Pool]:
         """How many there are with each label."""
         ...
@@ -64,6 +69,10 @@ class Without:
     @property
     def unlinked(self) -> Set[Pair]:
         return self._among.unlinked
+
+    @property
+    def refused(self) -> Set[Pair]:
+        return self._among.refused
 
     def pools(self, model: str) -> Counter[Pool]:
         found = (self._among.find(model, ref) for ref in self._absent)
@@ -215,6 +224,8 @@ def why_no_pair(among: Candidates, model: str, excluded: Set[WorkerRef]) -> tupl
     pairs = [(p.ref, d.ref) for p in givers for d in takers if _may_pair(p, d)]
     if not pairs:
         return "no worker of the same model build", False
+    if all(pair in among.refused for pair in pairs):
+        return "no way between the workers is as promised", False
     return "no link between the workers", any(pair not in among.unlinked for pair in pairs)
 
 

@@ -96,11 +96,12 @@ class _Market:
 
 
 class Roster:
-    """A router's `Candidates`. `linked` and `unlinked` are its owner's, as in `ClusterView`, and may change."""
+    """A router's `Candidates`. The sets of pairs are its owner's, as in `ClusterView`, and may change."""
 
-    def __init__(self, linked: Set[Pair], unlinked: Set[Pair]) -> None:
+    def __init__(self, linked: Set[Pair], unlinked: Set[Pair], refused: Set[Pair] = frozenset()) -> None:
         self.linked = linked
         self.unlinked = unlinked
+        self.refused = refused
         self._markets: dict[str, _Market] = {}
         self._models: dict[WorkerRef, str] = {}
 

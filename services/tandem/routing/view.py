@@ -110,12 +110,13 @@ def whole_cost(worker: WorkerView) -> Cost:
 @dataclass(frozen=True, slots=True)
 class ClusterView:
     """A router's `Candidates` as a snapshot: ranks by sorting, which says what `Roster` means. `linked` holds the
-    (prefill, decode) pairs between which a block has moved; `unlinked` those where it was tried and failed. A pair in
-    neither is being tried."""
+    (prefill, decode) pairs between which a block has moved; `unlinked` those where it was tried and failed, `refused`
+    those of them whose way is not what was promised. A pair in neither is being tried."""
 
     workers: tuple[WorkerView, ...] = ()
     linked: Set[Pair] = frozenset()
     unlinked: Set[Pair] = frozenset()
+    refused: Set[Pair] = frozenset()
 
     def pools(self, model: str) -> Counter[Pool]:
         return Counter(worker.pool for worker in self._able(model))

@@ -32,14 +32,14 @@ def build(args: Mapping[str, Any]) -> Any:
     """
     for key in args:
         if key not in _READERS:
-            raise _refuse(str(key), f"there is no such key; there are: {', '.join(_READERS)}")
+            raise _refuse(str(key), f": there is no such key; there are: {', '.join(_READERS)}")
     told = {key: read(args[key], key) for key, read in _READERS.items() if args.get(key) is not None}
     if "pool" not in told:
-        raise _refuse("pool", "must be there")
+        raise _refuse("pool", " must be there")
     pool = _pool(told)
     resolved = pool.resolve(os.environ)
     if resolved.origins["worker.pool"] == DEFAULT_LAYER:
-        raise _refuse("pool", f"= {pool.name!r} is no role: set worker.pool to one of {', '.join(POOLS)}")
+        raise _refuse("pool", f" = {pool.name!r} is no role: set worker.pool to one of {', '.join(POOLS)}")
     return pool_application(pool, resolved.config)
 
 
@@ -59,25 +59,25 @@ def _pool(told: Mapping[str, Any]) -> Pool:
 
 def _name(value: Any, key: str) -> str:
     if not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise _refuse(key, f"= {value!r} must be lower case letters, digits and '-', at most 40")
+        raise _refuse(key, f" = {value!r} must be lower case letters, digits and '-', at most 40")
     return value
 
 
 def _path(value: Any, key: str) -> Path:
     if not isinstance(value, str) or not value:
-        raise _refuse(key, f"= {value!r} must be the path of a file")
+        raise _refuse(key, f" = {value!r} must be the path of a file")
     return Path(value)
 
 
 def _mapping(value: Any, key: str) -> dict[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-        raise _refuse(key, f"= {value!r} must be a mapping")
+        raise _refuse(key, f" = {value!r} must be a mapping")
     return dict(value)
 
 
 def _amount(value: Any, key: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-        raise _refuse(key, f"= {value!r} must be a number of 0 or more")
+        raise _refuse(key, f" = {value!r} must be a number of 0 or more")
     return float(value)
 
 
@@ -95,4 +95,4 @@ _READERS: dict[str, Callable[[Any, str], Any]] = {
 
 
 def _refuse(key: str, problem: str) -> TandemError:
-    return TandemError(ErrorKind.INVALID_REQUEST, f"args.{key} {problem}", param=f"args.{key}")
+    return TandemError(ErrorKind.INVALID_REQUEST, f"args.{key}{problem}", param=f"args.{key}")

@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import Any
 
 import httpx
-import yaml
 
 from tests.e2e.cluster import spawn
 from tests.e2e.serve.served import END_S, START_S, below, end, until
@@ -59,10 +58,9 @@ class Head:
         end(tree)
         self._sessions.cleanup()
 
-    def deploy(self, document: str) -> None:
-        """All of a `serveConfigV2`, which replaces what there was; does not wait."""
-        told = yaml.safe_load(document)
-        told["http_options"] = {"host": HOST, "port": self._proxy_port}
+    def deploy(self, document: dict[str, Any]) -> None:
+        """All of a `serveConfigV2`, which replaces what there was, with a port of this node; does not wait."""
+        told = document | {"http_options": {"host": HOST, "port": self._proxy_port}}
         answer = httpx.put(self._api, json=told, timeout=END_S, trust_env=False)
         assert answer.status_code == 200, answer.text
 

@@ -1,4 +1,4 @@
-"""A `serveConfigV2` document deployed as KubeRay deploys one, with a gateway beside it: what it starts serves, is told
+"""The chart's `serveConfigV2` deployed as KubeRay deploys it, with a gateway beside it: what it starts serves, is told
 apart, scales, is replaced and drains; what is wrong in it is told by Serve. Never how long anything takes."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,12 @@ from typing import Any
 import httpx
 import pytest
 
-from tandem.core.ids import WorkerRef
+from tandem.core.ids import PlannerId, WorkerRef
 from tandem.stores.record import WorkerRecord
 from tandem.stores.registry import WorkerRegistry
+from tandem.stores.targets import TargetRecord, Targets
 from tandem.worker.run_file import read_run_files
+from tests.chart.release import render
 from tests.e2e.gateway.http import LONG_ANSWER, Post, completion
 from tests.e2e.gateway.processes import Cluster, Gateway, cluster
 from tests.e2e.gateway.tiny_model import make_model
@@ -33,33 +35,11 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
 PATIENCE_S = 120.0
 NAMESPACE = "document"
 APPLICATIONS = ("tandem-prefill", "tandem-decode")
-DOCUMENT = """
-proxy_location: EveryNode
-applications:
-  - name: tandem-prefill
-    route_prefix: /tandem-prefill
-    import_path: tandem.worker.application:build
-    args:
-      pool: prefill
-      config: {config}
-      settings:
-        worker: {{pool: prefill, host: 0.0.0.0, rack: {rack}}}
-      num_gpus: 0
-      resources: {{tandem-prefill: 1}}
-    deployments: [{{name: tandem-prefill, num_replicas: 1}}]
-  - name: tandem-decode
-    route_prefix: /tandem-decode
-    import_path: tandem.worker.application:build
-    args:
-      pool: decode
-      settings:
-        model: {{id: {model}, served_name: tiny}}
-        engine: {{num_threads: 1, kv_cache_memory: 32MiB}}
-        worker: {{pool: decode, host: 0.0.0.0, drain_s: 60}}
-        redis: {{namespace: {namespace}}}
-      resources: {{tandem-decode: 1}}
-    deployments: [{{name: tandem-decode, num_replicas: {num_decode}}}]
-"""
+VALUES: dict[str, Any] = {
+    "worker": {"drain_s": 60},
+    "planner": {"enabled": True, "mode": "act"},
+    "pools": {"prefill": {"minReplicas": 1, "maxReplicas": 2}, "decode": {"minReplicas": 1, "maxReplicas": 2}},
+}
 
 
 @dataclass(slots=True)
@@ -79,9 +59,22 @@ class Pod:
     def run_dir(self) -> Path:
         return self.directory / "run"
 
-    def deploy(self, num_decode: int = 1, rack: str = "r1") -> None:
-        told = {"config": self.config, "model": self.directory / "model", "namespace": NAMESPACE}
-        self.head.deploy(DOCUMENT.format(num_decode=num_decode, rack=rack, **told))
+    def deploy(self, rack: str = "r1", others: Sequence[Any] = ()) -> None:
+        """What the chart has, with the model and the secret of the test, and `others` beside its applications. Both
+        pools share a node here, and so they share no ports."""
+        document = render(VALUES).serve
+        for application in document["applications"]:
+            settings = application["args"]["settings"]
+            settings["model"] |= {"id": str(self.directory / "model"), "served_name": "tiny"}
+            settings["engine"] |= {"num_threads": 1, "kv_cache_memory": "32MiB"}
+            settings["worker"] |= {"port": 0, "metrics_port": 0}
+            settings["cluster"]["secret_file"] = str(self.directory / "secret")
+            settings["redis"]["namespace"] = NAMESPACE
+            (deployment,) = application["deployments"]
+            deployment["autoscaling_config"]["policy"]["policy_kwargs"]["config"] = str(self.config)
+        by_name = {one["name"]: one for one in document["applications"]}
+        by_name["tandem-prefill"]["args"]["settings"]["worker"]["rack"] = rack
+        self.head.deploy(document | {"applications": [*document["applications"], *others]})
 
     def records(self) -> dict[str, list[WorkerRecord]]:
         """Of each pool that has one."""
@@ -142,6 +135,7 @@ def pod(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Iterator[Po
         pod = Pod(head, _gateway(programs), directory, redis_url)
         pod.deploy()
         head.wait_running(*APPLICATIONS)
+        pod.wait_workers(1, 1)
         pod.wait_remote()
         yield pod
 
@@ -170,18 +164,52 @@ def test_its_proxies_are_what_a_probe_of_kuberay_asks_for(pod: Pod) -> None:
     assert answer.json() == {"worker": record.worker.id, "state": "healthy"}
 
 
-def test_a_pool_grows_and_shrinks_with_the_document(pod: Pod) -> None:
+def application(name: str, **args: Any) -> dict[str, Any]:
+    path = "tandem.worker.application:build"
+    return {"name": f"tandem-{name}", "route_prefix": f"/tandem-{name}", "import_path": path, "args": args}
+
+
+def test_what_is_wrong_with_a_pool_is_told_by_serve_and_costs_the_others_nothing(pod: Pod) -> None:
+    before = pod.records()
+    nowhere = {"model": {"id": "/nowhere"}, "worker": {"pool": "mixed"}}
+    others = [application("wrong", pol="wrong"), application("lost", pool="lost", settings=nowhere)]
+
+    def told() -> list[str]:
+        found = pod.head.applications()
+        lost = found["tandem-lost"]["deployments"].get("tandem-lost", {"message": ""})
+        return [found["tandem-wrong"]["message"], lost["message"]]
+
+    pod.deploy(others=others)
+    until(lambda: all(told()), PATIENCE_S, lambda: str(pod.head.applications()))
+    (wrong, lost) = told()
+    assert "TandemError: args.pol: there is no such key" in wrong
+    assert "TandemError: '/nowhere' is no alias" in lost
+    assert pod.records() == before
+    pod.deploy()
+    until(lambda: pod.head.applications().keys() == set(APPLICATIONS), PATIENCE_S)
+
+
+def test_a_pool_grows_and_shrinks_as_the_planner_says(pod: Pod) -> None:
     expected = pod.ask(2)[0]
     (first,) = pod.records()["decode"]
-    pod.deploy(num_decode=2)
+    asyncio.run(_say_target(pod.redis_url, {"prefill": 1, "decode": 2}))
     pod.wait_workers(1, 2)
     assert first in pod.records()["decode"], "what ran goes on"
     assert pod.ask(2)[0] == expected
-    pod.deploy(num_decode=1)
+    asyncio.run(_say_target(pod.redis_url, {"prefill": 1, "decode": 1}))
     pod.wait_workers(1, 1)
     pod.head.wait_running(*APPLICATIONS)
     pod.wait_remote()
     assert pod.ask(2)[0] == expected
+
+
+async def _say_target(redis_url: str, replicas: dict[str, int]) -> None:
+    targets = Targets(redis_url, NAMESPACE)
+    try:
+        planner = PlannerId("test")
+        assert await targets.say(TargetRecord(model="tiny", planner=planner, replicas=replicas)) == planner
+    finally:
+        await targets.close()
 
 
 def test_a_pool_of_one_gets_its_next_worker_before_it_loses_the_last(pod: Pod) -> None:

@@ -23,6 +23,7 @@ _OTHER = {
     "engine.gpu_memory_utilization": "0.5",
     "planner.percentile": "95",
     "planner.headroom": "0.3",
+    "planner.groups": "prefill=fast,decode=wide:2",
     "worker.announce": "elsewhere:50051",
 }
 

@@ -17,7 +17,8 @@ from tandem.wire.trust import Trust
 
 
 def worker(name: str, role: str = "mixed", fingerprint: str = "f" * 32, model: str = "smol", **more: Any) -> Worker:
-    return Worker(WorkerRef(WorkerId(name), Incarnation(1), f"{name}:1"), role, model, fingerprint, **more)
+    ref, known = WorkerRef(WorkerId(name), Incarnation(1), f"{name}:1"), {"transport": "nixl", "layout": "3h x 30l"}
+    return Worker(ref, role, model, fingerprint, **{**known, **more})
 
 
 class Double(WorkerServicer):
@@ -75,7 +76,7 @@ def record(name: str, address: str) -> WorkerRecord:
         pool="mixed",
         model="smol",
         fingerprint="f" * 32,
-        layout="",
+        layout="3h x 30l",
         max_model_len=1,
         bundle_digest="",
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from pathlib import Path
 
 from tandem.core.clock import SystemClock
-from tandem.core.config import Config
+from tandem.core.config import Config, WorkerConfig
 from tandem.core.settings import Resolved, resolve
 from tandem.doctor.check import run_checks
 from tandem.doctor.checkup import Asked, Checkup, Outside
@@ -24,6 +24,10 @@ def fine(resolved: Resolved) -> None:
     return
 
 
+def address(worker: WorkerConfig, environ: Mapping[str, str]) -> str:
+    return "127.0.0.1:0"
+
+
 def members(config: Config) -> Listed:
     raise AssertionError("nobody names a Redis")
 
@@ -31,7 +35,7 @@ def members(config: Config) -> Listed:
 def checkup(tmp_path: Path, parts: Set[str]) -> Checkup:
     here = system(tmp_path, {"/proc/self/limits": "Max open files 9 9999 files\nMax locked memory 9 9 bytes\n"})
     settings = resolve([("test", {"gateway.port": 0, "model.device": "cuda"})])
-    return Checkup(settings, here, Outside(members, fine, fine), Asked(), parts, SystemClock())  # type: ignore[arg-type]
+    return Checkup(settings, here, Outside(members, fine, fine, address), Asked(), parts, SystemClock())  # type: ignore[arg-type]
 
 
 async def test_what_no_part_needs_here_is_skipped(tmp_path: Path) -> None:
@@ -46,6 +50,7 @@ async def test_what_no_part_needs_here_is_skipped(tmp_path: Path) -> None:
     for name in ("open-files", "tenants"):
         assert found["worker"][name].found == "tandem[gateway] is not installed: none runs here"
         assert "not installed: none runs" not in found["gateway"][name].found
+    assert "ports" in found["worker"] and "ports" not in found["gateway"], "only a worker listens at any free port"
     assert [f.check for f in found["gateway"].values() if f.verdict is Verdict.FAIL] == []
     assert {"gpu", "shared-memory"} <= {f.check for f in found["worker"].values() if f.verdict is Verdict.FAIL}
 
@@ -63,7 +68,7 @@ def test_it_runs_where_neither_models_nor_a_gateway_could() -> None:
     """All that only one of the two parts brings is hidden."""
     code = """
 import sys
-for name in ("torch", "ray", "numpy", "nixl_cu12", "safetensors", "gguf", "tokenizers", "jinja2", "msgspec",
+for name in ("torch", "ray", "numpy", "nixl_cu12", "safetensors", "gguf", "tokenizers", "jinja2",
              "httptools", "uvicorn", "uvloop", "llguidance", "httpx", "kubernetes", "grpc_health", "grpc_reflection"):
     sys.modules[name] = None
 from tandem.cli import main

@@ -35,6 +35,7 @@ async def test_they_are_asked() -> None:
     first, second, third = fleet.workers
     assert (first.role, first.model, first.fingerprint, first.is_draining) == ("decode", "other", OTHER, True)
     assert (first.redis_problem, first.transport, second.is_live, second.skew) == ("it is silent", "nixl", True, None)
+    assert first.layout == "3h x 30l"
     assert (third.is_live, third.role) == (False, "mixed") and third.problem.startswith("unavailable")
     (skew,) = skews_of(fleet)
     assert skew.who == "w0" and abs(skew.ahead_s) <= skew.within_s + 2
@@ -66,14 +67,19 @@ def test_nobody() -> None:
 def test_fingerprints_of_one_model_are_alike() -> None:
     fleet = Fleet((*PAIR.workers, worker("x", model="big", fingerprint=OTHER)))
     big, smol = judge_fingerprints(fleet)
-    assert_fine(big, "fingerprints", "big: eeeeeeeeeeee of all 1")
-    assert_fine(smol, "fingerprints", "smol: ffffffffffff of all 2")
+    assert_fine(big, "fingerprints", "big: eeeeeeeeeeee over nixl of all 1, blocks of 3h x 30l")
+    assert_fine(smol, "fingerprints", "smol: ffffffffffff over nixl of all 2")
 
 
 def test_fingerprints_that_differ() -> None:
     (finding,) = judge_fingerprints(Fleet((*PAIR.workers, worker("x", fingerprint=OTHER))))
-    told = "smol: KV moves only within each of ffffffffffff of d, p; eeeeeeeeeeee of x"
-    assert_warns(finding, "fingerprints", told, "engine.kv_cache_dtype and engine.block_size")
+    told = "smol: KV moves only within each of ffffffffffff over nixl of d, p; eeeeeeeeeeee over nixl of x"
+    assert_warns(finding, "fingerprints", told, "engine.kv_cache_dtype, engine.block_size")
+
+
+def test_transports_that_differ() -> None:
+    (finding,) = judge_fingerprints(Fleet((*PAIR.workers, worker("x", transport="local"))))
+    assert_warns(finding, "fingerprints", "ffffffffffff over local of x", "handoff.transport for all of a model")
 
 
 def test_somebody_prefills_and_somebody_decodes() -> None:
@@ -87,6 +93,7 @@ def test_a_role_that_nobody_has() -> None:
         (Fleet(PAIR.workers[1:]), "prefills", "`tandem role WORKER prefill`"),
         (Fleet((PAIR.workers[0], worker("d", "decode", is_draining=True))), "decodes", "--pool decode"),
         (Fleet((PAIR.workers[0], worker("d", "decode", OTHER))), "decodes", "--pool decode"),
+        (Fleet((PAIR.workers[0], worker("d", "decode", transport="local"))), "decodes", "--pool decode"),
     ):
         assert_fails(judge_roles(fleet, "strict")[0], "roles", f"no partner of theirs {lacks}", fix)
         assert_warns(judge_roles(fleet, "prefer")[0], "roles", f"no partner of theirs {lacks}", fix)

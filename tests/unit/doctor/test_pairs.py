@@ -37,9 +37,17 @@ def test_few_are_few() -> None:
 
 
 def test_only_partners_that_answer() -> None:
-    fleet = Fleet((worker("a"), worker("b", fingerprint="e"), worker("c", model="big"), worker("d", problem="gone")))
+    fleet = Fleet(
+        (
+            worker("a"),
+            worker("b", fingerprint="e"),
+            worker("c", model="big"),
+            worker("d", problem="gone"),
+            worker("e", transport="local"),
+        )
+    )
     assert choose_pairs(fleet, is_all=True) == ()
-    assert_skips(judge_choice(fleet, ())[0], "pairs", "no two workers of one fingerprint answer")
+    assert_skips(judge_choice(fleet, ())[0], "pairs", "no two workers of one kind answer")
     assert_skips(judge_choice(Fleet(reason="Redis is away"), ())[0], "pairs", "Redis is away")
 
 

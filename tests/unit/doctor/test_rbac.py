@@ -11,6 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from tandem.core.config import Config, PlannerConfig
 from tandem.doctor.pod import ACCOUNT
 from tandem.doctor.rbac import (
@@ -25,6 +27,7 @@ from tests.certificates import Authority
 from tests.unit.doctor.trees import system
 from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_skips
 
+ROLE = Path(__file__).resolve().parents[3] / "helm/tandem/templates/planner-role.yaml"
 PATCHES = Config(planner=PlannerConfig(actuator="raycluster"))
 PATCH = Permission("ray.io", "rayclusters", "patch")
 LEASE = Permission("coordination.k8s.io", "leases", "create")
@@ -50,14 +53,28 @@ def test_only_who_patches_asks() -> None:
     assert {PATCH, LEASE} <= set(wanted) and len(set(wanted)) == len(wanted)
 
 
+def test_what_the_chart_s_role_allows_is_what_is_asked_for() -> None:
+    """Its lines but those of the template."""
+    lines = [line for line in ROLE.read_text().splitlines() if "{{" not in line]
+    rules = yaml.safe_load("\n".join(lines))["rules"]
+    allowed = {
+        Permission(group, resource, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert allowed == set(wanted_permissions(PATCHES))
+
+
 def test_all_allowed() -> None:
     reviewed = review(wanted_permissions(PATCHES), "serving", allowing())
-    assert_fine(judge_review(reviewed, "serving"), "rbac", "all 10 permissions that the planner needs in serving")
+    assert_fine(judge_review(reviewed, "serving"), "rbac", "all 13 permissions that the planner needs in serving")
 
 
 def test_what_is_denied_is_named() -> None:
     reviewed = review(wanted_permissions(PATCHES), "serving", allowing(PATCH, LEASE))
-    assert reviewed == Reviewed((PATCH, LEASE), 10)
+    assert reviewed == Reviewed((PATCH, LEASE), 13)
     told = "we may not patch rayclusters.ray.io, create leases.coordination.k8s.io in serving"
     assert_fails(judge_review(reviewed, "serving"), "rbac", told, "`kubectl -n serving create role`")
 
@@ -87,12 +104,12 @@ def test_it_is_asked_over_tls_as_the_service_account(tmp_path: Path) -> None:
             f"{ACCOUNT}/ca.crt": authority.ca.read_text(),
         }
         place = {"KUBERNETES_SERVICE_HOST": "localhost", "KUBERNETES_SERVICE_PORT": str(port)}
-        assert_fine(examine_permissions(system(tmp_path / "a", files, **place), PATCHES), "rbac", "all 10")
-        assert seen == ["Bearer sesame"] * 10
+        assert_fine(examine_permissions(system(tmp_path / "a", files, **place), PATCHES), "rbac", "all 13")
+        assert seen == ["Bearer sesame"] * 13
         files[f"{ACCOUNT}/ca.crt"] = Authority(tmp_path / "other").ca.read_text()
         finding = examine_permissions(system(tmp_path / "b", files, **place), PATCHES)
         assert_fails(finding, "rbac", "CERTIFICATE_VERIFY_FAILED", "the NetworkPolicy")
-        assert len(seen) == 10, "who is not known is told no token"
+        assert len(seen) == 13, "who is not known is told no token"
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_skips, 
 
 LINK_LOCAL = "fe80:0000:0000:0000:0a00:27ff:fe00:0001"
 IPV4 = "0000:0000:0000:0000:0000:ffff:0a00:0001"
+UNSET = "0000:0000:0000:0000:0000:ffff:0000:0000"
 EMPTY = "0000:0000:0000:0000:0000:0000:0000:0000"
 GOOD = (Gid(0, LINK_LOCAL, "IB/RoCE v1"), Gid(3, IPV4, "RoCE v2"))
 
@@ -95,7 +96,9 @@ def test_an_index_of_another_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "gids", [(), (Gid(0, IPV4, "IB/RoCE v1"),), (Gid(1, LINK_LOCAL, "RoCE v2"),)], ids=["none", "v1", "ipv6"]
+    "gids",
+    [(), (Gid(0, IPV4, "IB/RoCE v1"),), (Gid(1, LINK_LOCAL, "RoCE v2"),), (Gid(1, UNSET, "RoCE v2"),)],
+    ids=["none", "v1", "ipv6", "unset"],
 )
 def test_a_roce_port_without_an_address(gids: tuple[Gid, ...]) -> None:
     for is_required, judged in ((True, assert_fails), (False, assert_warns)):

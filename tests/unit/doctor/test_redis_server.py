@@ -11,6 +11,7 @@ import pytest
 
 from tandem.core.clock import SystemClock
 from tandem.doctor.redis_server import RedisFacts, judge_own_server, judge_redis, read_redis, without_password
+from tests.contract.stores.redis_servers import cluster_servers, tcp_server
 from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_warns
 
 URL = "redis://me:hidden@redis:6379"
@@ -32,6 +33,37 @@ async def test_a_true_one(redis_url: str) -> None:
     assert_fine(finding, "redis", "primary, scripts run")
     assert facts.within_s > 0 and facts.ping_s > 0
     assert abs(facts.ahead_s) <= facts.within_s + 1.0, "the same machine's clock"
+
+
+@pytest.mark.redis
+async def test_one_that_asks_who_we_are(tmp_path: Path) -> None:
+    with tcp_server() as server:
+        with server.client() as client:
+            client.config_set("requirepass", "sesame")
+            client.acl_setuser("narrow", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-info", "-eval"])
+        for url, fix in (
+            (server.url, "the user and password in redis.url"),
+            (server.url.replace("//", "//:wrong@"), "TANDEM_REDIS__URL from a Secret"),
+        ):
+            (finding,) = judge_redis(await read_redis(url, SystemClock()), url)
+            assert_fails(finding, "redis", "does not let us in", fix)
+        url = server.url.replace("//", "//narrow:any@")
+        unknown, script = judge_redis(await read_redis(url, SystemClock()), url)
+        assert_warns(unknown, "redis", "we may not ask for INFO", "acl setuser <user> +info")
+        assert_fails(script, "redis", "runs no scripts for us", "+eval +evalsha")
+
+
+@pytest.mark.redis
+async def test_nodes_of_a_cluster_are_known_as_such() -> None:
+    with cluster_servers() as cluster:
+        (finding,) = judge_redis(replace(await read_redis(cluster.url, SystemClock()), ping_s=0.0), cluster.url)
+        assert_fine(finding, "redis", "primary, scripts run")
+        (finding,) = judge_redis(await read_redis(cluster.nodes[0].url, SystemClock()), cluster.nodes[0].url)
+        assert_fails(finding, "redis", "Redis Cluster", "redis+cluster://")
+    with tcp_server() as single:
+        url = single.url.replace("redis:", "redis+cluster:")
+        (finding,) = judge_redis(await read_redis(url, SystemClock()), url)
+        assert_fails(finding, "redis", "no Redis Cluster but one server", f"redis.url as {single.url}")
 
 
 async def test_one_that_does_not_answer(tmp_path: Path) -> None:

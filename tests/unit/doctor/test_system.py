@@ -21,7 +21,7 @@ def test_one_that_does_not_end_is_ended_with_its_children(tmp_path: Path) -> Non
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        ran = run_program(["sh", "-c", f"sleep 60 > {pipe} & sleep 60"], 0.5, {**os.environ})
+        ran = run_program(["sh", "-c", f"sleep 3600 > {pipe} & sleep 3600"], 0.5, {**os.environ})
         assert (ran.code, ran.err) == (TIMED_OUT, "sh did not end within 0.5 s")
         gone = select.poll()
         gone.register(reader, select.POLLHUP)

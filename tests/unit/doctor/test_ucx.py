@@ -106,6 +106,8 @@ def test_nothing_moves() -> None:
     (finding,) = judged(Trial(problem="NIXL cannot start here: NIXL_ERR_BACKEND", available=HOST))
     assert_fails(finding, "ucx", "NIXL_ERR_BACKEND", "there (tcp, sysv, cma)")
     assert "`pip install 'tandem[worker]'`" in finding.fix
+    (finding,) = judged(Trial(problem="NIXL_ERR_BACKEND", missing=("rc", "dc")), told="rc,dc")
+    assert_fails(finding, "ucx", "UCX_TLS=rc,dc names rc, dc, which this machine has not", "there (tcp,sm,self)")
 
 
 def test_a_trial_that_dies_or_hangs() -> None:
@@ -126,4 +128,4 @@ def test_bytes_move_on_this_machine_by_what_is_told() -> None:
     assert (trial.problem, trial.ways, trial.num_bytes) == ("", {"tcp"}, 8 << 20)
     assert "tcp" in dict(trial.available) and trial.seconds > 0 and trial.version
     broken = read_trial(System(environ={**bare, "UCX_TLS": "rc"}))
-    assert broken.problem == "NIXL cannot start here: NIXL_ERR_BACKEND"
+    assert (broken.problem, broken.missing) == ("NIXL cannot start here: NIXL_ERR_BACKEND", ("rc",))

@@ -76,6 +76,13 @@ def test_a_server_that_ray_brings_is_no_gateway() -> None:
     assert_skips(gateway, "packages", "tandem[gateway] is not installed")
 
 
+def test_a_condition_of_all_is_no_part_s() -> None:
+    requires = (*(FULL.requires or ()), 'tomli>=2; python_version >= "3"')
+    _, base, gateway, worker = judge_versions(replace(FULL, requires=requires))
+    assert_fails(base, "packages", "tandem: tomli is missing", "`pip install 'tandem==0.1.0'`")
+    assert [f.verdict.value for f in (gateway, worker)] == ["ok", "ok"]
+
+
 def test_here_all_parts_are_installed() -> None:
     assert installed_parts() == {"gateway", "worker"}
 

@@ -173,6 +173,9 @@ class ScriptedDispatch:
     def breakers(self) -> dict[WorkerId, BreakerState]:
         return {}
 
+    def problem(self) -> str | None:
+        return None
+
     def num_live(self) -> dict[Pool, int]:
         return {"mixed": 1}
 

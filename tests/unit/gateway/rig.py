@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.clock import SystemClock
-from tandem.core.config import GatewayConfig
+from tandem.core.config import GatewayConfig, TransferConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, FinishReason, JobEvent, Pulled, SampledToken, Token
 from tandem.core.ids import GatewayId, JobKey, RequestId, WorkerRef
@@ -42,6 +42,7 @@ class Rig:
         quotas: Quotas | None = None,
         trust: Trust | None = None,
         prefixes: KnownPrefixes = NO_PREFIXES,
+        promised: TransferConfig | None = None,
         **config: object,
     ) -> None:
         self.config = replace(GatewayConfig(), **config)  # type: ignore[arg-type]
@@ -49,7 +50,8 @@ class Rig:
         self.registry_fails = False
         self._bundle = bundle
         self.clock = clock = SystemClock()
-        self.fleet = Fleet(GatewayId("g"), self._discover, TextModels(), clock, self.config, trust or Trust("g"))
+        trust, promised = trust or Trust("g"), promised or TransferConfig()
+        self.fleet = Fleet(GatewayId("g"), self._discover, TextModels(), clock, self.config, trust, promised)
         self.dispatch = Dispatcher(self.fleet, self.config, clock, quotas or NoQuotas(), prefixes=prefixes)
 
     async def start(self) -> None:

@@ -8,14 +8,16 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from tandem.core.bundle import TokenizerBundle
-from tandem.core.errors import ErrorKind
+from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import JobEvent
 from tandem.core.ids import Incarnation, JobKey, WorkerId, WorkerRef
 from tandem.core.load import Load
 from tandem.core.request import Job, Prefill, Resume
+from tandem.core.way import WayReport
 from tandem.wire.convert import encode_load, encode_refusal, encode_update
 from tandem.wire.convert_job import decode_key, decode_submission
-from tandem.wire.convert_kv import decode_handoff_key, encode_worker
+from tandem.wire.convert_kv import decode_handoff_key, decode_worker, encode_worker
+from tandem.wire.convert_way import encode_way
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.gen.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
 from tandem.wire.trust import Trust
@@ -30,7 +32,7 @@ class ScriptedWorker(WorkerServicer):
     """`on_submit` answers a job: None takes it, else why not. `tell` sends events to whoever watches.
 
     `role` is what the registry says of it. `mute` stops the stream's heartbeat; `seen` holds (verb, what) of all calls
-    in order.
+    in order. `ways` go with each message of the stream; `on_measure` answers who asks for one.
     """
 
     def __init__(
@@ -52,6 +54,10 @@ class ScriptedWorker(WorkerServicer):
         self.after_submit: Callable[[Job], Sequence[JobEvent]] = lambda job: ()
         self.hold_submit: asyncio.Event | None = None
         self.mute = False
+        self.ways: list[WayReport] = []
+        self.on_measure: Callable[[WorkerRef], WayReport | TandemError] = lambda source: TandemError(
+            ErrorKind.WORKER_LOST, f"{source} is not there"
+        )
         self.max_model_len = 512
         self.metrics_address = ""
         self.ref = WorkerRef(WorkerId(name), Incarnation(incarnation or next(_incarnations)), "")
@@ -126,21 +132,34 @@ class ScriptedWorker(WorkerServicer):
         self.seen.append(("release", decode_handoff_key(request.key)))
         return pb.ReleaseReply()
 
+    async def Measure(self, request: pb.MeasureRequest, context: Any) -> pb.MeasureReply:
+        source = decode_worker(request.source)
+        self.seen.append(("measure", source))
+        answer = self.on_measure(source)
+        if isinstance(answer, TandemError):
+            return pb.MeasureReply(refusal=encode_refusal(answer.kind, answer.message))
+        return pb.MeasureReply(report=encode_way(answer))
+
+    def _update(self, events: Sequence[JobEvent]) -> pb.WatchUpdate:
+        update = encode_update(events, self.load)
+        update.ways.extend(map(encode_way, self.ways))
+        return update
+
     async def Watch(self, request: pb.WatchRequest, context: Any) -> AsyncIterator[pb.WatchUpdate]:  # type: ignore[override]
         self.positions.append({decode_key(p.key): p.next_index for p in request.positions})
         stream: asyncio.Queue[Sequence[JobEvent] | None] = asyncio.Queue()
         self._streams.append(stream)
-        yield encode_update((), self.load)
+        yield self._update(())
         while True:
             try:
                 events = await asyncio.wait_for(stream.get(), 0.05)
             except TimeoutError:
                 if not self.mute:
-                    yield encode_update((), self.load)
+                    yield self._update(())
                 continue
             if events is None:
                 return
-            yield encode_update(events, self.load)
+            yield self._update(events)
 
 
 async def until(condition: Callable[[], Any], what: str = "") -> Any:

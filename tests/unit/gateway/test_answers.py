@@ -100,6 +100,9 @@ class SlowDispatch:
     def breakers(self) -> dict[WorkerId, BreakerState]:
         return {}
 
+    def problem(self) -> str | None:
+        return None
+
     def num_live(self) -> dict[Pool, int]:
         return {"mixed": 1}
 

@@ -1,0 +1,150 @@
+"""The next step of one worker group towards so many pods; pure, and never takes it.
+
+Fewer pods come in two steps. First the workers of those that are to go are asked to leave; only when nothing is left on
+them do they go, by name, and the group's number falls by no more than that. KubeRay deletes pods of its own choice when
+a group has more than its number: so it falls only while KubeRay has made exactly what the group asks for. More pods are
+asked for at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+_LEAVE_SHARE = 4
+"""At most a part of so many pods leave at once, and always one may."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupView:
+    """A worker group as its RayCluster has it; `index` is its place there, `listed` the pods that are to be deleted."""
+
+    index: int
+    name: str
+    replicas: int
+    least: int = 0
+    most: int = 2**31 - 1
+    num_hosts: int = 1
+    is_suspended: bool = False
+    listed: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, cluster: dict[str, Any], name: str) -> GroupView | None:
+        """None: there is no such group."""
+        for index, spec in enumerate(cluster.get("spec", {}).get("workerGroupSpecs") or ()):
+            if spec.get("groupName") == name:
+                return cls(
+                    index=index,
+                    name=name,
+                    replicas=int(spec.get("replicas") or 0),
+                    least=int(spec.get("minReplicas") or 0),
+                    most=int(spec.get("maxReplicas", 2**31 - 1)),
+                    num_hosts=int(spec.get("numOfHosts") or 1),
+                    is_suspended=bool(spec.get("suspend")),
+                    listed=tuple((spec.get("scaleStrategy") or {}).get("workersToDelete") or ()),
+                )
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodView:
+    """`num_jobs`: of its workers; None: it has none that is registered. `is_empty`: all its workers were asked to leave
+    and have nothing left. `was_met`: it had a worker before, so without one it is not merely starting."""
+
+    name: str
+    num_jobs: int | None
+    is_leaving: bool = False
+    is_empty: bool = False
+    was_met: bool = False
+
+    @property
+    def is_unborn(self) -> bool:
+        return self.num_jobs is None and not self.was_met
+
+    @property
+    def may_go(self) -> bool:
+        return self.is_leaving and (self.is_empty or self.is_unborn)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStep:
+    """`leave`: pods whose workers are to be asked to leave, now first. `replicas` and `listed` are what the group is to
+    have; `reasons` in plain sentences."""
+
+    replicas: int
+    listed: tuple[str, ...]
+    leave: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+    def after(self, first: GroupStep) -> GroupStep:
+        """This step, when those whom the first one named have been asked; it names others in the next round only."""
+        return replace(self, leave=first.leave, reasons=tuple(dict.fromkeys((*first.reasons, *self.reasons))))
+
+    def changes(self, group: GroupView) -> bool:
+        return self.replicas != group.replicas or not set(self.listed) <= set(group.listed)
+
+    def operations(self, group: GroupView) -> list[dict[str, Any]]:
+        """As a JSON Patch."""
+        at = f"/spec/workerGroupSpecs/{group.index}"
+        return [
+            {"op": "test", "path": f"{at}/groupName", "value": group.name},
+            {"op": "add", "path": f"{at}/replicas", "value": self.replicas},
+            {"op": "add", "path": f"{at}/scaleStrategy", "value": {"workersToDelete": list(self.listed)}},
+        ]
+
+
+def next_step(group: GroupView, pods: Sequence[PodView], wanted: int, num_spare: int = 0) -> GroupStep:
+    """`pods` that are not being deleted yet; `wanted` of them, of which `num_spare` have no worker and stay so."""
+    bounded = min(max(wanted, group.least), group.most)
+    bound = f"group {group.name} may have {group.least} to {group.most} pods, not {wanted}"
+    reasons: tuple[str, ...] = (bound,) if bounded != wanted else ()
+    present = [pod for pod in pods if pod.name not in group.listed]
+    gone = tuple(name for name in group.listed if any(pod.name == name for pod in pods))
+    may_go = sorted(pod.name for pod in present if pod.may_go)
+    if bounded >= group.replicas:
+        # Who was to leave leaves all the same: a worker that drains takes no work any more. KubeRay makes new ones.
+        grown = (f"group {group.name} grows from {group.replicas} to {bounded} pods",)
+        reasons += grown if bounded > group.replicas else ()
+        return GroupStep(replicas=bounded, listed=(*gone, *may_go), reasons=(*reasons, *_replaced(group, may_go)))
+    if len(present) != group.replicas:
+        told = f"group {group.name} does not shrink before KubeRay has made {len(present)} pods {group.replicas}"
+        return GroupStep(replicas=group.replicas, listed=group.listed, reasons=(*reasons, told))
+    replicas = max(bounded, group.replicas - len(may_go))
+    leave = _leavers(present, bounded, num_spare)
+    return GroupStep(
+        replicas=replicas,
+        listed=(*gone, *may_go) if may_go else group.listed,
+        leave=tuple(pod.name for pod in leave),
+        reasons=(*reasons, *_shrinking(group, present, leave, may_go, replicas)),
+    )
+
+
+def _leavers(present: Sequence[PodView], wanted: int, num_spare: int) -> list[PodView]:
+    """Those that leave already count, and the spare ones do not. Who has no worker yet goes first, then
+    who has least to do; one whose worker is out of sight may be at work, and stays."""
+    leaving = [pod for pod in present if pod.is_leaving]
+    staying = [pod for pod in present if not pod.is_leaving]
+    room = max(1, len(present) // _LEAVE_SHARE) - len(leaving)
+    number = max(0, min(len(staying) - wanted, room))
+    order = sorted(staying, key=lambda pod: (pod.num_jobs or 0, pod.name))
+    unborn = [pod for pod in order if pod.is_unborn]
+    return [*unborn[num_spare:], *(pod for pod in order if pod.num_jobs is not None)][:number]
+
+
+def _replaced(group: GroupView, may_go: Sequence[str]) -> tuple[str, ...]:
+    return (f"group {group.name} replaces {', '.join(may_go)}, which had been asked to leave",) if may_go else ()
+
+
+def _shrinking(
+    group: GroupView, present: Sequence[PodView], leave: Sequence[PodView], may_go: Sequence[str], replicas: int
+) -> tuple[str, ...]:
+    told: list[str] = []
+    if may_go:
+        told.append(f"group {group.name} goes from {group.replicas} to {replicas} pods without {', '.join(may_go)}")
+    if leave:
+        told.append(f"group {group.name}: {', '.join(pod.name for pod in leave)} are asked to leave")
+    waits = [f"{pod.name} ({pod.num_jobs} jobs)" for pod in present if pod.is_leaving and not pod.may_go]
+    if waits:
+        told.append(f"group {group.name} waits until nothing is left on {', '.join(waits)}")
+    return tuple(told)

@@ -1,0 +1,73 @@
+"""What came to all gateways between two looks at their totals; pure, and never asks a gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import NamedTuple
+
+from tandem.core.ids import GatewayId
+from tandem.scaling.observed import Demand
+from tandem.stores.demand import Backlog, DemandRecord, DemandTotals
+
+SILENT_S = 5.0
+"""A gateway speaks every second; what came to one that has been silent for so long is not known."""
+
+
+class Grown(NamedTuple):
+    """`demand` is None where nothing is to be concluded, for the reason `problem`. `num_gateways` that speak."""
+
+    demand: Demand | None
+    problem: str = ""
+    backlog: Backlog = Backlog()
+    num_gateways: int = 0
+
+
+class DemandGrowth:
+    """Of one model. A look that cannot be used changes nothing, so the next one that can spans both."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._known: dict[GatewayId, DemandTotals] = {}
+        self._looked_at: float | None = None
+
+    def look(self, records: Sequence[DemandRecord], now: float) -> Grown:
+        """`now` in seconds of a clock that does not go back."""
+        problem = _problem(records)
+        if problem:
+            return Grown(None, problem, num_gateways=len(records))
+        backlog = _sum(record.backlog.get(self._model, Backlog()) for record in records)
+        told = {record.gateway: record.totals.get(self._model, DemandTotals()) for record in records}
+        known, since = self._known, self._looked_at
+        self._known, self._looked_at = told, now
+        if since is None or now <= since:
+            return Grown(None, "this is the first look at what gateways are asked for", backlog, len(records))
+        # One that is new has begun since the last look: all of it has come since then.
+        grown = {
+            one.name: sum(
+                getattr(totals, one.name) - _before(known, gateway, one.name) for gateway, totals in told.items()
+            )
+            for one in fields(DemandTotals)
+        }
+        # Totals of one life never fall; if somebody else wrote them it must not become a negative rate.
+        return Grown(
+            Demand(seconds=now - since, **{name: max(0, n) for name, n in grown.items()}), "", backlog, len(told)
+        )
+
+
+def _problem(records: Sequence[DemandRecord]) -> str:
+    if not records:
+        return "no gateway says what it is asked for"
+    oldest = max(records, key=lambda record: record.age_s)
+    if oldest.age_s > SILENT_S:
+        return f"gateway {oldest.gateway} has said nothing for {oldest.age_s:.0f} s, so what came to it is not known"
+    return ""
+
+
+def _before(known: Mapping[GatewayId, DemandTotals], gateway: GatewayId, name: str) -> int:
+    return int(getattr(known[gateway], name)) if gateway in known else 0
+
+
+def _sum(backlogs: Iterable[Backlog]) -> Backlog:
+    waiting = list(backlogs)
+    return Backlog(num_requests=sum(b.num_requests for b in waiting), num_tokens=sum(b.num_tokens for b in waiting))

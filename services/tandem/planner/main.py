@@ -1,0 +1,182 @@
+"""Composes the planner program and runs it until a signal, or for one decision; decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from importlib import import_module
+from typing import Any
+
+from tandem.core.clock import Clock, SystemClock
+from tandem.core.config import Config
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.ids import PlannerId
+from tandem.core.worker_groups import read_groups
+from tandem.obs.endpoint import MetricsEndpoint
+from tandem.obs.logs import set_up_logging
+from tandem.obs.telemetry import Telemetry
+from tandem.planner.actuator import Actuator
+from tandem.planner.backoff import Backoff
+from tandem.planner.census import Census
+from tandem.planner.clusters import ClusterFinder
+from tandem.planner.election import Election
+from tandem.planner.kube_error import KubeError
+from tandem.planner.leaders import Leadership
+from tandem.planner.leaving import Leaving
+from tandem.planner.measures import PlanMeasures
+from tandem.planner.plan import Plan
+from tandem.planner.pods import PodWatch
+from tandem.planner.policy import policy_of
+from tandem.planner.program import Loop, Planner
+from tandem.planner.raycluster import RayClusterActuator, Retries
+from tandem.planner.serve import ServeActuator
+from tandem.scaling.scaler import Scaler
+from tandem.stores.demand import DemandBoard
+from tandem.stores.health import RedisHealth
+from tandem.stores.registry import WorkerRegistry
+from tandem.stores.targets import Targets
+from tandem.wire.trust import Trust
+
+FLUSH_S = 2.0
+"""For what is still to be sent of traces and metrics."""
+INTERVALS_HELD = 3
+"""So many decisions may fail before another planner is heard in Serve."""
+
+
+class Program:
+    """All parts of one planner, between `start` and `stop`. `told` is given each plan."""
+
+    def __init__(self, config: Config, me: PlannerId, told: Callable[[Plan], None]) -> None:
+        self._config = config
+        self._me = me
+        self._clock: Clock = SystemClock()
+        self._health = RedisHealth()
+        self._telemetry = Telemetry.start("tandem-planner", me, config.telemetry.max_values)
+        redis, trust = config.redis, Trust.of(me, config.cluster)
+        self._board = DemandBoard(redis.url, redis.namespace, health=self._health)
+        self._census = Census(WorkerRegistry(redis.url, redis.namespace, health=self._health), trust, config)
+        self._leadership: Leadership | None = None
+        self._api: Any = None
+        self._measures = PlanMeasures(self._telemetry.metrics, lambda: self.actuator.leads)
+        self.actuator: Actuator = self._actuator()
+        planner = Planner(
+            config.planner, self._board, self._census, Scaler(policy_of(config)), self.actuator, self._clock
+        )
+        self.loop = Loop(planner, config.planner.interval_s, self._measures, self._telemetry.tracing, told)
+        self.endpoint = MetricsEndpoint(config.planner.host, config.planner.metrics_port, self._telemetry.exposition)
+
+    def listen(self) -> None:
+        """OSError: the port is taken."""
+        if self._config.planner.metrics_port >= 0:
+            self.endpoint.start()
+
+    async def run(self, stopped: asyncio.Event) -> None:
+        """Until `stopped`, also where this planner does not lead."""
+        async with asyncio.TaskGroup() as tasks:
+            if self._leadership is not None and self._config.planner.mode == "act":
+                tasks.create_task(self._leadership.run(stopped), name="leadership")
+            tasks.create_task(self.loop.run(stopped), name="planner")
+
+    async def claim(self) -> None:
+        """For a single decision."""
+        if self._leadership is not None and self._config.planner.mode == "act":
+            await asyncio.to_thread(self._leadership.look)
+
+    async def stop(self) -> None:
+        if self._leadership is not None:
+            await asyncio.to_thread(self._leadership.resign)
+        await self.actuator.close()
+        await self._census.close()
+        await self._board.close()
+        self.endpoint.close()
+        if self._api is not None:
+            self._api.close()
+        await asyncio.to_thread(self._telemetry.close, FLUSH_S)
+
+    # ---- composition
+
+    def _actuator(self) -> Actuator:
+        planner, redis = self._config.planner, self._config.redis
+        hold_s = max(15.0, INTERVALS_HELD * planner.interval_s)
+        targets = Targets(redis.url, redis.namespace, hold_s=hold_s, health=self._health)
+        serve = ServeActuator(self._me, targets, self._census)
+        return serve if planner.actuator == "serve" else self._raycluster(serve)
+
+    def _raycluster(self, serve: ServeActuator) -> RayClusterActuator:
+        planner, measures = self._config.planner, self._measures
+        groups = read_groups(planner.groups) or ()
+        election = Election(self._me, planner.lease_s)
+        try:
+            # Imported on use: who has Serve's planner needs no client of Kubernetes.
+            kube = import_module("tandem.planner.kube")
+            api = kube.connect(planner.kubernetes_namespace, self._me, election.request_s / 2)
+        except KubeError as error:
+            raise TandemError(ErrorKind.INVALID_REQUEST, f"Kubernetes: {error.message}", param="planner") from error
+        self._api = api
+        self._leadership = Leadership(election, api, planner.lease, self._clock, measures.failed)
+
+        def watch(selector: str) -> PodWatch:
+            return PodWatch(api, selector, self._clock, Backoff(_draw))
+
+        finder = ClusterFinder(api, planner.rayservice, planner.raycluster, groups, watch)
+        leaving, retries = Leaving(self._census, self._clock), Retries(Backoff(_draw), measures.failed)
+        return RayClusterActuator(groups, finder, api.patch_cluster, self._leadership, leaving, serve, retries)
+
+
+def _draw() -> float:
+    return secrets.randbelow(1 << 20) / (1 << 20)
+
+
+def new_name() -> PlannerId:
+    return PlannerId(f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")
+
+
+def run(config: Config, *, is_single: bool, as_json: bool) -> int:
+    """`tandem planner`: plan until SIGINT or SIGTERM, or make one decision. Returns 0; 1 where a single decision
+    failed. Raises TandemError."""
+    me = new_name()
+    set_up_logging(config.telemetry, "tandem-planner", me)
+    return asyncio.run(_once(config, me, as_json=as_json) if is_single else _serve(config, me, as_json=as_json))
+
+
+async def _serve(config: Config, me: PlannerId, *, as_json: bool) -> int:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(name, stopped.set)
+    program = Program(config, me, _print if as_json else lambda plan: None)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(program.stop)
+        program.listen()
+        facts = {"ready": True, "planner": me, "metrics": program.endpoint.address}
+        print(json.dumps(facts), flush=True)  # noqa: T201 - for whoever started us
+        await program.run(stopped)
+    return 0
+
+
+async def _once(config: Config, me: PlannerId, *, as_json: bool) -> int:
+    """Two looks, an interval apart: demand is what came between them."""
+    program = Program(config, me, lambda plan: None)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(program.stop)
+        await program.claim()
+        plan = await program.loop.once()
+        if plan.observed is not None and plan.observed.demand is None:
+            await asyncio.sleep(config.planner.interval_s)
+            await program.claim()
+            plan = await program.loop.once()
+    if as_json:
+        _print(plan)
+    else:
+        print("\n".join((plan.headline, *(f"  {each}" for each in plan.sentences))))  # noqa: T201
+    return 1 if plan.outcome == "failed" else 0
+
+
+def _print(plan: Plan) -> None:
+    print(json.dumps(plan.as_json()), flush=True)  # noqa: T201 - the command's output

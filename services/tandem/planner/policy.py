@@ -1,0 +1,24 @@
+"""The scaler's policy as the settings have it; pure, and never decides."""
+
+from __future__ import annotations
+
+from tandem.core.config import Config
+from tandem.core.slo import Slo
+from tandem.scaling.policy import Bounds, ScalingPolicy
+
+
+def policy_of(config: Config) -> ScalingPolicy:
+    """The targets are those of the interactive lane. Raises TandemError(INVALID_REQUEST)."""
+    planner = config.planner
+    return ScalingPolicy(
+        slo=Slo.of_ms(config.slo.ttft_ms or None, config.slo.itl_ms or None),
+        percentile=planner.percentile,
+        headroom=planner.headroom,
+        interval_s=planner.interval_s,
+        window_s=planner.window_s,
+        start_s=planner.start_s,
+        scale_down_s=planner.scale_down_s,
+        prefill=Bounds(planner.min_prefill, planner.max_prefill or None),
+        decode=Bounds(planner.min_decode, planner.max_decode or None),
+        change_roles=planner.change_roles,
+    )

@@ -1,0 +1,172 @@
+"""Plans the pods of a RayCluster whose own autoscaler is off: more at once, fewer after their workers have left; never
+two planners at a time.
+
+Serve is told its number of replicas too, but fewer only once their pods are gone: else it would end workers of its own
+choice, while those that were asked to leave go as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from tandem.core.worker_groups import WorkerGroup
+from tandem.planner.actuator import ActuatorFailed, Carried
+from tandem.planner.backoff import Backoff
+from tandem.planner.clusters import Cluster, ClusterFinder
+from tandem.planner.group import GroupStep, GroupView, next_step
+from tandem.planner.kube_error import KubeError
+from tandem.planner.leaders import Leadership
+from tandem.planner.leaving import Leaving
+from tandem.planner.pods import Pod
+from tandem.planner.pools import chosen_for, pool_targets
+from tandem.planner.serve import ServeActuator
+from tandem.planner.worker_state import WorkerState
+from tandem.scaling.decision import Decision
+
+TRIES = 5
+"""Of one decision; the next one comes soon."""
+Patch = Callable[[str, Sequence[Mapping[str, Any]]], None]
+"""As `kube.KubeApi.patch_cluster`."""
+_T = TypeVar("_T")
+
+
+class NotLeading(Exception):
+    """Somebody else has the Lease by now."""
+
+
+class RayClusterActuator:
+    """An Actuator over `groups`."""
+
+    def __init__(
+        self,
+        groups: Sequence[WorkerGroup],
+        finder: ClusterFinder,
+        patch: Patch,
+        leadership: Leadership,
+        leaving: Leaving,
+        serve: ServeActuator,
+        retries: Retries,
+    ) -> None:
+        self._groups = groups
+        self._finder = finder
+        self._patch = patch
+        self._leadership = leadership
+        self._leaving = leaving
+        self._serve = serve
+        self._retries = retries
+
+    @property
+    def leads(self) -> bool:
+        return self._leadership.leads
+
+    async def starting(self, model: str, workers: Sequence[WorkerState]) -> dict[str, int]:
+        """A pod counts as starting until its worker is registered; one that leaves has still its worker."""
+        found = await self._serve.starting(model, workers)
+        cluster = await self._retries.of(lambda: asyncio.to_thread(self._finder.read))
+        there = Counter(worker.pool for worker in workers if worker.model == model)
+        for group in self._groups:
+            num_pods = cluster.groups[group.role].replicas - group.num_spare
+            found[group.role] = max(0, num_pods * group.num_workers - there[group.role])
+        return found
+
+    async def carry_out(
+        self, model: str, decision: Decision, workers: Sequence[WorkerState], starting: Mapping[str, int]
+    ) -> Carried:
+        mine = [worker for worker in workers if worker.model == model]
+        changed = chosen_for(decision.changes, mine)
+        replicas = pool_targets(decision.target, mine, starting, changed)
+        try:
+            notes = await self._retries.of(lambda: self._settle(replicas, workers))
+        except NotLeading:
+            return Carried("standby", {}, (f"{self._leadership.holder or 'nobody'} leads, not this planner",))
+        there = Counter(worker.pool for worker in mine)
+        grouped = {group.role for group in self._groups}
+        told = {role: max(n, there[role]) if role in grouped else n for role, n in replicas.items()}
+        holder = await self._serve.say(model, told, decision.reasons)
+        heard = () if self._serve.leads else (f"Serve still listens to planner {holder}",)
+        return Carried("carried_out", replicas, (*notes, *heard, *await self._serve.change_roles(changed)))
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._finder.close)
+        await self._serve.close()
+
+    # ---- inside
+
+    async def _settle(self, replicas: Mapping[str, int], workers: Sequence[WorkerState]) -> tuple[str, ...]:
+        """One look at the cluster, and one step towards that many; says what it was. Raises KubeError."""
+        self._require_lead()
+        cluster = await asyncio.to_thread(self._finder.read)
+        pods = await asyncio.to_thread(self._finder.pods, cluster)
+        await self._leaving.ask((), pods, workers)
+        steps = await self._steps(cluster, replicas, pods, workers)
+        if any(step.replicas < view.replicas for view, step in steps):
+            # A pod that died unseen was made anew: one more would go than is named, and KubeRay would choose it.
+            pods = await asyncio.to_thread(self._finder.pods_now, cluster)
+            steps = await self._steps(cluster, replicas, pods, workers)
+        operations = [part for view, step in steps if step.changes(view) for part in step.operations(view)]
+        if operations:
+            self._require_lead()
+            # Only on what was read: a conflict has all of it looked at again.
+            only_on = {"op": "replace", "path": "/metadata/resourceVersion", "value": cluster.version}
+            await asyncio.to_thread(self._patch, cluster.name, [*operations, only_on])
+        return tuple(reason for _, step in steps for reason in step.reasons)
+
+    async def _steps(
+        self, cluster: Cluster, replicas: Mapping[str, int], pods: Sequence[Pod], workers: Sequence[WorkerState]
+    ) -> list[tuple[GroupView, GroupStep]]:
+        return [await self._step(cluster, group, replicas[group.role], pods, workers) for group in self._groups]
+
+    async def _step(
+        self, cluster: Cluster, group: WorkerGroup, number: int, pods: Sequence[Pod], workers: Sequence[WorkerState]
+    ) -> tuple[GroupView, GroupStep]:
+        """Those that are asked to leave may have nothing left at once."""
+        view, wanted = cluster.groups[group.role], math.ceil(number / group.num_workers) + group.num_spare
+        step = self._next(view, pods, workers, wanted, group.num_spare)
+        if not step.leave:
+            return view, step
+        self._require_lead()
+        await self._leaving.ask(step.leave, pods, workers)
+        return view, self._next(view, pods, workers, wanted, group.num_spare).after(step)
+
+    def _next(
+        self, view: GroupView, pods: Sequence[Pod], workers: Sequence[WorkerState], wanted: int, num_spare: int
+    ) -> GroupStep:
+        seen = self._leaving.look(pods, workers)
+        inside = [seen[pod.name] for pod in pods if pod.group == view.name and pod.name in seen]
+        return next_step(view, inside, wanted, num_spare)
+
+    def _require_lead(self) -> None:
+        if not self._leadership.leads:
+            raise NotLeading
+
+
+class Retries:
+    """Tries again what failed for a while only, from its beginning. `failed` hears of each failure; `wait` takes
+    seconds."""
+
+    def __init__(
+        self,
+        backoff: Backoff,
+        failed: Callable[[KubeError], None],
+        wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._backoff = backoff
+        self._failed = failed
+        self._wait = wait
+
+    async def of(self, attempt: Callable[[], Awaitable[_T]]) -> _T:
+        """Raises ActuatorFailed when it has failed too often, or for good."""
+        self._backoff.worked()
+        for number in range(1, TRIES + 1):
+            try:
+                return await attempt()
+            except KubeError as error:
+                self._failed(error)
+                if number == TRIES or not (error.is_conflict or error.is_transient):
+                    raise ActuatorFailed(f"the API server: {error}") from error
+                await self._wait(self._backoff.failed(error.retry_after_s))
+        raise AssertionError("unreachable")

@@ -1,0 +1,131 @@
+"""How many workers of each role there should be, as a planner says it through Redis; never decides it.
+
+One planner at a time: the first that speaks is heard until it has been silent for a while.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from tandem.core.ids import PlannerId
+from tandem.stores.client import connect
+from tandem.stores.health import RedisHealth
+from tandem.stores.script import Argument, Script, read_script
+
+SCHEMA = 1
+"""Rises when a field changes its meaning or goes."""
+TTL_S = 180.0
+"""A target that nobody has said again for so long is none."""
+DEPLOYED_TTL_S = 30.0
+ROLES = ("prefill", "decode", "mixed")
+
+
+class TargetsUnavailable(Exception):
+    """Redis does not answer, or refuses. Trying again later is right."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetRecord:
+    """Of one model. `replicas` by the role of a pool, as its workers were started: a worker that has another role than
+    its pool counts where it was started. `reasons` are for people."""
+
+    model: str
+    planner: PlannerId
+    replicas: Mapping[str, int]
+    reasons: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        content = {
+            "schema": SCHEMA,
+            "model": self.model,
+            "planner": self.planner,
+            "replicas": dict(self.replicas),
+            "reasons": list(self.reasons),
+        }
+        return json.dumps(content, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> TargetRecord:
+        """Raises ValueError for what this version cannot read."""
+        content = json.loads(text)
+        if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+            raise ValueError(f"not a target of schema {SCHEMA}")
+        replicas = content.get("replicas")
+        if not isinstance(replicas, dict) or not all(_is_count(number) for number in replicas.values()):
+            raise ValueError(f"replicas are no counts by role: {replicas!r}")
+        return cls(
+            model=str(content.get("model")),
+            planner=PlannerId(str(content.get("planner"))),
+            replicas=replicas,
+            reasons=tuple(map(str, content.get("reasons", ()))),
+        )
+
+
+class Targets:
+    """`hold_s`: after so much silence of a planner another one is heard. `url` as `tandem.stores.client.connect` takes
+    it. Methods raise TargetsUnavailable."""
+
+    def __init__(self, url: str, namespace: str, *, hold_s: float = 15.0, health: RedisHealth | None = None) -> None:
+        self._redis = connect(url, store="targets", health=health)
+        self._namespace = namespace
+        self._hold_ms = round(hold_s * 1000)
+        self._say = Script(self._redis, read_script("target"))
+        self._resign = Script(self._redis, read_script("resign"))
+
+    async def say(self, record: TargetRecord) -> PlannerId:
+        """Returns the planner whose word counts: another one's was taken where it is not the record's."""
+        arguments: list[Argument] = [record.planner, record.to_json(), round(TTL_S * 1000), self._hold_ms]
+        held = await self._run(self._say(self._keys(record.model), arguments))
+        return PlannerId(held.decode())
+
+    async def resign(self, model: str, planner: PlannerId) -> None:
+        """Leave it to another one; what was said holds on."""
+        await self._run(self._resign(self._keys(model)[1:], [planner]))
+
+    async def read(self, model: str) -> TargetRecord | None:
+        """None: nobody says one, or in words that this version does not know."""
+        text = await self._run(self._redis.execute_command("GET", self._keys(model)[0]))
+        try:
+            return None if text is None else TargetRecord.from_json(text)
+        except ValueError:
+            return None
+
+    async def tell_deployed(self, model: str, role: str, number: int) -> None:
+        """Said by who starts workers of that role: how many it means to have. It lapses soon."""
+        key = self._deployed_key(model, role)
+        await self._run(self._redis.execute_command("SET", key, number, "PX", round(DEPLOYED_TTL_S * 1000)))
+
+    async def deployed(self, model: str) -> dict[str, int]:
+        """The number by role, of those roles of which somebody has said it."""
+        keys = {role: self._deployed_key(model, role) for role in ROLES}
+        told = {role: await self._run(self._redis.execute_command("GET", key)) for role, key in keys.items()}
+        return {role: int(number) for role, number in told.items() if number is not None}
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+    def _keys(self, model: str) -> list[str]:
+        return [f"{self._prefix(model)}:{part}" for part in ("replicas", "planner")]
+
+    def _deployed_key(self, model: str, role: str) -> str:
+        return f"{self._prefix(model)}:deployed:{role}"
+
+    def _prefix(self, model: str) -> str:
+        """A brace in a model's name would end what Redis Cluster hashes."""
+        name = model.replace("%", "%25").replace("{", "%7b").replace("}", "%7d")
+        return f"{{{self._namespace}:target:{name}}}"
+
+    async def _run(self, command: Any) -> Any:
+        try:
+            return await command
+        except (RedisError, OSError) as error:
+            raise TargetsUnavailable(f"{type(error).__name__}: {error}") from error
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -1,0 +1,115 @@
+"""`tandem planner` as a program: it sees what a real cluster is asked for, tells of itself, and ends when told."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from redis import Redis
+
+from tests.e2e.cluster import PATIENCE_S, Program
+from tests.e2e.gateway.conftest import Pair
+from tests.e2e.gateway.processes import until
+
+SETTINGS = ("--ttft-ms", "500", "--itl-ms", "50", "--interval-s", "1", "--min-decode", "3")
+
+
+def planner(calm: Pair, redis_url: str, *arguments: str) -> tuple[str, ...]:
+    return ("planner", "--redis-url", redis_url, "--namespace", "calm", *SETTINGS, *arguments)
+
+
+def once(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tandem.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+
+
+@pytest.fixture
+def running(calm: Pair, redis_url: str, tmp_path: Path) -> Iterator[Program]:
+    program = Program(tmp_path, "planner", *planner(calm, redis_url, "--json"))
+    program.wait_ready()
+    yield program
+    program.stop()
+
+
+def test_one_decision_is_made_and_explained(calm: Pair, redis_url: str) -> None:
+    calm.ask(40, 71)
+    done = once(*planner(calm, redis_url, "--once", "--json"))
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["model"], told["outcome"], told["num_gateways"]) == ("tiny", "explained", 2)
+    assert told["workers"] == {"p": "prefill", "d": "decode"}
+    observed = told["observed"]
+    assert observed["prefill"]["num_serving"] == observed["decode"]["num_serving"] == 1
+    assert observed["demand"]["seconds"] > 0
+    able = observed["decode_worker"]
+    assert able["num_blocks"] == calm.decode.books().num_blocks and able["block_size"] == 16
+    assert able["cost"]["base_s"] >= 0 and able["max_num_batched_tokens"] == 64, "as the worker says itself"
+    assert told["target"] == {"prefill": 1, "decode": 3} and told["replicas"] == {"prefill": 1, "decode": 3}
+    assert any("decode grows from 1 to 3" in reason for reason in told["reasons"])
+    client: Any = Redis.from_url(redis_url)
+    assert not client.keys("*calm:target*"), "nothing is changed by what only explains"
+    client.close()
+
+
+def test_it_sees_what_comes_and_tells_of_itself(calm: Pair, running: Program) -> None:
+    lines: list[dict[str, Any]] = []
+    out = running._process.stdout
+    assert out is not None
+
+    def demand() -> dict[str, Any]:
+        lines.append(json.loads(out.readline()))
+        return lines[-1].get("observed", {}).get("demand") or {}
+
+    until(demand, "a second look")
+    for salt in range(4):
+        calm.ask(50, 80 + salt, max_tokens=5)
+        calm.ask(50, 80 + salt, max_tokens=5)
+    seen = {"num_requests": 0, "num_input_tokens": 0, "num_cached_tokens": 0, "num_output_tokens": 0, "num_gaps": 0}
+
+    def has_all() -> bool:
+        for name, number in demand().items():
+            if name in seen:
+                seen[name] += number
+        return seen["num_requests"] == 8 and seen["num_output_tokens"] == 40
+
+    until(has_all, f"eight requests: {seen}")
+    assert seen["num_gaps"] == 8 * 4 and seen["num_input_tokens"] >= 8 * 50
+    assert 0 < seen["num_cached_tokens"] < seen["num_input_tokens"], "each prompt came twice"
+    metrics = httpx.get(f"http://{running.ready['metrics']}/metrics", trust_env=False).text
+    assert 'tandem_planner_target{role="decode"} 3' in metrics
+    assert 'tandem_planner_workers{role="decode",state="serving"} 1' in metrics
+    assert 'tandem_planner_decisions_total{outcome="explained"}' in metrics
+    assert httpx.get(f"http://{running.ready['metrics']}/health", trust_env=False).status_code == 200
+    running.signal(signal.SIGTERM)
+    assert running.wait() == 0
+    assert running.complaints() == []
+
+
+def test_a_target_is_said_by_one_planner_at_a_time(calm: Pair, redis_url: str, tmp_path: Path) -> None:
+    first = Program(tmp_path, "first", *planner(calm, redis_url, "--json", "--mode", "act", "--no-change-roles"))
+    first.wait_ready()
+
+    def outcome(program: Program) -> str:
+        out = program._process.stdout
+        assert out is not None
+        return str(json.loads(out.readline())["outcome"])
+
+    until(lambda: outcome(first) == "carried_out", "a decision that is carried out")
+    other = once(*planner(calm, redis_url, "--once", "--json", "--mode", "act", "--min-decode", "5"))
+    told = json.loads(other.stdout)
+    assert told["outcome"] == "standby" and first.ready["planner"] in told["reasons"][-1]
+    client: Any = Redis.from_url(redis_url)
+    (key,) = client.keys("*calm:target*replicas")
+    assert json.loads(client.get(key))["replicas"] == {"prefill": 1, "decode": 3}
+    assert first.stop() == 0
+    other = once(*planner(calm, redis_url, "--once", "--mode", "act", "--min-decode", "5"))
+    assert other.stdout.startswith("carried_out: 1 prefill, 5 decode\n"), "who ends leaves it to the next one"
+    client.delete(key)
+    client.close()

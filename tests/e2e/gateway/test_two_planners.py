@@ -1,0 +1,164 @@
+"""Two `tandem planner` programs on one RayCluster: one acts, and when it is killed the other does. The API server is a
+double, the workers only say how they are."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from tandem.core.ids import GatewayId, Incarnation, WorkerId, WorkerRef
+from tandem.core.load import Load
+from tandem.core.step_cost import StepCost
+from tandem.stores.demand import DemandBoard, DemandRecord, DemandTotals
+from tandem.stores.record import WorkerRecord
+from tandem.stores.registry import WorkerRegistry
+from tandem.stores.targets import Targets
+from tandem.wire.convert import encode_load, encode_step_cost
+from tandem.wire.convert_kv import encode_worker
+from tandem.wire.gen import kv_pb2, worker_pb2
+from tandem.wire.gen.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
+from tandem.wire.trust import Trust
+from tests.e2e.cluster import Program
+from tests.unit.planner.kube_server import kube_server
+from tests.unit.planner.rig import eventually
+from tests.unit.planner.world import CLUSTER, GROUPS, World
+
+LEASE_S = 3.0
+NAMESPACE = "two-planners"
+
+
+class Worker(WorkerServicer):
+    """It says how it is, and is empty as soon as it is drained."""
+
+    def __init__(self, name: str, pool: str, host: str) -> None:
+        self.ref = WorkerRef(WorkerId(name), Incarnation(1), f"{host}:0")
+        self.pool = pool
+        self.is_draining = False
+        self._server = Trust(name).server(self.ref.incarnation)
+        add_WorkerServicer_to_server(self, self._server)
+        port = Trust(name).listen(self._server, self.ref.address)
+        self.ref = WorkerRef(self.ref.id, self.ref.incarnation, f"{host}:{port}")
+
+    async def start(self, registry: WorkerRegistry) -> None:
+        await self._server.start()
+        record = WorkerRecord(
+            worker=self.ref, pool=self.pool, model="m", fingerprint="", layout="", max_model_len=64, bundle_digest=""
+        )
+        await registry.publish(record)
+
+    async def stop(self) -> None:
+        await self._server.stop(0)
+
+    async def Describe(self, request: Any, context: Any) -> worker_pb2.DescribeReply:
+        load = Load(num_blocks=64, num_free_blocks=64, draining=self.is_draining)
+        transport = kv_pb2.TransportPeer(layout=kv_pb2.KVLayout(block_size=16))
+        return worker_pb2.DescribeReply(
+            worker=encode_worker(self.ref),
+            load=encode_load(load),
+            step_cost=encode_step_cost(StepCost(0.01, 1e-5, 1e-4, 1e-7, 1e-9)),
+            transport=transport,
+        )
+
+    async def Drain(self, request: Any, context: Any) -> worker_pb2.DrainReply:
+        self.is_draining = True
+        return worker_pb2.DrainReply()
+
+
+@pytest.fixture
+def world() -> Iterator[tuple[World, str]]:
+    with kube_server() as (api, url):
+        made = World(api, network="127.1")
+        made.create(1, 1)
+        yield made, url
+        assert made.violations == []
+
+
+@pytest.fixture
+async def workers(world: tuple[World, str], redis_url: str) -> AsyncIterator[list[Worker]]:
+    """One in each pod, as registered as can be, and a gateway that is asked for nothing."""
+    registry = WorkerRegistry(redis_url, NAMESPACE, ttl_s=600.0)
+    board = DemandBoard(redis_url, NAMESPACE, ttl_s=600.0)
+    await board.tell(DemandRecord(gateway=GatewayId("g"), totals={"m": DemandTotals()}))
+    made = []
+    for pool, group in GROUPS.items():
+        (pod,) = world[0].pods(group)
+        made.append(Worker(f"{pool}-0", pool, world[0].api.get("pods", pod)["status"]["podIP"]))
+        await made[-1].start(registry)
+    yield made
+    for worker in made:
+        await worker.stop()
+    await registry.close()
+    await board.close()
+
+
+@pytest.fixture
+def start(
+    world: tuple[World, str], redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Program]]:
+    kubeconfig = tmp_path / "kubeconfig"
+    clusters = [{"name": "double", "cluster": {"server": world[1]}}]
+    contexts = [{"name": "double", "context": {"cluster": "double", "user": "nobody"}}]
+    users = [{"name": "nobody", "user": {"token": "x"}}]
+    content = {"current-context": "double", "clusters": clusters, "contexts": contexts, "users": users}
+    kubeconfig.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config", **content}))
+    monkeypatch.setitem(os.environ, "KUBECONFIG", str(kubeconfig))
+    begun: list[Program] = []
+
+    def planner(name: str, *arguments: str) -> Program:
+        groups = ",".join(f"{role}={group}" for role, group in GROUPS.items())
+        program = Program(
+            tmp_path, name, "planner", "--redis-url", redis_url, "--namespace", NAMESPACE, "--mode", "act", "--json",
+            "--actuator", "raycluster", "--raycluster", CLUSTER, "--groups", groups, "--interval-s", "0.5",
+            "--planner-lease-s", str(LEASE_S), *arguments,
+        )  # fmt: skip
+        begun.append(program)
+        return program
+
+    yield planner
+    for program in begun:
+        program.stop()
+
+
+def told_first(program: Program) -> dict[str, Any]:
+    """The first plan that was decided."""
+    out = program._process.stdout
+    assert out is not None
+    while True:
+        told: dict[str, Any] = json.loads(out.readline())
+        if "target" in told:
+            return told
+
+
+async def test_one_acts_and_when_it_is_killed_the_other_does(
+    world: tuple[World, str], workers: list[Worker], start: Callable[..., Program], redis_url: str
+) -> None:
+    cluster, _ = world
+    first = start("first", "--min-decode", "3")
+    await asyncio.to_thread(first.wait_ready)  # the workers answer meanwhile
+    await eventually(lambda: cluster.replicas() == (1, 3))
+    second = start("second", "--min-decode", "4")
+    await asyncio.to_thread(second.wait_ready)
+    told = await asyncio.to_thread(told_first, second)
+    assert told["outcome"] == "standby" and not told["leads"], told
+    health = await asyncio.to_thread(httpx.get, f"http://{second.ready['metrics']}/health", trust_env=False)
+    assert health.status_code == 200, "a planner that waits is well"
+    assert [call.who for call in cluster.api.writes()] == [first.ready["planner"]]
+
+    await asyncio.to_thread(first.kill)
+    await eventually(lambda: cluster.replicas() == (1, 4))
+    assert cluster.api.writes()[-1].who == second.ready["planner"]
+    targets = Targets(redis_url, NAMESPACE)
+    await eventually(lambda: cluster.api.get("leases", "tandem-planner")["spec"]["holderIdentity"] == cluster.holder)
+    assert await asyncio.to_thread(second.stop) == 0
+    assert cluster.api.get("leases", "tandem-planner")["spec"]["holderIdentity"] == "", "left to the next one at once"
+    said = await targets.read("m")
+    assert said is not None and said.replicas["decode"] >= 3
+    await targets.close()

@@ -1,0 +1,134 @@
+"""What a gateway makes of the ways that workers report: pairs that are refused, that are only wrong, and that must be
+measured before they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tandem.core.config import TransferConfig
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.ids import WorkerRef
+from tandem.core.way import WayReport
+from tandem.gateway import worker_link
+from tandem.gateway.gauges import watch_ways
+from tandem.obs.instruments import TRANSFER_WAYS
+from tandem.obs.metrics import Metrics
+from tests.unit.gateway.rig import Rig, collect
+from tests.unit.gateway.scripted_worker import ScriptedWorker, until
+
+SLOW = "transfer.min_gbps is 10, the way carries 1 gigabytes per second"
+PROMISED = TransferConfig(min_gbps=10.0)
+
+
+def report(source: WorkerRef, problem: str = "", *, refused: bool = False) -> WayReport:
+    return WayReport(
+        source=source, way="tcp", evidence="seen", num_bytes=10**9, seconds=1.0, problem=problem, refused=refused
+    )
+
+
+async def test_a_pair_whose_way_is_refused_falls_back_and_everybody_can_see_why(rig: Rig) -> None:
+    prefill, decode = await rig.pair()
+    decode.ways = [report(prefill.ref, SLOW, refused=True)]
+    await until(lambda: not rig.fleet.view().linked)
+    assert rig.fleet.view().refused == rig.fleet.view().unlinked == {(prefill.ref, decode.ref)}
+    request = await rig.running()
+    assert request.path == "fallback;reason=no_way_between_the_workers_is_as_promised"
+    assert rig.dispatch.ready() is None and rig.dispatch.problem() == f"the way from p to d is not used: {SLOW}"
+    await request.aclose()
+    metrics = Metrics()
+    watch_ways(metrics, rig.fleet.pairs)
+    (family,) = [family for family in metrics.collect() if family.instrument is TRANSFER_WAYS]
+    assert dict(family.points) == {("tcp", "false"): 1}
+    decode.ways = [report(prefill.ref)]
+    await until(lambda: rig.fleet.view().linked)
+    assert rig.dispatch.problem() is None
+    request = await rig.running()
+    assert request.path == "remote"
+    await request.aclose()
+
+
+async def test_where_all_must_be_split_a_refused_pair_makes_it_unready(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(disaggregation="strict")
+    await rig.start()
+    prefill, decode = await rig.pair()
+    decode.ways = [report(prefill.ref, SLOW, refused=True)]
+    await until(lambda: rig.dispatch.ready() == f"the way from p to d is not used: {SLOW}")
+    with pytest.raises(TandemError, match="no way between the workers is as promised"):
+        await collect(await rig.open())
+
+
+async def test_a_way_that_is_only_wrong_is_used_and_told(rig: Rig) -> None:
+    prefill, decode = await rig.pair()
+    decode.ways = [report(prefill.ref, SLOW)]
+    await until(lambda: rig.dispatch.problem() == f"the way from p to d is not as promised: {SLOW}")
+    assert rig.fleet.view().linked and rig.dispatch.ready() is None
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+async def test_what_was_promised_is_measured_before_a_pair_is_used(
+    make_rig: Callable[..., Rig], is_refused: bool
+) -> None:
+    rig = make_rig(promised=PROMISED)
+    await rig.start()
+    prefill, decode = await rig.add("p", "prefill"), await rig.add("d", "decode")
+    linked_before: list[bool] = []
+
+    def measured(source: WorkerRef) -> WayReport:
+        linked_before.append(bool(rig.fleet.view().linked))
+        return report(source, SLOW if is_refused else "", refused=is_refused)
+
+    decode.on_measure = measured
+    await until(lambda: rig.dispatch.ready() is None)
+    assert linked_before == [False] and ("measure", prefill.ref) in decode.seen
+    assert bool(rig.fleet.view().linked) is not is_refused
+    assert bool(rig.fleet.view().refused) is is_refused
+
+
+async def test_a_pair_that_cannot_be_measured_is_tried_again(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(promised=PROMISED)
+    await rig.start()
+    await rig.add("p", "prefill")
+    decode = await rig.add("d", "decode")
+    await until(lambda: [verb for verb, _ in decode.seen].count("measure") >= 2)
+    assert rig.dispatch.ready() is not None
+    decode.on_measure = report
+    await until(lambda: rig.fleet.view().linked)
+
+
+@pytest.mark.parametrize("promised", [TransferConfig(), replace(PROMISED, on_miss="warn")])
+async def test_nobody_is_asked_to_measure_where_nothing_depends_on_it(
+    make_rig: Callable[..., Rig], promised: TransferConfig
+) -> None:
+    rig = make_rig(promised=promised)
+    await rig.start()
+    _, decode = await rig.pair()
+    assert "measure" not in [verb for verb, _ in decode.seen]
+
+
+async def test_a_refusal_outlives_the_stream_of_the_giver(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the taker has told once it does not repeat when its source is lost and found again."""
+    prefill, decode = await rig.pair()
+    decode.ways = [report(prefill.ref, SLOW, refused=True)]
+    await until(lambda: rig.fleet.view().refused)
+    decode.ways = []
+    monkeypatch.setattr(worker_link, "RECONNECT_S", 0.0)
+    monkeypatch.setattr(worker_link, "RETRY_S", 0.01)
+    lives = len(prefill.positions)
+    prefill.break_streams()
+    await until(lambda: len(prefill.positions) > lives and len(rig.fleet.view().workers) == 2)
+    assert rig.fleet.view().refused == {(prefill.ref, decode.ref)} and not rig.fleet.view().linked
+
+
+async def test_a_worker_that_measures_in_vain_says_so(rig: Rig) -> None:
+    prefill, decode = await rig.pair()
+    link = rig.fleet._links[decode.ref.id]
+    with pytest.raises(TandemError, match="is not there") as refused:
+        await link.measure(prefill.ref)
+    assert refused.value.kind is ErrorKind.WORKER_LOST
+    worker: ScriptedWorker = decode
+    await worker.stop()
+    with pytest.raises(TandemError, match="worker d: unavailable"):
+        await link.measure(prefill.ref)

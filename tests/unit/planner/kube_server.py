@@ -1,0 +1,331 @@
+"""An HTTP double of a Kubernetes API server: versions, conflicts, selectors, watches that expire, and faults on demand;
+never a cluster, and asserts nothing.
+
+What it enforces is the API's: a write on a version that is not the newest is a conflict, a JSON Patch is carried out
+whole or not at all, what is written must fit the CRD's schema where that is at hand, and a watch from a version that is
+too old is gone. It writes every call down.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import jsonschema
+
+BOOKMARK_S = 0.05
+_CRDS = Path(os.environ.get("TANDEM_CRDS", Path(__file__).parents[4] / "shared" / "crds"))
+_KINDS = {"rayclusters": "RayCluster", "rayservices": "RayService", "leases": "Lease", "pods": "Pod"}
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`status` 0: no answer, the connection breaks. `is_late`: only after the call was carried out."""
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    is_late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    who: str
+    method: str
+    plural: str
+    name: str
+    status: int
+    body: Any = None
+
+
+class Refused(Exception):
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.reason = status, reason
+
+
+class KubeServer:
+    """`fault` is asked before each call; `wrote` hears of each write that is carried out: who, the object before and
+    after. Both run under the server's lock."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.fault: Callable[[str, str, str], Fault | None] = lambda method, plural, who: None
+        self.wrote: Callable[[str, Object | None, Object], None] = lambda who, before, after: None
+        self.lock = threading.RLock()
+        self.is_closing = False
+        self._objects: dict[tuple[str, str], Object] = {}
+        self._events: list[tuple[int, str, Object]] = []
+        self._version = 100
+        self._oldest = 100
+
+    # ---- as the cluster's own parts
+
+    def put(self, plural: str, name: str, content: Object) -> Object:
+        """Whatever the version is; as a controller that has just read it."""
+        with self.lock:
+            key = (plural, name)
+            made = copy.deepcopy(content)
+            made.setdefault("metadata", {})["name"] = name
+            self._stamp(made)
+            kind = "MODIFIED" if key in self._objects else "ADDED"
+            self._objects[key] = made
+            self._tell(kind, made, plural)
+            return made
+
+    def delete(self, plural: str, name: str) -> None:
+        with self.lock:
+            gone = self._objects.pop((plural, name))
+            self._stamp(gone)
+            self._tell("DELETED", gone, plural)
+
+    def get(self, plural: str, name: str) -> Object:
+        with self.lock:
+            found = self._objects.get((plural, name))
+            if found is None:
+                raise Refused(404, "NotFound", f"{plural} {name} not found")
+            return copy.deepcopy(found)
+
+    def names(self, plural: str) -> list[str]:
+        with self.lock:
+            return [name for kind, name in self._objects if kind == plural]
+
+    def compact(self) -> None:
+        """Forget what has happened: watches from before are gone, also those that are open."""
+        with self.lock:
+            self._events.clear()
+            self._version += 1
+            self._oldest = self._version
+
+    def writes(self, plural: str = "rayclusters") -> list[Call]:
+        with self.lock:
+            calls = list(self.calls)
+        return [call for call in calls if call.plural == plural and call.method != "GET" and call.status < 300]
+
+    # ---- as the API
+
+    def read(self, plural: str, name: str, query: dict[str, str]) -> Object:
+        if name:
+            return self.get(plural, name)
+        with self.lock:
+            items = [o for (kind, _), o in self._objects.items() if kind == plural and _selected(o, query)]
+            version = {"resourceVersion": str(self._version)}
+            return {"kind": f"{_KINDS[plural]}List", "metadata": version, "items": copy.deepcopy(items)}
+
+    def create(self, who: str, plural: str, content: Object) -> Object:
+        name = content["metadata"]["name"]
+        with self.lock:
+            if (plural, name) in self._objects:
+                raise Refused(409, "AlreadyExists", f"{plural} {name} already exists")
+            self.wrote(who, None, content)
+            return self.put(plural, name, content)
+
+    def replace(self, who: str, plural: str, name: str, content: Object) -> Object:
+        with self.lock:
+            before = self.get(plural, name)
+            _require_version(before, content)
+            self.wrote(who, before, content)
+            return self.put(plural, name, content)
+
+    def patch(self, who: str, plural: str, name: str, operations: list[Object]) -> Object:
+        with self.lock:
+            before = self.get(plural, name)
+            after = copy.deepcopy(before)
+            for operation in operations:
+                _apply(after, operation)
+            _require_version(before, after)
+            _require_schema(plural, after)
+            self.wrote(who, before, after)
+            return self.put(plural, name, after)
+
+    def watch(self, plural: str, query: dict[str, str]) -> Iterator[Object]:
+        """Until the time is over, or what is asked for is forgotten."""
+        position = int(query["resourceVersion"])
+        until = time.monotonic() + float(query.get("timeoutSeconds", 60))
+        bookmark_at = time.monotonic()
+        while time.monotonic() < until and not self.is_closing:
+            with self.lock:
+                if position < self._oldest:
+                    gone = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
+                    yield {"type": "ERROR", "object": gone}
+                    return
+                news = [event for event in self._events if event[0] > position]
+                version = self._version
+            for number, kind, content in news:
+                position = number
+                if content["kind"] == _KINDS[plural] and _selected(content, query):
+                    yield {"type": kind, "object": content}
+            if not news and query.get("allowWatchBookmarks") and time.monotonic() >= bookmark_at + BOOKMARK_S:
+                bookmark_at, position = time.monotonic(), version
+                yield {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": str(version)}}}
+            time.sleep(0.005)
+
+    # ---- inside
+
+    def _stamp(self, content: Object) -> None:
+        self._version += 1
+        content["metadata"]["resourceVersion"] = str(self._version)
+
+    def _tell(self, kind: str, content: Object, plural: str) -> None:
+        self._events.append((self._version, kind, {**copy.deepcopy(content), "kind": _KINDS[plural]}))
+
+
+def _selected(content: Object, query: dict[str, str]) -> bool:
+    labels = content["metadata"].get("labels", {})
+    wanted = [part.partition("=") for part in query.get("labelSelector", "").split(",") if part]
+    return all(labels.get(key) == value for key, _, value in wanted)
+
+
+def _require_version(before: Object, after: Object) -> None:
+    version = after["metadata"].get("resourceVersion")
+    if version and version != before["metadata"]["resourceVersion"]:
+        raise Refused(409, "Conflict", "the object has been modified; please apply your changes to the latest version")
+
+
+def _apply(content: Object, operation: Object) -> None:
+    """One operation of RFC 6902, of those that are spoken here."""
+    *path, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
+    place: Any = content
+    try:
+        for part in path:
+            place = place[int(part) if isinstance(place, list) else part]
+        key: Any = int(last) if isinstance(place, list) else last
+        if operation["op"] in ("test", "replace"):
+            found = place[key]
+            if operation["op"] == "test" and found != operation["value"]:
+                raise Refused(422, "Invalid", f"test of {operation['path']} failed")
+    except (KeyError, IndexError, ValueError):
+        raise Refused(422, "Invalid", f"{operation['path']} is not there") from None
+    if operation["op"] in ("add", "replace"):
+        place[key] = copy.deepcopy(operation["value"])
+    elif operation["op"] != "test":
+        raise Refused(400, "BadRequest", f"no operation {operation['op']}")
+
+
+@cache
+def _validator(plural: str) -> Any:
+    """Closed for unknown keys; None where the CRDs are not at hand."""
+    path = _CRDS / f"ray.io_v1_{plural.removesuffix('s')}.json"
+    return jsonschema.Draft202012Validator(_closed(json.loads(path.read_text()))) if path.exists() else None
+
+
+def _closed(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: _closed(value) for key, value in schema.items()}
+    is_open = "additionalProperties" in made or made.get("x-kubernetes-preserve-unknown-fields")
+    if isinstance(made.get("properties"), dict) and made.get("type") == "object" and not is_open:
+        made["additionalProperties"] = False
+    return made
+
+
+def _require_schema(plural: str, content: Object) -> None:
+    validator = _validator(plural)
+    wrong = next(validator.iter_errors(content), None) if validator is not None else None
+    if wrong is not None:
+        raise Refused(422, "Invalid", f"{wrong.json_path}: {wrong.message}")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # headers and body are two writes
+    api: ClassVar[KubeServer]
+
+    def do_GET(self) -> None:
+        self._serve(lambda who, plural, name, query, body: (200, self.api.read(plural, name, query)))
+
+    def do_POST(self) -> None:
+        self._serve(lambda who, plural, name, query, body: (201, self.api.create(who, plural, body)))
+
+    def do_PUT(self) -> None:
+        self._serve(lambda who, plural, name, query, body: (200, self.api.replace(who, plural, name, body)))
+
+    def do_PATCH(self) -> None:
+        if self.headers["Content-Type"] != "application/json-patch+json":
+            self._answer(415, {"message": f"no patch of {self.headers['Content-Type']} is known here"})
+            return
+        self._serve(lambda who, plural, name, query, body: (200, self.api.patch(who, plural, name, body)))
+
+    def _serve(self, act: Callable[[str, str, str, dict[str, str], Any], tuple[int, Object]]) -> None:
+        parts = urlsplit(self.path)
+        query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
+        plural, name = (*unquote(parts.path).split("/namespaces/")[1].split("/")[1:], "")[:2]
+        who = self.headers["User-Agent"].removeprefix("tandem-planner/")
+        length = int(self.headers.get("Content-Length") or 0)
+        body = json.loads(self.rfile.read(length)) if length else None
+        with self.api.lock:
+            fault = self.api.fault(self.command, plural, who)
+        if query.get("watch") in ("true", "True") and fault is None:
+            self._stream(plural, query)
+            return
+        status, told = (fault.status, {"message": "a fault"}) if fault is not None else (0, {})
+        if fault is None or fault.is_late:
+            try:
+                done, content = act(who, plural, name, query, body)
+            except Refused as refusal:
+                done, content = refusal.status, {"reason": refusal.reason, "message": str(refusal)}
+            status, told = (status, told) if fault is not None else (done, content)
+            self._note(Call(who, self.command, plural, name, done, body))
+        else:
+            self._note(Call(who, self.command, plural, name, fault.status or 999, body))
+        if status:
+            self._answer(status, told, fault.headers if fault is not None else {})
+        else:
+            self.close_connection = True
+
+    def _note(self, call: Call) -> None:
+        with self.api.lock:
+            self.api.calls.append(call)
+
+    def _answer(self, status: int, told: Object, headers: dict[str, str] | None = None) -> None:
+        text = json.dumps(told).encode()
+        self.send_response(status)
+        for key, value in {"Content-Type": "application/json", **(headers or {})}.items():
+            self.send_header(key, value)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def _stream(self, plural: str, query: dict[str, str]) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json;stream=watch")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        try:
+            for event in self.api.watch(plural, query):
+                text = json.dumps(event).encode() + b"\n"
+                self.wfile.write(f"{len(text):x}\r\n".encode() + text + b"\r\n")
+            self.wfile.write(b"0\r\n\r\n")
+        except OSError:
+            self.close_connection = True
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def kube_server() -> Iterator[tuple[KubeServer, str]]:
+    """A server, and its URL."""
+    api = KubeServer()
+    handler = type("Handler", (_Handler,), {"api": api})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield api, f"http://127.0.0.1:{server.server_port}"
+        api.is_closing = True
+        server.shutdown()
+        thread.join()

@@ -1,0 +1,123 @@
+"""One planner's RayCluster actuator on a world, with the real client of Kubernetes in it; asserts nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kubernetes import client
+
+from tandem.core.ids import PlannerId
+from tandem.core.worker_groups import WorkerGroup
+from tandem.planner.actuator import ActuatorFailed, Carried
+from tandem.planner.backoff import Backoff
+from tandem.planner.clusters import ClusterFinder
+from tandem.planner.election import Election
+from tandem.planner.kube import KubeApi
+from tandem.planner.kube_error import KubeError
+from tandem.planner.leaders import Leadership
+from tandem.planner.leaving import Leaving
+from tandem.planner.pods import PodWatch
+from tandem.planner.raycluster import RayClusterActuator, Retries
+from tandem.planner.serve import ServeActuator
+from tandem.scaling.decision import Decision, RoleChange, Target
+from tandem.stores.targets import TargetRecord
+from tests.unit.planner.world import CLUSTER, GROUPS, SERVICE, World
+
+LEASE_S = 15.0
+
+
+def kube_api(url: str, who: str, timeout_s: float = 5.0) -> KubeApi:
+    return KubeApi(client.Configuration(host=url), "default", who, timeout_s)
+
+
+class Said:
+    """Targets that a test reads: who speaks is heard."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def say(self, record: TargetRecord) -> PlannerId:
+        self._world.said.append(dict(record.replicas))
+        return record.planner
+
+    async def read(self, model: str) -> None:
+        return None
+
+    async def deployed(self, model: str) -> dict[str, int]:
+        return {}
+
+    async def resign(self, model: str, planner: PlannerId) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+class Planner:
+    """`waits` are the seconds that it would have waited; `errors` the calls that failed."""
+
+    def __init__(self, world: World, url: str, name: str, rayservice: str = SERVICE) -> None:
+        self.world = world
+        self.errors: list[KubeError] = []
+        self.waits: list[float] = []
+        self.api = kube_api(url, name)
+        clock = world.clock
+        self.election = Election(name, LEASE_S)
+        self.leadership = Leadership(self.election, self.api, "tandem-planner", clock, self.errors.append)
+        groups = tuple(WorkerGroup(role, group) for role, group in GROUPS.items())
+        raycluster = "" if rayservice else CLUSTER
+        self.watches: list[PodWatch] = []
+        self.finder = ClusterFinder(self.api, rayservice, raycluster, groups, self._watch)
+        targets: Any = Said(world)
+        self.actuator = RayClusterActuator(
+            groups,
+            self.finder,
+            self.api.patch_cluster,
+            self.leadership,
+            Leaving(world.census, clock),
+            ServeActuator(PlannerId(name), targets, world.census),
+            Retries(Backoff(lambda: 0.0), self.errors.append, self._wait),
+        )
+        self.on_wait: Callable[[], None] = lambda: None
+
+    async def round(self, target: Target, changes: Sequence[RoleChange] = ()) -> Carried | str:
+        """One decision for so many workers, as a program makes it; what failed as text."""
+        self.leadership.look()
+        workers = self.world.states()
+        try:
+            starting = await self.actuator.starting("m", workers)
+            decision = Decision(
+                target=target, changes=tuple(changes), needed=target, forecast=None, reasons=("because",)
+            )
+            return await self.actuator.carry_out("m", decision, workers, starting)
+        except ActuatorFailed as error:
+            return str(error)
+
+    async def until_pods_are_known(self) -> None:
+        """The watch, where there is one, has caught up with the world."""
+        if self.watches:
+            wanted = set(self.world.pods())
+            await eventually(lambda: {pod.name for pod in self.watches[-1].pods() or ()} == wanted)
+
+    async def close(self) -> None:
+        await self.actuator.close()
+        self.api.close()
+
+    def _watch(self, selector: str) -> PodWatch:
+        watch = PodWatch(self.api, selector, self.world.clock, Backoff(lambda: 0.0, first_s=0.01, most_s=0.05))
+        self.watches.append(watch)
+        return watch
+
+    async def _wait(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.on_wait()
+
+
+async def eventually(condition: Callable[[], bool], patience_s: float = 20.0) -> None:
+    until = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < until, "never came"
+        await asyncio.sleep(0.005)

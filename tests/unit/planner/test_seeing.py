@@ -1,0 +1,128 @@
+"""What a planner concludes from what it sees: growth of demand, states of pools, and what each pool has to have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tandem.core.config import Config, PlannerConfig, SloConfig
+from tandem.core.ids import GatewayId, Incarnation, WorkerId, WorkerRef
+from tandem.core.load import Load
+from tandem.core.step_cost import StepCost
+from tandem.planner.growth import DemandGrowth, Grown
+from tandem.planner.observing import compose, problem_of
+from tandem.planner.policy import policy_of
+from tandem.planner.pools import chosen_for, pool_targets
+from tandem.planner.worker_state import WorkerState
+from tandem.scaling.decision import RoleChange, Target
+from tandem.scaling.observed import Capability, PoolState
+from tandem.scaling.policy import Bounds
+from tandem.stores.demand import Backlog, DemandRecord, DemandTotals
+
+WAITING = Backlog(num_requests=2, num_tokens=40)
+NONE = Backlog()
+
+
+def word(gateway: str, num_requests: int, age_s: float = 0.5, backlog: Backlog = NONE) -> DemandRecord:
+    totals = DemandTotals(num_requests=num_requests, num_input_tokens=10 * num_requests)
+    return DemandRecord(gateway=GatewayId(gateway), totals={"m": totals}, backlog={"m": backlog}, age_s=age_s)
+
+
+def worker(name: str, role: str, pool: str = "", num_jobs: int = 0, *, draining: bool = False) -> WorkerState:
+    ref = WorkerRef(WorkerId(name), Incarnation(1), "h:1")
+    load = Load(num_running=num_jobs, num_queued_tokens=7, draining=draining)
+    return WorkerState(ref=ref, model="m", pool=pool or role, role=role, load=load, capability=able(1.0))
+
+
+def able(base_s: float) -> Capability:
+    cost = StepCost(base_s, 0.0, 0.0, 0.0, 0.0)
+    return Capability(cost=cost, num_blocks=64, block_size=16, max_num_seqs=8, max_num_batched_tokens=64)
+
+
+def silent(name: str, role: str) -> WorkerState:
+    ref = WorkerRef(WorkerId(name), Incarnation(1), "h:1")
+    return WorkerState(ref=ref, model="m", pool=role, role=role, problem="unavailable")
+
+
+def grown(*looks: tuple[float, list[DemandRecord]]) -> Grown:
+    growth = DemandGrowth("m")
+    return [growth.look(records, now) for now, records in looks][-1]
+
+
+def test_demand_is_what_came_between_two_looks() -> None:
+    first = grown((10.0, [word("a", 100)]))
+    assert first.demand is None and "first look" in first.problem
+    told = grown((10.0, [word("a", 100)]), (14.0, [word("a", 130), word("b", 5, backlog=WAITING)]))
+    assert told.demand is not None and (told.demand.seconds, told.demand.num_requests) == (4.0, 35)
+    assert told.demand.num_input_tokens == 350 and told.backlog == WAITING
+    assert told.num_gateways == 2 and told.problem == ""
+
+
+def test_a_gateway_that_ended_takes_nothing_back() -> None:
+    told = grown((0.0, [word("a", 100), word("b", 50)]), (5.0, [word("b", 60)]))
+    assert told.demand is not None and told.demand.num_requests == 10
+    assert grown((0.0, [word("a", 100)]), (5.0, [word("a", 40)])).demand.num_requests == 0  # type: ignore[union-attr]
+
+
+def test_a_silent_gateway_or_none_holds_and_nothing_is_lost() -> None:
+    assert "no gateway" in grown((0.0, [])).problem
+    told = grown((0.0, [word("a", 100)]), (5.0, [word("a", 100, age_s=6.0)]))
+    assert told.demand is None and "gateway a has said nothing for 6 s" in told.problem
+    later = grown((0.0, [word("a", 1)]), (5.0, [word("a", 1, age_s=6.0)]), (10.0, [word("a", 9)]))
+    assert later.demand is not None and (later.demand.seconds, later.demand.num_requests) == (10.0, 8)
+
+
+def test_what_is_observed() -> None:
+    workers = [
+        worker("p", "prefill", num_jobs=3),
+        worker("d1", "decode", num_jobs=4),
+        worker("d2", "decode", "prefill", 5),
+        worker("d3", "decode", draining=True),
+        silent("d4", "decode"),
+        worker("m", "mixed", num_jobs=2),
+    ]
+    told = grown((0.0, [word("a", 1)]), (2.0, [word("a", 3, backlog=WAITING)]))
+    seen = compose(2.0, told, workers, {"decode": 2})
+    assert (seen.prefill, seen.mixed) == (PoolState(1), PoolState(1))
+    assert seen.decode == PoolState(num_serving=3, num_starting=2, num_draining=1)
+    assert (seen.num_queued_tokens, seen.num_queued_requests, seen.num_running_seqs) == (40 + 5 * 7, 2, 4 + 5 + 2)
+    assert seen.prefill_worker == seen.decode_worker == able(1.0)
+    alone = compose(2.0, told, [silent("p", "prefill"), worker("m", "mixed")], {})
+    assert alone.prefill_worker == able(1.0), "a mixed one does both"
+
+
+def test_too_few_answers_hold() -> None:
+    assert problem_of([]) == "no worker is registered"
+    assert problem_of([worker("p", "prefill"), silent("d", "decode")]) == ""
+    assert "2 of 3 workers do not answer: d@h:1: unavailable" in problem_of(
+        [worker("p", "prefill"), silent("d", "decode"), silent("e", "decode")]
+    )
+
+
+def test_each_pool_grows_and_shrinks_by_its_own_role() -> None:
+    workers = [worker("p1", "prefill"), worker("p2", "decode", "prefill"), worker("d1", "decode")]
+    assert pool_targets(Target(1, 2), workers, {}, {}) == {"prefill": 2, "decode": 1}
+    assert pool_targets(Target(2, 4), workers, {}, {}) == {"prefill": 3, "decode": 3}
+    assert pool_targets(Target(1, 1), workers, {}, {}) == {"prefill": 2, "decode": 0}, "its own pool's first"
+    assert pool_targets(Target(1, 0), workers, {}, {}) == {"prefill": 1, "decode": 0}
+    assert pool_targets(Target(1, 3), workers, {"decode": 1}, {}) == {"prefill": 2, "decode": 2}
+    assert pool_targets(Target(1, 2), [*workers, worker("x", "decode", draining=True)], {}, {})["decode"] == 1
+
+
+def test_who_changes_its_role() -> None:
+    workers = [worker("a", "prefill", num_jobs=1), worker("b", "prefill", "decode", 9), worker("c", "prefill")]
+    changes = [RoleChange("prefill", "decode", 2)]
+    changed = chosen_for(changes, [*workers, worker("d", "prefill", draining=True), silent("e", "prefill")])
+    assert {one.ref.id: role for one, role in changed.items()} == {"b": "decode", "c": "decode"}
+    assert pool_targets(Target(1, 2), workers, {}, changed) == {"prefill": 2, "decode": 1}
+
+
+def test_the_policy_is_the_settings() -> None:
+    planner = PlannerConfig(min_prefill=2, max_prefill=5, min_decode=0, headroom=0.3, interval_s=7.0)
+    made = policy_of(Config(planner=planner, slo=SloConfig(ttft_ms=500, itl_ms=0)))
+    assert (made.prefill, made.decode) == (Bounds(2, 5), Bounds(0, None))
+    assert (made.slo.ttft_s, made.slo.itl_s, made.headroom, made.interval_s) == (0.5, None, 0.3, 7.0)
+
+
+def test_records_survive_json() -> None:
+    said: Any = word("a", 3, 0.0, WAITING)
+    assert DemandRecord.from_json("a", said.to_json().encode(), 0.0) == said

@@ -1,0 +1,150 @@
+"""The policy that Serve's controller asks: what it answers, how it is copied there, and that it never waits."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tandem.core.ids import PlannerId
+from tandem.planner import serve_policy
+from tandem.planner.serve_policy import Replicas, replicas
+from tandem.stores.targets import TargetRecord, Targets
+
+MODEL = "tiny"
+
+
+def context(target: int, least: int = 1, most: int = 10) -> Any:
+    return SimpleNamespace(
+        target_num_replicas=target,
+        current_num_replicas=0,
+        capacity_adjusted_min_replicas=least,
+        capacity_adjusted_max_replicas=most,
+    )
+
+
+def until(condition: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.005)
+
+
+def settings(directory: Path, url: str, namespace: str) -> str:
+    path = directory / "config.yaml"
+    path.write_text(f"redis: {{url: {url}, namespace: {namespace}}}\nmodel: {{served_name: {MODEL}}}\n")
+    return str(path)
+
+
+def say(url: str, namespace: str, **numbers: int) -> None:
+    async def tell() -> None:
+        targets = Targets(url, namespace)
+        await targets.say(TargetRecord(model=MODEL, planner=PlannerId("p"), replicas=numbers))
+        await targets.close()
+
+    asyncio.run(tell())
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_policy, "REFRESH_S", 0.01)
+
+
+@pytest.mark.redis
+def test_it_answers_what_the_planner_said_within_bounds(redis_url: str, tmp_path: Path, quick: None) -> None:
+    policy = replicas(role="decode", config=settings(tmp_path, redis_url, "policy"))
+    assert policy(context(3)) == (3, {}), "nothing is known yet"
+    say(redis_url, "policy", prefill=1, decode=6)
+    until(lambda: policy(context(3)) == (6, {}), "the target")
+    assert policy(context(3, most=4)) == (4, {}) and policy(context(3, least=8)) == (8, {})
+    say(redis_url, "policy", prefill=2)
+    until(lambda: policy(context(3)) == (3, {}), "a target without this role leaves the number as it is")
+
+
+@pytest.mark.redis
+def test_it_tells_what_serve_means_to_have(redis_url: str, tmp_path: Path, quick: None) -> None:
+    policy = replicas(role="prefill", config=settings(tmp_path, redis_url, "deployed"), model="other")
+    policy(context(5))
+
+    async def read() -> dict[str, int]:
+        targets = Targets(redis_url, "deployed")
+        try:
+            return await targets.deployed("other")
+        finally:
+            await targets.close()
+
+    until(lambda: asyncio.run(read()) == {"prefill": 5}, "the number")
+
+
+def test_without_redis_or_settings_the_number_stays(tmp_path: Path, quick: None) -> None:
+    for config in (settings(tmp_path, f"unix://{tmp_path}/none.sock", "n"), str(tmp_path / "missing.yaml"), ""):
+        policy = replicas(role="decode", config=config)
+        assert policy(context(4)) == (4, {})
+
+
+def test_what_was_read_long_ago_does_not_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    policy = replicas(role="decode", config=settings(tmp_path, f"unix://{tmp_path}/none.sock", "n"))
+    now = policy._clock.now()
+    policy._known.found = serve_policy._Found(7, now)
+    assert policy(context(2))[0] == 7
+    policy._known.found = serve_policy._Found(7, now - serve_policy.STALE_S)
+    assert policy(context(2))[0] == 2
+
+
+def test_its_thread_ends_with_it(tmp_path: Path, quick: None) -> None:
+    def threads() -> list[str]:
+        return [one.name for one in threading.enumerate() if one.name == "tandem-target-mixed"]
+
+    policy: Replicas | None = replicas(role="mixed", config=settings(tmp_path, f"unix://{tmp_path}/none.sock", "n"))
+    assert threads()
+    del policy
+    gc.collect()
+    until(lambda: not threads(), "the end of its thread")
+
+
+def test_another_role_is_refused() -> None:
+    with pytest.raises(ValueError, match="prefill, decode, mixed"):
+        replicas(role="encode")
+
+
+def test_serve_takes_it_as_it_is_copied_and_made() -> None:
+    """In a process of its own: importing Serve takes its time, and reads the environment."""
+    code = """
+import sys
+from types import SimpleNamespace as N
+from ray.serve.config import AutoscalingPolicy
+from ray.serve._private.autoscaling_state import _resolve_policy_callable
+from ray.serve.autoscaling_policy import _apply_autoscaling_config
+from ray.serve.config import AutoscalingConfig
+named = AutoscalingPolicy(
+    policy_function="tandem.planner.serve_policy:replicas", policy_kwargs={"role": "decode", "config": "/nowhere"}
+)
+copied = AutoscalingPolicy.from_serialized_policy_def(
+    {"policy_function": named.policy_function, "policy_kwargs": named.policy_kwargs}, named.get_serialized_policy_def()
+)
+policy = _resolve_policy_callable(copied)
+config = AutoscalingConfig(min_replicas=1, max_replicas=9, upscale_delay_s=0, downscale_delay_s=0)
+ctx = N(target_num_replicas=3, current_num_replicas=3, capacity_adjusted_min_replicas=1,
+        capacity_adjusted_max_replicas=9, policy_state={}, total_num_requests=0, config=config)
+assert policy(ctx) == (3, {}), policy(ctx)
+number, state = _apply_autoscaling_config(policy)(ctx)
+assert number == 3, (number, state)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_planner_is_asked_without_ray_or_torch() -> None:
+    heavy = {"torch", "ray", "numpy", "kubernetes"}
+    code = f"import sys, tandem.planner.serve_policy, tandem.planner.main; print(*({heavy} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr

@@ -1,0 +1,204 @@
+"""A cluster around the double of an API server: KubeRay makes and deletes pods, workers come and go in them, and books
+are kept of what was done to whom; decides nothing about its size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.core.load import Load
+from tandem.planner.worker_state import WorkerState
+from tests.unit.planner.kube_server import KubeServer, Object
+
+CLUSTER, SERVICE = "llm-raycluster-x1", "llm"
+GROUPS = {"prefill": "prefill-group", "decode": "decode-group"}
+
+
+class Tick:
+    """A Clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.at = 1000.0
+
+    def now(self) -> float:
+        return self.at
+
+
+@dataclass
+class Worker:
+    """`num_jobs` run on it, one of which ends at each step."""
+
+    state: WorkerState
+    num_jobs: int
+    is_draining: bool = False
+
+
+@dataclass
+class World:
+    """`violations` is what must stay empty. A pod has its worker `start` steps after it was made."""
+
+    api: KubeServer
+    clock: Tick = field(default_factory=Tick)
+    start: int = 2
+    jobs: int = 3
+    violations: list[str] = field(default_factory=list)
+    workers: dict[str, Worker] = field(default_factory=dict)
+    said: list[dict[str, int]] = field(default_factory=list)
+    roles: list[tuple[str, str]] = field(default_factory=list)
+    holder: str = ""
+    number: int = 0
+    network: str = "10.0"
+    ages: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.api.wrote = self._wrote
+
+    # ---- set-up
+
+    def create(self, prefill: int = 1, decode: int = 1, **spec: Any) -> None:
+        groups = [_group(GROUPS[role], number) for role, number in (("prefill", prefill), ("decode", decode))]
+        head = {"rayStartParams": {}, "template": _template()}
+        content = {
+            "apiVersion": "ray.io/v1",
+            "kind": "RayCluster",
+            "metadata": {"name": CLUSTER},
+            "spec": {"rayVersion": "2.60.0", "headGroupSpec": head, "workerGroupSpecs": groups, **spec},
+        }
+        self.api.put("rayclusters", CLUSTER, content)
+        status = {"activeServiceStatus": {"rayClusterName": CLUSTER}}
+        self.api.put("rayservices", SERVICE, {"kind": "RayService", "status": status})
+        for _ in range(self.start + 1):
+            self.step()
+
+    # ---- what goes on by itself
+
+    def step(self, seconds: float = 5.0) -> None:
+        """KubeRay catches up, workers start, jobs end."""
+        self.clock.at += seconds
+        for worker in self.workers.values():
+            worker.num_jobs = max(0, worker.num_jobs - 1) if worker.is_draining else self.jobs
+        self.reconcile()
+        for name in self.pods():
+            self.ages[name] = self.ages.get(name, 0) + 1
+            if self.ages[name] > self.start and name not in self.workers:
+                self.workers[name] = self._worker(name)
+
+    def reconcile(self) -> None:
+        """As KubeRay's operator: first who is named, then too few are made, or too many deleted at random."""
+        with self.api.lock:
+            for spec in self.api.get("rayclusters", CLUSTER)["spec"]["workerGroupSpecs"]:
+                for name in spec.get("scaleStrategy", {}).get("workersToDelete", ()):
+                    if name in self.pods():
+                        self.lose(name)
+                there = self.pods(spec["groupName"])
+                for name in there[spec["replicas"] :]:
+                    self.violations.append(f"{name} was deleted at random")
+                    self.lose(name)
+                for _ in range(spec["replicas"] - len(there)):
+                    self._make(spec["groupName"])
+
+    def pods(self, group: str = "") -> list[str]:
+        return [
+            name
+            for name in self.api.names("pods")
+            if not group or self.api.get("pods", name)["metadata"]["labels"]["ray.io/group"] == group
+        ]
+
+    def states(self) -> list[WorkerState]:
+        return [self._state(worker) for worker in self.workers.values()]
+
+    def replicas(self) -> tuple[int, int]:
+        """Of the prefill and of the decode group."""
+        specs = self.api.get("rayclusters", CLUSTER)["spec"]["workerGroupSpecs"]
+        return specs[0]["replicas"], specs[1]["replicas"]
+
+    def num_serving(self, group: str) -> int:
+        return sum(not w.is_draining for name, w in self.workers.items() if name in self.pods(group))
+
+    # ---- what the planner asks of it, as Census and Targets
+
+    async def drain(self, workers: Sequence[WorkerState]) -> dict[WorkerRef, int | None]:
+        found: dict[WorkerRef, int | None] = {}
+        for state in workers:
+            worker = self.workers.get(state.ref.id)
+            found[state.ref] = None if worker is None else worker.num_jobs
+            if worker is not None:
+                worker.is_draining = True
+        return found
+
+    async def set_role(self, worker: WorkerState, role: str) -> bool:
+        self.roles.append((worker.ref.id, role))
+        return True
+
+    @property
+    def census(self) -> Any:
+        return SimpleNamespace(drain=self.drain, set_role=self.set_role)
+
+    # ---- inside
+
+    def _make(self, group: str) -> None:
+        self.number += 1
+        labels = {"ray.io/cluster": CLUSTER, "ray.io/group": group}
+        status = {
+            "podIP": f"{self.network}.{self.number // 250}.{self.number % 250 + 1}",
+            "phase": "Running",
+            "conditions": [{"type": "Ready", "status": "True"}],
+        }
+        name = f"{CLUSTER}-{group}-{self.number:04d}"
+        self.api.put("pods", name, {"metadata": {"labels": labels}, "status": status})
+
+    def lose(self, name: str) -> None:
+        """A pod, and what is in it."""
+        self.api.delete("pods", name)
+        self.workers.pop(name, None)
+
+    def _worker(self, name: str) -> Worker:
+        pod = self.api.get("pods", name)
+        role = next(role for role, group in GROUPS.items() if group == pod["metadata"]["labels"]["ray.io/group"])
+        ref = WorkerRef(WorkerId(name), Incarnation(1), f"{pod['status']['podIP']}:9000")
+        return Worker(WorkerState(ref=ref, model="m", pool=role, role=role), self.jobs)
+
+    def _state(self, worker: Worker) -> WorkerState:
+        load = Load(num_running=worker.num_jobs, num_blocks=64, draining=worker.is_draining)
+        known = worker.state
+        return WorkerState(ref=known.ref, model=known.model, pool=known.pool, role=known.role, load=load)
+
+    def _wrote(self, who: str, before: Object | None, after: Object) -> None:
+        if after.get("kind") == "Lease":
+            self.holder = after["spec"]["holderIdentity"]
+            return
+        assert before is not None
+        if who != self.holder:
+            self.violations.append(f"{who} wrote while {self.holder or 'nobody'} has the lease")
+        for old, new in zip(before["spec"]["workerGroupSpecs"], after["spec"]["workerGroupSpecs"], strict=True):
+            self._lowered(old, new)
+
+    def _lowered(self, old: Object, new: Object) -> None:
+        listed, fresh = ({*group.get("scaleStrategy", {}).get("workersToDelete", ())} for group in (old, new))
+        for name in fresh - listed:
+            worker = self.workers.get(name)
+            if worker is not None and (worker.num_jobs or not worker.is_draining):
+                self.violations.append(f"{name} is to be deleted with {worker.num_jobs} jobs")
+        if old["replicas"] - new["replicas"] > len(fresh - listed):
+            self.violations.append(f"from {old['replicas']} to {new['replicas']} without naming who goes")
+        kept = listed & {*self.pods()}
+        if not kept <= fresh:
+            self.violations.append(f"{kept - fresh} were to be deleted and are not any more")
+
+
+def _group(name: str, replicas: int) -> Object:
+    return {
+        "groupName": name,
+        "replicas": replicas,
+        "minReplicas": 1,
+        "maxReplicas": 20,
+        "rayStartParams": {},
+        "template": _template(),
+    }
+
+
+def _template() -> Object:
+    return {"spec": {"containers": [{"name": "ray", "image": "tandem-worker:0.1.0"}]}}

@@ -1,0 +1,144 @@
+"""Demand that gateways tell and targets that planners say, on a real server, and without one."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from tandem.core.ids import GatewayId, PlannerId
+from tandem.stores.client import connect
+from tandem.stores.demand import Backlog, DemandBoard, DemandRecord, DemandTotals, DemandUnavailable
+from tandem.stores.targets import TargetRecord, Targets, TargetsUnavailable
+
+pytestmark = pytest.mark.redis
+_numbers = itertools.count()
+MODEL = "org/a {model}: 7%"
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"planned{next(_numbers)}"
+
+
+def word(gateway: str, num_requests: int) -> DemandRecord:
+    return DemandRecord(
+        gateway=GatewayId(gateway),
+        totals={MODEL: DemandTotals(num_requests=num_requests), "b": DemandTotals(num_gaps=7)},
+        backlog={MODEL: Backlog(num_requests=1, num_tokens=9)},
+    )
+
+
+def target(planner: str, decode: int) -> TargetRecord:
+    return TargetRecord(
+        model=MODEL, planner=PlannerId(planner), replicas={"prefill": 1, "decode": decode}, reasons=("x",)
+    )
+
+
+async def test_what_gateways_tell_is_read_with_its_age(redis_url: str, namespace: str) -> None:
+    board = DemandBoard(redis_url, namespace)
+    assert await board.read() == ()
+    await board.tell(word("g2", 1))
+    await board.tell(word("g1", 3))
+    await board.tell(word("g1", 5))
+    one, other = await board.read()
+    assert (one.gateway, other.gateway) == ("g1", "g2")
+    assert one.totals[MODEL].num_requests == 5 and one.totals["b"].num_gaps == 7
+    assert one.backlog[MODEL] == Backlog(num_requests=1, num_tokens=9) and one.backlog["b"] == Backlog()
+    assert 0 <= one.age_s < 60
+    await board.withdraw(GatewayId("g1"))
+    assert [record.gateway for record in await board.read()] == ["g2"]
+    await board.close()
+
+
+async def test_who_is_silent_for_too_long_is_forgotten(redis_url: str, namespace: str) -> None:
+    board, patient = DemandBoard(redis_url, namespace, ttl_s=0.05), DemandBoard(redis_url, namespace, ttl_s=60.0)
+    await patient.tell(word("g1", 1))
+    while await board.read():
+        pass  # until its time is over
+    assert [record.gateway for record in await patient.read()] == ["g1"], "to whom waits longer it is there"
+    await board.tell(word("g2", 1))
+    assert [record.gateway for record in await patient.read()] == ["g2"], "and gone once somebody else spoke"
+    await board.close()
+    await patient.close()
+
+
+async def test_what_another_version_wrote_is_left_out(
+    redis_url: str, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    board = DemandBoard(redis_url, namespace)
+    await board.tell(word("g1", 1))
+    redis = connect(redis_url)
+    key = f"{{{namespace}:demand}}:words"
+    for text in (
+        "no json",
+        '{"schema": 9}',
+        '{"schema": 1}',
+        '{"schema": 1, "models": {"m": {"totals": {"num_gaps": -1}}}}',
+    ):
+        await redis.hset(key, "g1", text)  # type: ignore[misc]
+        assert await board.read() == ()
+        assert await board.read() == ()
+    assert len([record for record in caplog.records if "is left out" in record.message]) == 1
+    newer = '{"schema": 1, "models": {"m": {"totals": {"num_gaps": 2, "num_new": 1}, "backlog": {}}}}'
+    await redis.hset(key, "g1", newer)  # type: ignore[misc]
+    (read,) = await board.read()
+    assert read.totals == {"m": DemandTotals(num_gaps=2)}
+    await redis.aclose()
+    await board.close()
+
+
+async def test_one_planner_is_heard_at_a_time(redis_url: str, namespace: str) -> None:
+    targets = Targets(redis_url, namespace, hold_s=60.0)
+    assert await targets.read(MODEL) is None
+    assert await targets.say(target("p1", 2)) == "p1"
+    assert await targets.say(target("p2", 9)) == "p1"
+    assert await targets.say(target("p1", 3)) == "p1"
+    assert await targets.read(MODEL) == target("p1", 3)
+    assert await targets.read("b") is None
+    await targets.resign(MODEL, PlannerId("p2"))
+    assert await targets.say(target("p2", 9)) == "p1", "nobody resigns for another one"
+    await targets.resign(MODEL, PlannerId("p1"))
+    assert await targets.read(MODEL) == target("p1", 3), "what was said holds on"
+    assert await targets.say(target("p2", 4)) == "p2"
+    await targets.close()
+
+
+async def test_a_planner_that_is_silent_is_not_waited_for(redis_url: str, namespace: str) -> None:
+    hasty = Targets(redis_url, namespace, hold_s=0.05)
+    await hasty.say(target("p1", 2))
+    while await hasty.say(target("p2", 4)) != "p2":
+        pass  # until p1's right to speak is over
+    assert await hasty.read(MODEL) == target("p2", 4)
+    await hasty.close()
+
+
+async def test_what_serve_means_to_have_is_told(redis_url: str, namespace: str) -> None:
+    targets = Targets(redis_url, namespace)
+    assert await targets.deployed(MODEL) == {}
+    await targets.tell_deployed(MODEL, "decode", 3)
+    assert await targets.deployed(MODEL) == {"decode": 3}
+    await targets.close()
+
+
+async def test_targets_of_another_version_are_none(redis_url: str, namespace: str) -> None:
+    targets, redis = Targets(redis_url, namespace), connect(redis_url)
+    for text in ("no json", "[]", '{"schema": 2}', '{"schema": 1, "replicas": {"decode": -1}}', '{"schema": 1}'):
+        await redis.set(targets._keys(MODEL)[0], text)
+        assert await targets.read(MODEL) is None
+    await redis.aclose()
+    await targets.close()
+
+
+async def test_without_a_server(tmp_path: Path) -> None:
+    url = f"unix://{tmp_path}/nothing.sock"
+    board, targets = DemandBoard(url, "n"), Targets(url, "n")
+    for call in (board.read, lambda: board.tell(word("g", 1)), lambda: board.withdraw(GatewayId("g"))):
+        with pytest.raises(DemandUnavailable):
+            await call()
+    for ask in (lambda: targets.read("m"), lambda: targets.say(target("p", 1)), lambda: targets.deployed("m")):
+        with pytest.raises(TargetsUnavailable):
+            await ask()
+    await board.close()
+    await targets.close()
