@@ -83,18 +83,22 @@ def _policy(slo: Slo, scale_down_s: float = 300.0) -> ScalingPolicy:
     return ScalingPolicy(slo=slo, scale_down_s=scale_down_s, change_roles=False)
 
 
+def _ways(*texts: str) -> tuple[Way, ...]:
+    return tuple(map(Way.parse, texts))
+
+
 _CHAT = Slo(ttft_s=15.0, itl_s=0.1)
 _CODE = Slo(ttft_s=3.0, itl_s=0.1)
 LOADS = {
     "conversation": Load(
         trace="mooncake_conversation.jsonl.gz",
-        day=Day(num_copies=2, lasts_s=3600.0, low=0.2),
+        day=Day(num_copies=1, lasts_s=3600.0, low=0.2),
         hardware="h100",
         degree=4,
         slo=_CHAT,
-        begins=Target(5, 2),
+        begins=Target(3, 1),
         policy=_policy(_CHAT, scale_down_s=60.0),
-        ways=[],
+        ways=_ways("planner", "queue=2:16", "fixed=4+2", "fixed=5+1", "fixed=5+2", "fixed=6+2"),
     ),
     "code": Load(
         trace="azure_llm_code_2023.csv.gz",
@@ -104,7 +108,7 @@ LOADS = {
         slo=_CODE,
         begins=Target(3, 1),
         policy=_policy(_CODE),
-        ways=[],
+        ways=_ways("planner", "queue=2:16", "fixed=7+1", "fixed=8+1", "fixed=10+1", "fixed=13+1", "fixed=13+2"),
     ),
 }
 

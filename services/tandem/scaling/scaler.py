@@ -18,7 +18,7 @@ from tandem.scaling.pools import beside, role_changes
 from tandem.scaling.queueing import Work, least_workers
 from tandem.scaling.steady import Steady
 
-_PAST_WINDOWS = 3
+_PAST_WINDOWS = 2
 """So many are what bursts are learned from."""
 _LEAVE_SHARE = 4
 """A pool loses at most a part of so many at once."""
