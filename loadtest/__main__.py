@@ -16,6 +16,7 @@ class _Command(NamedTuple):
 
 
 _COMMANDS = {
+    "autoscale": _Command("loadtest.autoscale", "autoscalers against fixed numbers of workers, in virtual time"),
     "bench": _Command("loadtest.bench", "compare systems on the same workloads"),
     "load": _Command("loadtest.load", "a mix or a trace against an endpoint that runs already"),
     "compare": _Command("loadtest.compare", "two load tests side by side, and which differences are noise"),

@@ -1,15 +1,15 @@
 """Measures what telemetry adds to an engine's step and to a gateway's streamed token; tunes nothing.
 
-    python -m loadtest telemetry [--quick] [--core N] [--before DIRECTORY] [--json FILE]
+    python -m loadtest telemetry [--quick] [--only streams] [--core N] [--before DIRECTORY] [--json FILE]
 
-Two processes on one core, one with all telemetry and one without, have short turns, over rounds in which each has
-several; and then other, fresh pairs of them, because no two processes have their memory laid out alike. What counts is
+The sides have short turns, over rounds in which each has several, and then others of fresh processes. A step's are two
+processes on one core; a stream's one process that turns telemetry off and on, or with `--before` two. What counts is
 processor time, which the kernel books to each process: it holds on a busy machine too.
 
-With telemetry: a step is told to all who look at steps, metrics are scraped every few seconds, and a gateway also logs
-each request as JSON to a file, traces each to a receiver of OTLP, and has a console polling each second. Without:
-nobody looks, and what counts by itself counts nothing. `--before` is a checkout of an older commit, which is the side
-without then: what telemetry has cost in all, ledgers and time stamps that every request has among it.
+With telemetry: a step is told to all who look at steps, metrics are scraped once in a round, and a gateway also logs
+each request as JSON to a file, traces each to a receiver of OTLP, and has a console polling as often. Without: nobody
+looks, and what counts by itself counts nothing. `--before` is a checkout of an older commit, which is the side without
+then: what telemetry has cost in all, ledgers and time stamps that every request has among it.
 """
 
 from __future__ import annotations
@@ -57,13 +57,15 @@ def main(argv: Sequence[str]) -> int:
         step_s=args.step_ms / 1e3,
         stream_step_s=args.stream_step_ms / 1e3,
         before=str(args.before or ""),
-        steps={batch: [] for batch in BATCHES},
+        steps={batch: [] for batch in BATCHES if args.only != "streams"},
         streams=[],
     )
     for _ in range(launches):
-        for batch, pairs in measure_steps(place, num_rounds, ROUND_S).items():
-            report.steps[batch] += pairs
-        report.streams += measure_streams(place, num_rounds, report.stream_step_s)
+        if args.only != "streams":
+            for batch, pairs in measure_steps(place, num_rounds, ROUND_S).items():
+                report.steps[batch] += pairs
+        if args.only != "steps":
+            report.streams += measure_streams(place, num_rounds, report.stream_step_s)
     sys.stdout.write(text(report))
     if args.json:
         args.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
@@ -73,6 +75,7 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="loadtest telemetry", description="Measure what telemetry adds.")
     parser.add_argument("--quick", action="store_true", help="a minute, of fewer rounds")
+    parser.add_argument("--only", choices=("steps", "streams"), help="leave out the others")
     parser.add_argument("--core", type=int, help="of what is measured (default: the last one)")
     parser.add_argument("--before", type=Path, metavar="DIRECTORY", help="a checkout that the side without runs")
     parser.add_argument(
@@ -95,13 +98,17 @@ def text(report: Report) -> str:
     for batch, pairs in report.steps.items():
         spent = [(off.step_s + report.step_s, on.step_s + report.step_s) for off, on in pairs]
         rows.append(_row(f"a step of {batch}", added(spent), report.step_s))
-    token = added([(off.token_s, on.token_s) for off, on in report.streams])
-    rows.append(_row("a streamed token", token, 0.0))
+    streams = "\n"
+    if report.streams:
+        token = added([(off.token_s, on.token_s) for off, on in report.streams])
+        rows.append(_row("a streamed token", token, 0.0))
+        streams = (
+            f" Streams: {NUM_STREAMS} of {NUM_TOKENS} tokens each, one every {report.stream_step_s * 1e3:g} ms; a core"
+            f" is enough for {1 / token.off:,.0f} tokens/s without and {1 / token.on:,.0f} with.\n"
+        )
     return (
         f"What telemetry adds, in processor time; without: {without}.\n\n{table(heads, rows)}\n"
-        f"A step is the engine's own work and {report.step_s * 1e3:g} ms of a model's. Streams: {NUM_STREAMS} of"
-        f" of {NUM_TOKENS} tokens each, one every {report.stream_step_s * 1e3:g} ms; a core is enough for"
-        f" {1 / token.off:,.0f} tokens/s without and {1 / token.on:,.0f} with.\n"
+        f"A step is the engine's own work and {report.step_s * 1e3:g} ms of a model's.{streams}"
     )
 
 

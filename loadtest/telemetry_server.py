@@ -4,8 +4,9 @@ nothing.
     python -m loadtest.telemetry_server off|on --worker ID@ADDRESS --redis URL [--log FILE] [--core N]
 
 `on` is the program as it is, with a JSON line for each request in `--log` and whatever OpenTelemetry's variables ask
-for. Says its URL on stdout and serves until stdin ends. `off` needs nothing that an older commit lacks, so that this
-file can be run with the packages of one.
+for. Says its URL on stdout and serves until stdin ends. A line of stdin, as `{"telemetry": false}`, has it go on
+without telemetry, or with it again; it is answered when what was to be sent so far has gone, where `flush` is true.
+`off` stays off, and needs nothing that an older commit lacks, so that this file can be run with the packages of one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +26,8 @@ import uvloop
 from tandem.core.config import Config, GatewayConfig, RedisConfig
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.gateway.main import Gateway
+
+_MEASURES = ("responded", "admitted", "refused", "begun", "answered")
 
 
 class DoorGateway(Gateway):
@@ -36,7 +39,7 @@ class DoorGateway(Gateway):
         return {self.worker: ""}
 
 
-async def _serve(config: Config) -> None:
+async def _serve(config: Config, switch: Switch | None) -> None:
     gateway = DoorGateway(config)
     await gateway.start()
     async with asyncio.timeout(30):
@@ -44,10 +47,60 @@ async def _serve(config: Config) -> None:
             await asyncio.sleep(0.01)
     gc.collect()
     gc.freeze()
-    sys.stdout.write(json.dumps({"url": gateway.url}) + "\n")
-    sys.stdout.flush()
-    await asyncio.to_thread(sys.stdin.read)
+    _say({"url": gateway.url})
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        asked = json.loads(line)
+        if switch is not None:
+            switch.turn(on=asked["telemetry"])
+        if asked["flush"]:
+            await _flush(gateway)
+        _say({})
     await gateway.stop()
+
+
+class Switch:
+    """Of what counts, traces and tells, as far as this commit has it. What a request's ledger and record cost stays."""
+
+    def __init__(self) -> None:
+        try:
+            from tandem.gateway.console_routes import Console
+            from tandem.gateway.measures import Measures
+            from tandem.gateway.pace import Pace
+            from tandem.gateway.request_log import RequestLog
+            from tandem.obs.tracing import OFF, Tracing
+        except ImportError:
+            self._parts: list[tuple[type, str, Callable[..., Any], Callable[..., Any]]] = []
+            return
+        begin = Tracing.begin
+        self._parts = [
+            (Tracing, "begin", begin, lambda _, *headers: begin(OFF, *headers)),
+            *((Measures, each, getattr(Measures, each), _nothing) for each in _MEASURES),
+            *((each, "answered", each.answered, _nothing) for each in (RequestLog, Console)),
+            (Pace, "left", Pace.left, _nothing),
+        ]
+
+    def turn(self, *, on: bool) -> None:
+        for owner, name, real, nothing in self._parts:
+            setattr(owner, name, real if on else nothing)
+
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
+async def _flush(gateway: Gateway) -> None:
+    """Have the spans sent that wait for more."""
+    sender = gateway._telemetry._spans
+    if sender is not None:
+        sender._is_due.set()
+        while sender._waiting:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)  # for the call itself
+
+
+def _say(facts: object) -> None:
+    sys.stdout.write(json.dumps(facts) + "\n")
+    sys.stdout.flush()
 
 
 def main() -> int:
@@ -63,27 +116,12 @@ def main() -> int:
     name, _, address = args.worker.partition("@")
     DoorGateway.worker = WorkerRef(WorkerId(name), Incarnation(1), address)
     config = Config(gateway=GatewayConfig(port=0, auth="off"), redis=RedisConfig(url=args.redis))
-    uvloop.run(_serve(_told(config, args.log) if args.side == "on" else _untold(config)))
+    if args.side == "off":
+        Switch().turn(on=False)
+        uvloop.run(_serve(config, None))
+    else:
+        uvloop.run(_serve(_told(config, args.log), Switch()))
     return 0
-
-
-def _untold(config: Config) -> Config:
-    """Without the console, and with nothing in the place of what counts tokens and answers, as far as this commit has
-    it. What a request's ledger costs stays."""
-    try:
-        from tandem.gateway.measures import Measures
-        from tandem.gateway.pace import Pace
-    except ImportError:
-        return config
-
-    def nothing(*_: Any) -> None:
-        pass
-
-    for name in ("responded", "admitted", "refused", "begun", "answered"):
-        setattr(Measures, name, nothing)
-    setattr(Pace, "left", nothing)  # noqa: B010 - not an assignment to a method, to the eye of mypy
-    telemetry = replace(config.telemetry, log_requests="off")
-    return replace(config, telemetry=telemetry, gateway=replace(config.gateway, console=False))
 
 
 def _told(config: Config, log: str) -> Config:

@@ -5,7 +5,8 @@ often, as an engine does, and so its messages carry the tokens of all that run. 
 of whoever came first, the fewer the later the others come: then whatever a request costs more makes all tokens of all
 others cost more, and it is the worker that is measured.
 
-Who looks at the gateway with telemetry are a console, in each of its turns, and a Prometheus, in one of them.
+Who looks at the gateway with telemetry does so once in a round, for which a core takes a second or more: a scrape, and
+a console's poll.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from itertools import starmap
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import uvloop
@@ -31,15 +33,17 @@ from tandem.stores.embedded import EmbeddedServer
 NUM_TOKENS = 128
 """Of an answer. What a request costs once is borne by so many."""
 NUM_STREAMS = 32
-STEP_S = 0.004
-"""Between two messages of a worker. The gateway is busy for half of it."""
+STEP_S = 0.005
+"""Between two messages of a worker. The gateway is busy for half of it: where tokens wait, several leave at once."""
+IDLE_S = 0.5
 _STAGGER_S = 0.01
 """Between the beginnings of two streams of a turn, so that answers do not end all at once."""
 
 
 class StreamRound(msgspec.Struct, frozen=True, kw_only=True):
-    """`cpu_s`: processor time of the gateway's process over the whole round, so that nothing that it does later, while
-    the other one has its turn, is left out."""
+    """`cpu_s`: processor time of the gateway's process in its turns of a round, and of sending what they left to be
+    sent. Less what it takes in as much time when it has nothing to do: a gateway that does no more than its worker's
+    steps has more such time than one that is as busy as can be."""
 
     num_tokens: int
     cpu_s: float
@@ -51,14 +55,16 @@ class StreamRound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gateways:
-    """Two of them, on one core, each before a worker of its own that draws tokens from a list."""
+    """Without telemetry and with it: one process that turns it off and on, because no two have their memory laid out
+    alike, which makes 5% easily. Where the side without is another commit there are two, on one core."""
 
     def __init__(self, place: Place, stack: ExitStack, step_s: float) -> None:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-telemetry-")))
         redis = stack.enter_context(EmbeddedServer.start())
         self.sink = sink(stack)
         self.log = directory / "gateway.log"
-        pushed = pushing(self.sink.said["endpoint"])
+        # What one side leaves to be sent is not sent in the other's turn.
+        pushed = pushing(self.sink.said["endpoint"]) | {"OTEL_BSP_SCHEDULE_DELAY": "600000"}
 
         def start(*arguments: str, **more: str) -> Child:
             is_off = arguments[0] == "off"
@@ -68,7 +74,8 @@ class Gateways:
             command = place.command("telemetry_server", *arguments, *shared, is_off=is_off)
             return Child(stack, command, place.environment(is_off=is_off) | more)
 
-        self.sides = [start("off"), start("on", "--log", str(self.log), **pushed)]
+        told = start("on", "--log", str(self.log), **pushed)
+        self.sides = [told if place.before is None else start("off"), told]
 
 
 class Looker:
@@ -78,12 +85,10 @@ class Looker:
         self._url = url
         self._seen = "life=&since=0"
 
-    def poll(self) -> None:
+    def look(self) -> None:
+        get(f"{self._url}/metrics")
         state = json.loads(get(f"{self._url}/console/state?{self._seen}"))
         self._seen = f"life={state['gateway']['life']}&since={state['number']}"
-
-    def scrape(self) -> None:
-        get(f"{self._url}/metrics")
 
 
 class Streams:
@@ -107,25 +112,40 @@ class Streams:
                 connection.close()
 
     async def round(self) -> tuple[StreamRound, StreamRound]:
-        began = [side.cpu_s() for side in self._sides]
+        idle = [await self._spent(child, asyncio.sleep(IDLE_S)) for child in self._sides]
+        spent: tuple[list[_Spent], list[_Spent]] = ([], [])
         for number, side in enumerate(TURNS, 1):
-            looks = [self._looker.poll] if side else []
-            if number == len(TURNS):
-                looks.append(self._looker.scrape)
-            await asyncio.gather(self._turn(side), *map(asyncio.to_thread, looks))
-        num_tokens = NUM_TURNS * NUM_STREAMS * NUM_TOKENS
+            child, is_last = self._sides[side], number == len(TURNS)
+            child.ask({"telemetry": side == 1, "flush": False})
+            spent[side].append(await self._spent(child, self._turn(side, is_looked_at=is_last)))
+        flush = asyncio.to_thread(self._sides[1].ask, {"telemetry": True, "flush": True})
+        spent[1].append(await self._spent(self._sides[1], flush))
         off, on = (
-            StreamRound(num_tokens=num_tokens, cpu_s=side.cpu_s() - before)
-            for side, before in zip(self._sides, began, strict=True)
+            StreamRound(
+                num_tokens=NUM_TURNS * NUM_STREAMS * NUM_TOKENS,
+                cpu_s=sum(each.cpu_s - each.wall_s * nothing.cpu_s / nothing.wall_s for each in turns),
+            )
+            for turns, nothing in zip(spent, idle, strict=True)
         )
         return off, on
 
-    async def _turn(self, side: int) -> None:
+    async def _spent(self, child: Child, work: Awaitable[object]) -> _Spent:
+        began, cpu_s = self._clock.now(), child.cpu_s()
+        await work
+        return _Spent(self._clock.now() - began, child.cpu_s() - cpu_s)
+
+    async def _turn(self, side: int, *, is_looked_at: bool) -> None:
         async def use(number: int, connection: Connection) -> None:
             await asyncio.sleep(number * _STAGGER_S)
             await connection.send(self._request)
 
-        await asyncio.gather(*starmap(use, enumerate(self._connections[side])))
+        looks = [asyncio.to_thread(self._looker.look)] if is_looked_at else []
+        await asyncio.gather(*starmap(use, enumerate(self._connections[side])), *looks)
+
+
+class _Spent(NamedTuple):
+    wall_s: float
+    cpu_s: float
 
 
 def measure_streams(place: Place, num_rounds: int, step_s: float) -> list[tuple[StreamRound, StreamRound]]:

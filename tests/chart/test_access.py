@@ -195,14 +195,34 @@ def test_only_a_planner_that_patches_has_rights_and_no_more_than_it_needs(name: 
     assert binding["subjects"][0]["name"] == pod["serviceAccountName"]
 
 
-def test_the_planner_is_a_program_with_the_same_settings() -> None:
-    made = ON.one("planner-deployment")["spec"]
+@pytest.mark.parametrize("name", ["everything-on", "rdma", "planner"])
+def test_the_planner_is_a_program_with_the_same_settings(name: str) -> None:
+    made = ci(name).one("planner-deployment")["spec"]
     (container,) = made["template"]["spec"]["containers"]
-    assert container["args"] == ["planner", "--config", "/etc/tandem/config.yaml"] and made["replicas"] == 2
-    assert made["strategy"] == {"type": "Recreate"} and not TRIAL.has("planner-deployment")
-    assert container["image"] == gateway(ON)["containers"][0]["image"]
-    assert made["template"]["metadata"]["labels"]["tier"] == "edge"
+    assert container["args"] == ["planner", "--config", "/etc/tandem/config.yaml"]
+    assert container["image"] == gateway(ci(name))["containers"][0]["image"]
+    assert made["strategy"] == {"type": "Recreate"}, "one says what is to be"
+    settings = resolve([("config.yaml", ci(name).config)]).config.planner
+    assert container["ports"] == [{"name": "metrics", "containerPort": settings.metrics_port}]
+    assert settings.host == "0.0.0.0" and container["livenessProbe"]["httpGet"] == {
+        "path": "/health",
+        "port": "metrics",
+    }
+    assert rules(ci(name).one("networkpolicy-planner"), "ingress", "") == ["metrics"]
+
+
+def test_there_is_no_planner_unless_it_is_wanted() -> None:
+    assert not any("planner" in template for template in TRIAL.by_template)
     assert ON.config["planner"]["headroom"] == 0.2
+    assert ON.one("planner-deployment")["spec"]["template"]["metadata"]["labels"]["tier"] == "edge"
+    told = {name: ci(name).one("planner-deployment")["spec"]["template"]["spec"] for name in ("rdma", "planner")}
+    assert [pod["automountServiceAccountToken"] for pod in told.values()] == [False, True]
+
+
+def test_a_planner_that_patches_has_pods_to_add_and_to_take_away() -> None:
+    told = {name: (group["minReplicas"], group["maxReplicas"]) for name, group in ci("planner").groups.items()}
+    assert told == {"prefill": (1, 4), "decode": (1, 3)}, "two workers in a pod that decodes"
+    assert ci("planner").one("planner-deployment")["spec"]["replicas"] == 2
 
 
 # ---- who may speak with whom

@@ -248,7 +248,7 @@ def test_the_limits_of_the_schema_are_the_rules_own() -> None:
 
 def test_a_planner_is_told_the_release_s_pools_and_objects() -> None:
     pools = {
-        "prefill": {"replicas": 2, "minReplicas": 1, "maxReplicas": 8, "replicasPerPod": 2},
+        "prefill": {"replicas": 2, "minReplicas": 1, "maxReplicas": 8, "replicasPerPod": 2, "surgePods": 1},
         "decode": {"replicas": 3},
     }
     planner = {"enabled": True, "mode": "act", "actuator": "raycluster"}
@@ -257,6 +257,6 @@ def test_a_planner_is_told_the_release_s_pools_and_objects() -> None:
     assert (told.min_prefill, told.max_prefill, told.min_decode, told.max_decode) == (1, 8, 3, 3)
     assert told.rayservice == rendered.one("rayservice")["metadata"]["name"]
     groups = read_groups(told.groups)
-    assert groups == (WorkerGroup("prefill", "prefill", 2), WorkerGroup("decode", "decode", 1))
+    assert groups == (WorkerGroup("prefill", "prefill", 2, 1), WorkerGroup("decode", "decode", 1))
     assert {group.name for group in groups} == set(rendered.groups)
     assert told.host == "0.0.0.0" and told.lease == "rel-tandem-planner" and not told.kubernetes_namespace

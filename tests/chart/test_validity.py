@@ -94,8 +94,6 @@ def test_that_check_finds_misspelt_keys_and_wrong_types() -> None:
 
 @EACH
 def test_serve_takes_its_document(name: str) -> None:
-    if "policy_function" in ci(name).ray["serveConfigV2"]:
-        pytest.importorskip("tandem.planner")
     document = ServeDeploySchema.model_validate(ci(name).serve)
     assert len(document.applications) == len(ci(name).applications)
     assert document.proxy_location == "EveryNode" and document.http_options.port == 8000

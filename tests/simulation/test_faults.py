@@ -12,10 +12,11 @@ from tandem.core.events import Finished
 from tandem.core.ids import RequestId
 from tandem.core.request import Request, SamplingParams
 from tandem.gateway import fleet, worker_link
-from tandem.sim import faults
 from tandem.sim import fleet as sim_fleet
+from tandem.sim import lives
 from tandem.sim.cluster import ClusterSpec, SimCluster
-from tandem.sim.faults import RECONNECT_S, Fault, FaultKind
+from tandem.sim.faults import Fault, FaultKind
+from tandem.sim.lives import RECONNECT_S
 from tandem.sim.trace import Trace
 from tandem.workload.ask import MODEL, Ask
 from tests.property.effort import IS_QUICK, IS_SOAK
@@ -135,5 +136,5 @@ def test_workers_between_which_kv_is_lost_are_used_together_when_they_reach_each
 
 
 def test_times_are_those_of_the_programs() -> None:
-    assert (RECONNECT_S, faults.DISCOVERY_S) == (worker_link.RECONNECT_S, fleet.DISCOVERY_PERIOD_S)
+    assert (RECONNECT_S, lives.DISCOVERY_S) == (worker_link.RECONNECT_S, fleet.DISCOVERY_PERIOD_S)
     assert sim_fleet.PROBE_RETRY_S == fleet.PROBE_RETRY_S

@@ -51,7 +51,7 @@
 {{- with include "tandem.plannedPool" (list $ $role) | fromYaml -}}
 {{- $_ := set $settings (printf "min_%s" $role) (int .least) -}}
 {{- $_ := set $settings (printf "max_%s" $role) (int .most) -}}
-{{- if not .colocate }}{{ $groups = append $groups (printf "%s=%s:%d" $role .name (int .replicasPerPod)) }}{{ end -}}
+{{- if not .colocate }}{{ $groups = append $groups (printf "%s=%s:%d+%d" $role .name (int .replicasPerPod) (int .surgePods)) }}{{ end -}}
 {{- end -}}
 {{- end -}}
 {{- $own := dict "host" "0.0.0.0" "rayservice" (include "tandem.fullname" .) "groups" (join "," $groups)

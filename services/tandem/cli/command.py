@@ -50,7 +50,7 @@ _PROGRAMS = {
         "run a workload on a cluster that one does not have",
         "tandem.cli.simulate:run",
         "sim",
-        sim_flags.SECTIONS,
+        (*sim_flags.SECTIONS, "planner"),
         sim_flags.DEFAULTS,
         sim_flags.add_simulate_flags,
     ),

@@ -14,6 +14,10 @@ def add_simulate_flags(command: argparse.ArgumentParser) -> None:
     group = _group(command)
     group.add_argument("--pools", default="mixed=1", help="workers: prefill=4,decode=8 or mixed=4 (default: mixed=1)")
     group.add_argument("--tp", default="", help="accelerators of a worker: 2, or prefill=1,decode=2 (default: 1)")
+    group.add_argument(
+        "--autoscale", default="", metavar="WAY",
+        help="workers come and go: planner, or queue=2:16, so many requests at each prefill and decode worker",
+    )  # fmt: skip
     _add_workload(command, count=1000)
     command.add_argument("--chart", metavar="FILE", help="draw the run: a name that ends in .svg, .png or .pdf")
 

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tandem.cli import sim_setup
+from tandem.cli import autoscale, sim_setup
 from tandem.cli.bar import Bar
 from tandem.cli.sim_flags import SECTIONS
 from tandem.core.clock import SystemClock
@@ -39,6 +39,10 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
         tenants=sim_setup.tenants(resolved),
     )
     slo, path, chart = parse_slo(args.slo), sim_setup.writable("--json", args.json), _chart(args)
+    if args.autoscale:
+        if chart is not None:
+            raise sim_setup.refuse("--chart draws fixed numbers of workers; take --json with --autoscale")
+        return autoscale.run(deployment, resolved.config.planner, args, slo, path)
     series = Series() if path or chart else None
     count = sim_setup.count_of(args)
     report, tally, wall_s = _run(deployment, args, slo, series, count)

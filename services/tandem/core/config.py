@@ -139,7 +139,7 @@ class TransferConfig:
     """What the way between two workers must be like, which is measured when they meet."""
 
     require: Literal["any", "rdma", "cuda_ipc", "shared_memory"] = _doc(
-        "by what KV must move; workers of one machine are never asked for rdma", "any"
+        "by what KV must move; workers of one machine are never asked for rdma, others for nothing else", "any"
     )
     min_gbps: float = _doc("gigabytes per second that a way must carry in a test; 0: any", 0.0)
     on_miss: Literal["refuse", "warn"] = _doc(
@@ -151,7 +151,10 @@ class TransferConfig:
 class WorkerConfig:
     pool: Literal["prefill", "decode", "mixed"] = _doc("label that routers read", "mixed")
     id: str = _doc("stable name; empty: host and process id", "")
-    host: str = _doc("address to bind and to announce; 0.0.0.0 or ::, which are all: POD_IP or its own", "127.0.0.1")
+    host: str = _doc(
+        "address to bind and to announce; of 0.0.0.0 and :: it announces $POD_IP, else an address of its machine",
+        "127.0.0.1",
+    )
     host_label: str = _doc("which machine it is on; KV moves fastest between workers of one", "")
     rack: str = _doc("which rack, likewise", "")
     zone: str = _doc("which zone, likewise", "")

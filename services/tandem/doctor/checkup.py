@@ -177,7 +177,7 @@ class Checkup:
 
     def _ports(self) -> Sequence[Finding]:
         wanted = [one for one in ports.wanted_places(self._config) if one.part in self._parts]
-        return [ports.judge_place(ports.read_place(one)) for one in wanted]
+        return [ports.judge_place(ports.read_place(one, self._config.cluster)) for one in wanted]
 
     def _announced(self) -> Sequence[Finding]:
         worker = self._config.worker

@@ -11,8 +11,11 @@ from typing import Literal
 
 import grpc
 
-from tandem.core.config import Config
+from tandem.core.config import ClusterConfig, Config
+from tandem.core.errors import TandemError
 from tandem.doctor.finding import Finding, fail, ok
+from tandem.wire.channels import TLS_NAME
+from tandem.wire.tls import TlsFiles
 
 _ANSWER_S = 2.0
 _HEALTH = "/grpc.health.v1.Health/Check"
@@ -58,7 +61,8 @@ def wanted_places(config: Config) -> tuple[Wanted, ...]:
     return tuple(place for place in places if place.port > 0 or place.key == "worker.port")
 
 
-def read_place(wanted: Wanted) -> Place:
+def read_place(wanted: Wanted, cluster: ClusterConfig) -> Place:
+    """`cluster` as the programs have it: a worker that has TLS answers nobody else."""
     try:
         family, *_, address = socket.getaddrinfo(wanted.host, wanted.port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
@@ -69,7 +73,7 @@ def read_place(wanted: Wanted) -> Place:
             probe.bind(address)
         except OSError as error:
             is_taken = error.errno == errno.EADDRINUSE
-            return Place(wanted, error.strerror or str(error), is_taken, is_taken and _is_ours(wanted))
+            return Place(wanted, error.strerror or str(error), is_taken, is_taken and _is_ours(wanted, cluster))
     return Place(wanted)
 
 
@@ -83,14 +87,17 @@ def judge_place(place: Place) -> Finding:
     if place.is_taken:
         fix = f"end who listens there (`ss -ltnp 'sport = :{wanted.port}'`), or another {wanted.key}"
         return fail("ports", f"{told} is taken by somebody else", fix)
-    fix = f"a {wanted.part}.host of this machine (`ip addr`; 0.0.0.0 is every one)"
+    fix = (
+        f"a {wanted.part}.host of this machine (`ip addr`; 0.0.0.0 is every one), and a port from 1024 on but for root"
+    )
     return fail("ports", f"{told}: {place.problem}", fix)
 
 
-def _is_ours(wanted: Wanted) -> bool:
+def _is_ours(wanted: Wanted, cluster: ClusterConfig) -> bool:
     host = "127.0.0.1" if wanted.host == _WILDCARDS[0] else "::1" if wanted.host == _WILDCARDS[1] else wanted.host
     if wanted.speaks == "grpc":
-        return _answers_grpc(f"[{host}]:{wanted.port}" if ":" in host else f"{host}:{wanted.port}")
+        target = f"[{host}]:{wanted.port}" if ":" in host else f"{host}:{wanted.port}"
+        return _answers_grpc(target, _credentials(cluster) if wanted.part == "worker" else None)
     body = _get(host, wanted.port)
     return body.startswith(b'{"status":"ok"') if wanted.speaks == "http" else body == b"ok\n"
 
@@ -104,10 +111,25 @@ def _get(host: str, port: int) -> bytes:
     return b""
 
 
-def _answers_grpc(target: str) -> bool:
+def _credentials(cluster: ClusterConfig) -> grpc.ChannelCredentials | None:
+    """None without TLS, and where its files cannot be used, which is another check's finding."""
+    try:
+        return TlsFiles(cluster).channel_credentials() if cluster.has_tls else None
+    except TandemError:
+        return None
+
+
+def _channel(target: str, credentials: grpc.ChannelCredentials | None) -> grpc.Channel:
+    options = [("grpc.enable_http_proxy", 0), ("grpc.ssl_target_name_override", TLS_NAME)]
+    if credentials is None:
+        return grpc.insecure_channel(target, options=options[:1])
+    return grpc.secure_channel(target, credentials, options=options)
+
+
+def _answers_grpc(target: str, credentials: grpc.ChannelCredentials | None) -> bool:
     """It is a gateway's that serves, or a worker's, which knows no such call or does not believe us."""
     workers = {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAUTHENTICATED}
-    with grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)]) as channel:
+    with _channel(target, credentials) as channel:
         try:
             channel.unary_unary(_HEALTH, None, None)(b"", timeout=_ANSWER_S)
         except grpc.RpcError as error:

@@ -11,7 +11,6 @@ from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
     NoPermissionError,
-    RedisClusterException,
     RedisError,
 )
 
@@ -54,7 +53,7 @@ async def read_redis(url: str, clock: Clock) -> RedisFacts:
         took = clock.now() - began
         ahead = seconds + micros / 1e6 - (asked + took / 2)
         return RedisFacts("", False, await _info(client), await _script_problem(client), min(pings), ahead, took / 2)
-    except (RedisError, RedisClusterException, OSError) as error:
+    except (RedisError, OSError) as error:
         return RedisFacts(problem=str(error) or type(error).__name__, is_auth=_is_auth(error))
     finally:
         await client.aclose()

@@ -123,9 +123,8 @@ class Answer:
     def num_choices(self) -> int:
         return len(self._prompts) * self.ask.num_choices
 
-    @property
     def usage(self) -> Usage:
-        """Up to the last part that came."""
+        """Up to the last part that came; too dear to be asked for with every token."""
         return self._tally.usage()
 
     @property

@@ -3,17 +3,17 @@ looks into a part."""
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tandem.core.clock import Clock, wall_ns
 from tandem.core.errors import TandemError
 from tandem.core.lane import Lane
 from tandem.core.request import Request
 from tandem.flow.ledger import LedgerPhase, PhaseLedger, StageSeconds
+from tandem.gateway.aftermath import Aftermath
 from tandem.gateway.caller import Caller
 from tandem.gateway.measures import Measures
 from tandem.gateway.pace import Pace
@@ -24,8 +24,6 @@ from tandem.obs.log_context import traced
 from tandem.obs.metrics import Buckets
 from tandem.obs.tracing import OFF, Trace, Tracing
 from tandem.sched.targets import NO_TARGETS, LatencyTargets
-
-_log = logging.getLogger(__name__)
 
 
 class Way(Protocol):
@@ -61,9 +59,10 @@ class Timing(NamedTuple):
 
 
 class Chronicles:
-    """Of all answers of a gateway. `measures` and then `observers` are told of each that has ended."""
+    """Of all answers of a gateway. `measures` and `observers` are told of each that has ended: soon, and at once where
+    none is open any more, because then nobody's tokens wait for it."""
 
-    __slots__ = ("_observers", "_open", "_targets", "clock", "measures", "tracing")
+    __slots__ = ("_aftermath", "_observers", "_open", "_targets", "clock", "measures", "tracing")
 
     def __init__(
         self,
@@ -76,6 +75,7 @@ class Chronicles:
         self.clock = clock
         self.measures = measures
         self.tracing = tracing
+        self._aftermath = Aftermath()
         self._open: Counter[str] = Counter()
         self._observers = (measures, *observers)
         self._targets = targets
@@ -99,23 +99,25 @@ class Chronicles:
             chronicle.end(error, Tally(1, chronicle.pace), is_complete=False)
             raise
 
-    def close(self, record: AnswerRecord) -> None:
-        """Whoever looks at it fails alone."""
+    def begun(self, *told: Any) -> None:
+        """As `Measures.begun`."""
+        self._aftermath.later(self.measures.begun, *told)
+
+    def close(self, record: AnswerRecord, trace: Trace, facts: SpanFacts | None) -> None:
+        """Whoever looks at it fails alone. `facts`: None where it is not traced."""
         self._open[record.tenant] -= 1
         if not self._open[record.tenant]:
             del self._open[record.tenant]
         for observer in self._observers:
-            try:
-                observer.answered(record)
-            except Exception:
-                _log.exception("%r cannot take the record of %s", observer, record.id)
+            self._aftermath.later(observer.answered, record)
+        if facts is not None:
+            self._aftermath.later(_trace, trace, record, facts)
+        if not self._open:
+            self._aftermath.do()
 
-    def trace(self, trace: Trace, record: AnswerRecord, facts: SpanFacts) -> None:
-        """The end of an answer's trace, with which no request fails."""
-        try:
-            trace.end(root_span(record, facts))
-        except Exception:
-            _log.exception("the trace of %s cannot be ended", record.id)
+    def catch_up(self) -> None:
+        """Tell at once what is to be told."""
+        self._aftermath.do()
 
 
 class Chronicle:
@@ -181,18 +183,17 @@ class Chronicle:
         index, stages = self._last(now)
         way = self.ways[index] if index < len(self.ways) else None
         record = self._record(error, tally, _outcome(error, is_complete), way, stages)
-        self._chronicles.close(record)
+        facts: SpanFacts | None = None
         if self.trace.is_sampled:
             facts = SpanFacts(self._ledgers[index], self._max_tokens, tally.reasons, {} if way is None else way.reasons)
-            self._chronicles.trace(self.trace, record, facts)
+        self._chronicles.close(record, self.trace, facts)
 
     # ---- inside
 
     def _begun(self, now: float) -> None:
         asked, caller = self._asked, self._caller
         first_token_s = now - caller.came_at
-        measures = self._chronicles.measures
-        measures.begun(asked.endpoint, self.model, caller.tenant.id, asked.lane, first_token_s, self.trace.id)
+        self._chronicles.begun(asked.endpoint, self.model, caller.tenant.id, asked.lane, first_token_s, self.trace.id)
 
     def _first_token_s(self) -> float | None:
         first_at = self.pace.first_at
@@ -214,6 +215,7 @@ class Chronicle:
             id=self.id,
             label=self._caller.request_id,
             trace=self.trace.id,
+            traceparent=self.trace.traceparent,
             endpoint=self._asked.endpoint,
             model=self.model,
             tenant=self._caller.tenant.id,
@@ -235,6 +237,10 @@ class Chronicle:
             num_late_gaps=self.pace.num_late,
             stages=stages,
         )
+
+
+def _trace(trace: Trace, record: AnswerRecord, facts: SpanFacts) -> None:
+    trace.end(root_span(record, facts))
 
 
 def _path(told: str) -> tuple[str, str]:

@@ -77,7 +77,7 @@ async def _collect(exchange: Exchange, form: Form, answer: Answer, parts: AsyncG
     timing = answer.timing
     if timing is not None:
         headers.append((TIMING_HEADER.encode(), server_timing(timing)))
-    await exchange.send_json(200, form.body(gathered, answer.usage, _facts(answer, timing)), headers)
+    await exchange.send_json(200, form.body(gathered, answer.usage(), _facts(answer, timing)), headers)
 
 
 def _facts(answer: Answer, timing: Timing | None) -> TandemFacts:

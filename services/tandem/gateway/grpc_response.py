@@ -70,7 +70,7 @@ class Form(ABC, Generic[Reply]):
         return self._make(id=heading.id, created=heading.created, model=heading.model, service_tier=tier)
 
     def _close(self, reply: Reply) -> None:
-        told = self._answer.usage
+        told = self._answer.usage()
         usage = reply.usage
         usage.prompt_tokens, usage.completion_tokens = told.num_prompt, told.num_output
         usage.total_tokens = told.num_prompt + told.num_output

@@ -61,18 +61,22 @@ class Heading:
         return bool(delta.text or delta.reasoning or delta.tool_calls) or (tells_token and delta.token is not None)
 
 
-class Form(Protocol):
-    """How one of OpenAI's two endpoints writes the same answer. `usage` is that of the answer up to now."""
+Count = Callable[[], Usage]
 
-    def opening(self, choice: int, usage: Usage) -> list[bytes]:
+
+class Form(Protocol):
+    """How one of OpenAI's two endpoints writes the same answer. `usage` tells that of the answer up to now, to forms
+    that write it."""
+
+    def opening(self, choice: int, usage: Count) -> list[bytes]:
         """Chunks that come before any text of a choice."""
         ...
 
-    def chunk(self, part: Delta | Echo, usage: Usage) -> list[bytes]:
+    def chunk(self, part: Delta | Echo, usage: Count) -> list[bytes]:
         """Empty when a client would see nothing in it."""
         ...
 
-    def closing(self, ending: Ending, usage: Usage, facts: reply.TandemFacts | None) -> list[bytes]:
+    def closing(self, ending: Ending, usage: Count, facts: reply.TandemFacts | None) -> list[bytes]:
         """The chunk with the finish reason. With the last choice, which has the `facts`, also the usage if it was asked
         for."""
         ...
@@ -98,17 +102,17 @@ class _Chunks(ABC, Generic[C]):
     @abstractmethod
     def _end(self, ending: Ending) -> C: ...
 
-    def _chunk(self, choice: C | None, usage: Usage, facts: reply.TandemFacts | None = None) -> bytes:
+    def _chunk(self, choice: C | None, usage: Count, facts: reply.TandemFacts | None = None) -> bytes:
         """Without a choice: the one that has only the usage."""
         chunk = self._make_chunk(
             **self._named_fields,
             choices=[] if choice is None else [choice],
-            usage=_usage_reply(usage) if choice is None else self._usage(usage),
+            usage=_usage_reply(usage()) if choice is None else self._usage(usage),
             tandem=UNSET if facts is None else facts,
         )
         return msgspec.json.encode(chunk)
 
-    def closing(self, ending: Ending, usage: Usage, facts: reply.TandemFacts | None) -> list[bytes]:
+    def closing(self, ending: Ending, usage: Count, facts: reply.TandemFacts | None) -> list[bytes]:
         if facts is None or not self._heading.include_usage:
             return [self._chunk(self._end(ending), usage, facts)]
         return [self._chunk(self._end(ending), usage), self._chunk(None, usage, facts)]
@@ -119,10 +123,10 @@ class _Chunks(ABC, Generic[C]):
             return UNSET
         return [delta.token.id for delta in deltas if delta.token is not None]
 
-    def _usage(self, usage: Usage) -> reply.UsageReply | UnsetType | None:
+    def _usage(self, usage: Count) -> reply.UsageReply | UnsetType | None:
         """In a chunk that is not the last one."""
         if self._heading.continuous_usage:
-            return _usage_reply(usage)
+            return _usage_reply(usage())
         return None if self._heading.include_usage else UNSET
 
     def _prompt_scores(self, scored: Scored) -> reply.PromptLogprobs:
@@ -147,10 +151,10 @@ class ChatForm(_Chunks[reply.ChatChunkChoice]):
         self._is_plain = not (heading.with_logprobs or heading.with_token_ids or heading.continuous_usage)
         self._around: dict[int, tuple[bytes, bytes]] = {}
 
-    def opening(self, choice: int, usage: Usage) -> list[bytes]:
+    def opening(self, choice: int, usage: Count) -> list[bytes]:
         return [self._chunk(reply.ChatChunkChoice(choice, reply.ChatDelta(role="assistant", content="")), usage)]
 
-    def chunk(self, part: Delta | Echo, usage: Usage) -> list[bytes]:
+    def chunk(self, part: Delta | Echo, usage: Count) -> list[bytes]:
         if isinstance(part, Echo) or not self._heading.shows(part):
             return []
         if self._is_plain and not part.reasoning and not part.tool_calls:
@@ -165,7 +169,7 @@ class ChatForm(_Chunks[reply.ChatChunkChoice]):
         logprobs, ids = self._logprobs([part]), self._ids([part])
         return [self._chunk(reply.ChatChunkChoice(part.choice, delta, logprobs, token_ids=ids), usage)]
 
-    def _cut(self, choice: int, usage: Usage) -> tuple[bytes, bytes]:
+    def _cut(self, choice: int, usage: Count) -> tuple[bytes, bytes]:
         """What is written before and after the text in each chunk of a choice that tells nothing else; filled in anew
         for every token it was a tenth of what one costs."""
         whole = self._chunk(reply.ChatChunkChoice(choice, reply.ChatDelta(content=_CUT)), usage)
@@ -221,10 +225,10 @@ class TextForm(_Chunks[reply.TextChoice]):
     def __init__(self, heading: Heading) -> None:
         super().__init__(heading, reply.TextChunk)
 
-    def opening(self, choice: int, usage: Usage) -> list[bytes]:
+    def opening(self, choice: int, usage: Count) -> list[bytes]:
         return []
 
-    def chunk(self, part: Delta | Echo, usage: Usage) -> list[bytes]:
+    def chunk(self, part: Delta | Echo, usage: Count) -> list[bytes]:
         if isinstance(part, Delta) and not self._heading.shows(part):
             return []
         deltas = part.deltas if isinstance(part, Echo) else [part]

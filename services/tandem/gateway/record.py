@@ -25,12 +25,14 @@ class AnswerRecord:
     none. `token_s`: mean time between two tokens of a choice; None: there were none. Gaps are those times; late ones
     are longer than its lane's target.
     `stages` add up to `total_s`; of several prompts they are those of the one that ended last.
-    `trace`: its trace's id in hexadecimal; empty: it has none that is sampled.
+    `trace`: its trace's id in hexadecimal; empty: it has none that is sampled. `traceparent`: as it was passed on, of
+    one that is not sampled too; empty: there was none.
     """
 
     id: str
     label: str
     trace: str
+    traceparent: str
     endpoint: str
     model: str
     tenant: str

@@ -43,9 +43,11 @@ class RequestLog:
 def _told(record: AnswerRecord) -> dict[str, object]:
     """Seconds are rounded to microseconds."""
     usage = record.usage
+    _, trace, span, *_ = record.traceparent.split("-") if record.traceparent else ("", None, None)
     return {
         "request_id": record.label,
-        **({"trace_id": record.trace} if record.trace else {}),
+        "trace_id": trace,
+        "span_id": span,
         "id": record.id,
         "endpoint": record.endpoint,
         "model": record.model,

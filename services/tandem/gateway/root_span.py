@@ -6,10 +6,11 @@ Names and attributes are those of OpenTelemetry's semantic conventions for gener
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import NamedTuple
+
+import msgspec
 
 from tandem.core.stages import Stage
 from tandem.flow.ledger import LedgerPhase, PhaseLedger
@@ -18,7 +19,7 @@ from tandem.gateway.record import CANCELLED, FINISHED, AnswerRecord
 from tandem.obs.tracing import Attributes, SpanRecord
 
 MAX_REASONS = 4000
-"""Characters; there are some 600 of most requests."""
+"""Bytes; there are some 600 of most requests."""
 _STAGES = [f"tandem.stage.{stage.value}_s" for stage in Stage]
 _INSIDE = {LedgerPhase.QUEUE: "queue", LedgerPhase.ROUTE: "route"}
 """What of a request happens in the gateway, and takes its time."""
@@ -72,7 +73,7 @@ def _attributes(record: AnswerRecord, facts: SpanFacts) -> Attributes:
         ("path", record.path),
         ("reason", record.reason),
         ("workers", record.workers),
-        ("reasons", json.dumps(facts.reasons)[:MAX_REASONS] if facts.reasons else ""),
+        ("reasons", msgspec.json.encode(facts.reasons)[:MAX_REASONS].decode(errors="ignore") if facts.reasons else ""),
     ):
         if told:
             found[f"tandem.{name}"] = told

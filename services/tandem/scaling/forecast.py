@@ -1,5 +1,5 @@
-"""What rate to expect some time ahead, from samples of the past: a line through them, and their busiest stretch; never
-knows what is counted."""
+"""What rate to expect some time ahead, from samples of the past: their mean, a line through them, their busiest
+stretch; never knows what is counted."""
 
 from __future__ import annotations
 
@@ -10,22 +10,31 @@ from itertools import pairwise
 from tandem.scaling.history import Sample
 
 MOST_DISPERSION = 30.0
+_LEAST_PAIRS = 6
+
+
+def expected_level(samples: Sequence[Sample], ahead_s: float) -> float:
+    """The highest of a line through the samples, from the last of them to `ahead_s` later. Of less than that, the
+    mean."""
+    if sum(one.seconds for one in samples) < ahead_s:
+        return _mean(samples)
+    return max(trend(samples, 0.0), trend(samples, ahead_s))
 
 
 def expected_rate(samples: Sequence[Sample], ahead_s: float) -> float:
-    """The higher of where a line through the samples leads within `ahead_s`, and of what has come at once already: a
-    worker takes `ahead_s` to start, so no burst that is over sooner can be answered, only be expected again."""
-    return max(trend(samples, ahead_s), busiest(samples, ahead_s / 2))
+    """The higher of where the line leads and of what has come within `ahead_s` at once already: a burst that is over
+    sooner than a worker starts cannot be answered, only be expected again."""
+    return max(trend(samples, ahead_s), busiest(samples, ahead_s))
 
 
 def trend(samples: Sequence[Sample], ahead_s: float) -> float:
-    """Per second, `ahead_s` after the last sample, of a line by least squares. Its slope counts as far as it is beyond
-    its own standard error, so noise alone is no trend."""
+    """Per second, `ahead_s` after the last sample, of a line by least squares through at least as long a past. Its
+    slope counts as far as it is beyond its own standard error, so noise alone is no trend."""
     weight = sum(one.seconds for one in samples)
     mean_at = sum(one.seconds * one.at for one in samples) / weight
     mean_rate = sum(one.amount for one in samples) / weight
     spread = sum(one.seconds * (one.at - mean_at) ** 2 for one in samples)
-    if len(samples) < 3 or spread <= 0:
+    if len(samples) < 3 or weight < ahead_s or spread <= 0:
         return mean_rate
     slope = sum(one.seconds * (one.at - mean_at) * (one.rate - mean_rate) for one in samples) / spread
     left = sum(one.seconds * (one.rate - mean_rate - slope * (one.at - mean_at)) ** 2 for one in samples)
@@ -45,7 +54,7 @@ def busiest(samples: Sequence[Sample], stretch_s: float) -> float:
             first += 1
         if seconds >= stretch_s:
             best = max(best, amount / seconds)
-    return best or sum(one.amount for one in samples) / sum(one.seconds for one in samples)
+    return best or _mean(samples)
 
 
 def dispersion(samples: Sequence[Sample]) -> float:
@@ -53,7 +62,7 @@ def dispersion(samples: Sequence[Sample]) -> float:
     bursts; 1 where too little has come to say. Neighbours are compared, so that a rate that changes slowly is none."""
     pairs = list(pairwise(samples))
     expected = sum(one.amount + other.amount for one, other in pairs)
-    if len(pairs) < 3 or expected <= 0:
+    if len(pairs) < _LEAST_PAIRS or expected <= 0:
         return 1.0
     squares = 0.0
     for one, other in pairs:
@@ -62,3 +71,7 @@ def dispersion(samples: Sequence[Sample]) -> float:
         # Of counts of one rate, the variance of the part is `share * (1 - share)` times that of the whole.
         squares += (one.amount - share * both) ** 2 / (share * (1 - share))
     return min(MOST_DISPERSION, max(1.0, squares / expected))
+
+
+def _mean(samples: Sequence[Sample]) -> float:
+    return sum(one.amount for one in samples) / sum(one.seconds for one in samples)

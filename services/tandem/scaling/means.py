@@ -20,14 +20,14 @@ class Means:
 
     @classmethod
     def of(cls, total: Demand) -> Means:
-        """What caches have is read as a share, because it is known later than what came. Where nobody counts pairs,
-        lengths are taken to vary as exponential times do."""
-        number = max(1, total.num_requests)
-        share = min(1.0, total.num_cached_tokens / total.num_input_tokens) if total.num_input_tokens else 0.0
+        """What caches have is read as a share of prompts, because it is known later than what came. Where nobody counts
+        pairs, lengths are taken to vary as exponential times do."""
+        number, ended = max(1, total.num_requests), total.num_ended or max(1, total.num_requests)
         whole = total.num_input_tokens / number
-        fresh, cached = whole * (1 - share), whole * share
-        pairs = fresh * cached + fresh * fresh if total.num_prefill_pairs is None else total.num_prefill_pairs / number
-        return cls(fresh, cached, pairs, total.num_output_tokens / number)
+        cached = min(whole, total.num_cached_tokens / ended)
+        fresh = whole - cached
+        pairs = fresh * cached + fresh * fresh if total.num_prefill_pairs is None else total.num_prefill_pairs / ended
+        return cls(fresh, cached, pairs, total.num_output_tokens / ended)
 
     @property
     def cached_share(self) -> float:

@@ -14,11 +14,12 @@ Role = Literal["prefill", "decode"]
 class Demand:
     """What came and what was served of one model in an interval of `seconds`, at all gateways together.
 
-    Requests and input tokens count as they come. All else counts as it is known, so it lags by about an answer and is
-    read as a share of what was served in a longer window: `num_cached_tokens` of inputs that prefix caches had,
+    `num_requests` and `num_input_tokens` count as requests come. All else counts as they end and is read by `num_ended`
+    (0: it counts as it happens, and is read by those that came): `num_cached_tokens` of inputs that prefix caches had,
     `num_prefill_pairs`, the sum over prompts of (token computed, token it attends to) pairs as of `StepFeatures` (None:
-    nobody counts them), `num_late_ttft` requests whose first token came after its target, `num_late_gaps` of
-    `num_gaps` between two tokens, and `num_failed` requests for which the cluster had no room.
+    nobody counts them), `num_late_ttft` requests whose first token came after its target, `num_late_itl` that had more
+    late gaps than a good one may (`Slo.is_met`), `num_late_gaps` of `num_gaps` between two tokens, and `num_failed`
+    requests for which the cluster had no room.
     """
 
     seconds: float
@@ -27,7 +28,9 @@ class Demand:
     num_cached_tokens: int
     num_output_tokens: int
     num_prefill_pairs: int | None = None
+    num_ended: int = 0
     num_late_ttft: int = 0
+    num_late_itl: int = 0
     num_late_gaps: int = 0
     num_gaps: int = 0
     num_failed: int = 0

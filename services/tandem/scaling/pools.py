@@ -9,10 +9,9 @@ def beside(needed: Target, num_mixed: int) -> Target:
     """What is needed beside mixed workers, which do both kinds of work, so that each spares one worker in all: of each
     role in proportion."""
     whole = needed.prefill + needed.decode
-    if num_mixed >= whole:
-        return Target(0, 0)
-    prefill = min(needed.prefill, round(num_mixed * needed.prefill / whole)) if whole else 0
-    return Target(needed.prefill - prefill, needed.decode - min(needed.decode, num_mixed - prefill))
+    spared = min(num_mixed, whole)
+    prefill = round(spared * needed.prefill / whole) if whole else 0
+    return Target(needed.prefill - prefill, needed.decode - (spared - prefill))
 
 
 def role_changes(current: Target, wanted: Target, spare: Target) -> tuple[RoleChange, ...]:

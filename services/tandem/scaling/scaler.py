@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from tandem.scaling import bursts
 from tandem.scaling.batching import Decoding, decode_workers, largest_batch
 from tandem.scaling.correction import Correction
 from tandem.scaling.decision import Decision, Forecast, RoleChange, Target
-from tandem.scaling.forecast import dispersion, expected_rate
+from tandem.scaling.forecast import dispersion, expected_level, expected_rate
 from tandem.scaling.history import History
 from tandem.scaling.means import Means, prompt_work
 from tandem.scaling.observed import Capability, Demand, Observed, PoolState
@@ -17,6 +18,8 @@ from tandem.scaling.pools import beside, role_changes
 from tandem.scaling.queueing import Work, least_workers
 from tandem.scaling.steady import Steady
 
+_PAST_WINDOWS = 3
+"""So many are what bursts are learned from."""
 _LEAVE_SHARE = 4
 """A pool loses at most a part of so many at once."""
 
@@ -35,6 +38,7 @@ class Scaler:
     def __init__(self, policy: ScalingPolicy) -> None:
         self._policy = policy
         self._history = History(policy.window_s)
+        self._past = History(_PAST_WINDOWS * policy.window_s)
         gap_s = max(policy.start_s, 3 * policy.interval_s)
         self._steady = tuple(Steady(policy.scale_down_s, gap_s) for _ in Target._fields)
         self._spare = tuple(Steady(min(policy.start_s, policy.scale_down_s), gap_s) for _ in Target._fields)
@@ -52,6 +56,7 @@ class Scaler:
         assert observed.demand is not None and self._workers is not None
         self._at = observed.at
         self._history.add(observed.at, observed.demand)
+        self._past.add(observed.at, observed.demand)
         self._correct(observed, observed.demand)
         forecast, needed = self._needed(observed, self._workers)
         return self._settle(observed, forecast, needed)
@@ -85,7 +90,12 @@ class Scaler:
     def _correct(self, observed: Observed, demand: Demand) -> None:
         pools = (observed.prefill, observed.decode)
         had_enough = all(pool.num_serving >= asked for pool, asked in zip(pools, self._asked, strict=True))
-        counts = ((demand.num_late_ttft, demand.num_requests), (demand.num_late_gaps, demand.num_gaps))
+        by_request = (demand.num_late_itl, demand.num_ended)
+        by_gap = (demand.num_late_gaps, demand.num_gaps)
+        counts = (
+            (demand.num_late_ttft, demand.num_ended or demand.num_requests),
+            by_request if demand.num_ended else by_gap,
+        )
         for correction, (num_late, num_all) in zip(self._corrections, counts, strict=True):
             correction.add(observed.at, num_late, num_all, had_enough=had_enough)
 
@@ -93,33 +103,40 @@ class Scaler:
         policy, means = self._policy, Means.of(self._history.total)
         arrivals = self._history.samples(lambda demand: demand.num_requests)
         burstiness = dispersion(arrivals)
-        rate = expected_rate(arrivals, policy.start_s)
-        tokens = expected_rate(self._history.samples(lambda demand: demand.num_input_tokens), policy.start_s)
+        rate = expected_level(arrivals, policy.start_s)
+        tokens = expected_level(self._history.samples(lambda demand: demand.num_input_tokens), policy.start_s)
         whole = means.num_fresh + means.num_cached
         # Prompts that are longer just now count as more of them.
         work = prompt_work(workers.prefill, means, max(rate, tokens / whole if whole else 0.0), burstiness)
         factors = [correction.factor for correction in self._corrections]
         prefill = self._prefill(observed, work, workers.prefill, factors[0])
-        steps = Decoding(rate * factors[1], max(0.0, means.num_output - 1), means.context, burstiness)
-        decode, together = decode_workers(
-            workers.decode, steps, policy.slo.itl_s, policy.tolerated, policy.headroom
-        )  # fmt: skip
+        decoding = expected_rate(arrivals, policy.start_s)
+        steps = Decoding(decoding * factors[1], max(0.0, means.num_output - 1), means.context, burstiness)
+        decode, together = decode_workers(workers.decode, steps, policy.slo.itl_s, policy.tolerated, policy.headroom)
         running = observed.num_running_seqs + observed.num_queued_requests
         decode = max(decode, math.ceil(running / largest_batch(workers.decode, means.context, policy.slo.itl_s)))
         forecast = Forecast(
-            request_rate=rate, input_rate=work.rate * means.num_fresh, output_rate=rate * means.num_output,
+            request_rate=rate, input_rate=work.rate * means.num_fresh, output_rate=decoding * means.num_output,
             cached_share=means.cached_share, mean_context=means.context, prefill_load=work.load,
             num_decoding=together, prefill_correction=factors[0], decode_correction=factors[1],
         )  # fmt: skip
         return forecast, Target(prefill, decode)
 
     def _prefill(self, observed: Observed, work: Work, worker: Capability, factor: float) -> int:
-        """What waits already is to be done by the time at which a worker that starts now serves."""
+        """Enough for arrivals by chance, and for the bursts of the past. What waits already is to be done by the time
+        at which a worker that starts now serves."""
         policy = self._policy
         behind_s = observed.num_queued_tokens * worker.cost.prefill_token_s
         more = behind_s / policy.start_s / work.mean_s if work.mean_s > 0 else 0.0
         grown = replace(work, rate=(work.rate + more) * factor)
-        return least_workers(grown, policy.slo.ttft_s, policy.tolerated, policy.headroom)
+        number = least_workers(grown, policy.slo.ttft_s, policy.tolerated, policy.headroom)
+        if policy.slo.ttft_s is None or work.load <= 0:
+            return number
+        past = bursts.shape(self._past.samples(lambda demand: demand.num_input_tokens), policy.window_s / 2)
+        # What a long prompt itself takes is not left for waiting.
+        left_s = policy.slo.ttft_s - work.mean_s * (1 + math.sqrt(work.service_scv))
+        slack_s = max(left_s, policy.slo.ttft_s / 4)
+        return max(number, bursts.least_workers(past, grown.load, slack_s, policy.tolerated))
 
     # ---- what to do about it
 

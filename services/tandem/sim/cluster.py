@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tandem.core.config import GatewayConfig
-from tandem.core.events import Finished, Token
+from tandem.core.events import Token
 from tandem.core.ids import RequestId
 from tandem.sim.agenda import Agenda, Party
+from tandem.sim.clients import Clients
 from tandem.sim.delivery import Delivery
-from tandem.sim.faults import Fault, Faults, Stage
+from tandem.sim.faults import Fault, Faults
 from tandem.sim.gateway import SimGateway, ignore
 from tandem.sim.index import SimIndex
+from tandem.sim.lives import Lives, Stage
 from tandem.sim.log import Log, combined
 from tandem.sim.network import Network
 from tandem.sim.quotas import Terms
@@ -65,6 +67,10 @@ class SimCluster:
             for i in range(spec.num_gateways)
         ]
         self._network.attach(self.workers, self._gateways)
+        self.gone: list[SimWorker] = []
+        """Those that were drained, in the order of their ends."""
+        self._num_named = len(kinds)
+        self._asking: Clients | None = None
         self._num_lives = first + len(kinds)
         self._seed = spec.seed
         stage = Stage(
@@ -74,7 +80,8 @@ class SimCluster:
             workers=self.workers,
             gateways=self._gateways,
         )
-        self._faults = Faults(stage, spec.gateway, self._gateway_of, self._revive)
+        self._lives = Lives(stage)
+        self._faults = Faults(stage, self._lives, spec.gateway, self._gateway_of, self._revive)
 
     @property
     def now(self) -> float:
@@ -84,7 +91,8 @@ class SimCluster:
     def digest(self) -> str:
         """Of what each party did and met, in its own order."""
         parties = (
-            self._clients, *(gateway.party for gateway in self._gateways), *(worker.party for worker in self.workers)
+            self._clients, *(gateway.party for gateway in self._gateways), *(worker.party for worker in self.workers),
+            *(worker.party for worker in self.gone),
         )  # fmt: skip
         return combined(party.log for party in parties)
 
@@ -119,39 +127,52 @@ class SimCluster:
         closed_at: Iterable[tuple[float, RequestId]] = (),
         faults: Sequence[Fault] = (),
         delivered: Callable[[Token], None] = ignore,
+        sent: Callable[[Ask], None] = ignore,
     ) -> None:
         """Send `asks`, which are in the order of their time, and what follows on answers, until nothing is left to
-        happen. `ended` is told each trace, `delivered` each token that comes alone, as all do where `max_run` is 1."""
-        coming = iter(asks)
+        happen. `sent` is told each request as it comes, `ended` each trace, `delivered` each token that comes alone, as
+        all do where `max_run` is 1."""
+        self._asking = Clients(self._agenda, self._clients, self._gateway_of, sent, ended)
         for gateway in self._gateways:
             gateway.delivered = delivered
-
-        def send(ask: Ask) -> None:
-            self._gateway_of(ask.request.id).open(ask, partial(over, ask))
-
-        def over(ask: Ask, trace: Trace) -> None:
-            ended(trace)
-            if ask.follow is not None and isinstance(trace.outcome, Finished):
-                await_due(ask.follow(trace.tokens or (), trace.ended_at), send)
-
-        def send_one(ask: Ask) -> None:
-            send(ask)
-            await_one()
-
-        def await_one() -> None:
-            ask = next(coming, None)
-            if ask is not None:
-                await_due(ask, send_one)
-
-        def await_due(ask: Ask, action: Callable[[Ask], None]) -> None:
-            label = f"ask {ask.request.id}"
-            to = self._gateway_of(ask.request.id).party
-            self._agenda.at(ask.due_s, label, partial(action, ask), by=self._clients, to=to)
-
         self._close(closed_at)
         self._faults.schedule(faults, self._clients)
-        await_one()
+        self._asking.begin(asks)
         self._agenda.run()
+
+    # ---- who comes and goes
+
+    def every(self, seconds: float, action: Callable[[], None]) -> None:
+        """Do something at once and again and again, as long as a request is open or to come."""
+
+        def look() -> None:
+            action()
+            if self._asking is not None and self._asking.num_open:
+                self.after(seconds, look)
+
+        self.after(0.0, look)
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        self._agenda.after(seconds, "", action, by=self._clients)
+
+    def start(self, kind: WorkerSpec) -> SimWorker:
+        """A worker that takes requests as soon as gateways have found it."""
+        self._num_lives, name = self._num_lives + 1, f"{kind.pool}-{self._num_named}"
+        self._num_named += 1
+        worker = SimWorker(self._agenda, kind, name, self._network, self._seed, Party(self._num_lives, Log()))
+        self.workers.append(worker)
+        self._lives.begin(worker, self._clients)
+        return worker
+
+    def drain(self, worker: SimWorker, within_s: float, ended: Callable[[], None]) -> None:
+        """It leaves when what it has has ended or gone on elsewhere, or after so long whatever it has."""
+
+        def left() -> None:
+            self.workers.remove(worker)
+            self.gone.append(worker)
+            ended()
+
+        self._lives.drain(worker, self.now + within_s, self._clients, left)
 
     def _close(self, closed_at: Iterable[tuple[float, RequestId]]) -> None:
         for time, request in closed_at:

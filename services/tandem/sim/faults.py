@@ -1,8 +1,7 @@
 """What strikes workers and links of a simulated cluster, and when others notice; never draws what or when.
 
-A gateway misses a worker whose stream ended at once and counts it as lost after `RECONNECT_S`; one that is only silent
-it counts as lost after `gateway.worker_silence_s`. A worker that comes back after that is told what its gateway still
-waits for, and ends the rest.
+A gateway counts a worker that is only silent as lost after `gateway.worker_silence_s`. One that comes back after that
+is told what its gateway still waits for, and ends the rest.
 """
 
 from __future__ import annotations
@@ -13,24 +12,13 @@ from functools import partial
 from typing import Literal
 
 from tandem.core.config import GatewayConfig
-from tandem.core.errors import ErrorKind
-from tandem.core.events import Failed
 from tandem.core.ids import JobKey, RequestId
-from tandem.engine.effects import Effect, Emit
+from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine
-from tandem.sim.agenda import Agenda, Party
+from tandem.sim.agenda import Party
 from tandem.sim.gateway import SimGateway
-from tandem.sim.network import Network
-from tandem.sim.transport import Fabric
+from tandem.sim.lives import Lives, Stage
 from tandem.sim.worker import SimWorker
-
-RECONNECT_S = 2.0
-"""As the real gateway's."""
-DISCOVERY_S = 1.0
-"""As the real fleet's: between two looks at the registry."""
-PEER_NOTICE_S = 0.2
-"""Until the transport of another worker says that one is gone."""
-DRAIN_LOOK_S = 0.1
 
 FaultKind = Literal["kill", "drain", "stall", "cut gateways", "cut gateway", "cut peer", "slow", "lose registry"]
 
@@ -47,23 +35,13 @@ class Fault:
     lasts_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """All that can be struck. `workers` is the cluster's own list: a new life takes the place of the one before."""
-
-    agenda: Agenda
-    fabric: Fabric
-    network: Network
-    workers: list[SimWorker]
-    gateways: Sequence[SimGateway]
-
-
 class Faults:
     """`owner` says through which gateway a request came; `revive` makes a new life of a worker that has ended."""
 
     def __init__(
         self,
         stage: Stage,
+        lives: Lives,
         config: GatewayConfig,
         owner: Callable[[RequestId], SimGateway],
         revive: Callable[[SimWorker], SimWorker],
@@ -71,12 +49,12 @@ class Faults:
         self._agenda = stage.agenda
         self._fabric = stage.fabric
         self._network = stage.network
+        self._lives = lives
         self._workers = stage.workers
         self._gateways = stage.gateways
         self._silence_s = config.worker_silence_s
         self._owner = owner
         self._revive = revive
-        self._registry_back_at = 0.0
         self._lost: set[tuple[Party, Party]] = set()
 
     def schedule(self, faults: Sequence[Fault], by: Party) -> None:
@@ -88,11 +66,11 @@ class Faults:
         later = partial(self._agenda.after, fault.lasts_s, "", by=by)
         match fault.kind:
             case "kill":
-                self._kill(worker, by)
+                self._lives.end(worker, by)
                 later(partial(self._restart, fault.worker, by))
             case "drain":
-                worker.post(_close_doors)
-                self._drain(fault.worker, self._agenda.now + fault.lasts_s, by)
+                until, again = self._agenda.now + fault.lasts_s, partial(self._restart, fault.worker, by)
+                self._lives.drain(worker, until, by, again)
             case "stall":
                 self._agenda.halt(worker.party)
                 self._watch_silence(worker, self._gateways, by, lambda: worker.party.stands is not None)
@@ -107,43 +85,11 @@ class Faults:
                 self._fabric.set_bandwidth(worker.ref, worker.spec.bandwidth / 100)
                 later(partial(self._fabric.set_bandwidth, worker.ref, worker.spec.bandwidth))
             case "lose registry":
-                self._registry_back_at = max(self._registry_back_at, self._agenda.now + fault.lasts_s)
-
-    # ---- the end of a worker, and its next life
-
-    def _kill(self, worker: SimWorker, by: Party, reason: str = "killed") -> None:
-        worker.party.vanish()
-        self._fabric.lose(worker.ref)
-        for other in self._workers:
-            if other is not worker:
-                gone = partial(other.post, partial(_peer_gone, worker, reason))
-                self._agenda.after(PEER_NOTICE_S, "", gone, by=by, to=other.party)
-        for gateway in self._gateways:
-            gateway.missed(worker.ref)
-            lost = partial(gateway.lost, worker.ref, reason)
-            self._agenda.after(RECONNECT_S, "", lost, by=by, to=gateway.party)
+                self._lives.lose_registry(fault.lasts_s)
 
     def _restart(self, index: int, by: Party) -> None:
         self._workers[index] = worker = self._revive(self._workers[index])
-        self._network.add(worker)
-        seen_s = max(0.0, self._registry_back_at - self._agenda.now) + DISCOVERY_S
-        for gateway in self._gateways:
-            self._agenda.after(seen_s, "", partial(self._discover, gateway, worker), by=by, to=gateway.party)
-
-    def _discover(self, gateway: SimGateway, worker: SimWorker) -> None:
-        if not worker.party.is_gone:
-            gateway.met(worker)
-
-    def _drain(self, index: int, until: float, by: Party) -> None:
-        """It ends when nothing is left of what it had, or at `until`, and then says what it leaves behind."""
-        worker, now = self._workers[index], self._agenda.now
-        if worker.engine.num_live and now < until:
-            self._agenda.after(DRAIN_LOOK_S, "", partial(self._drain, index, until, by), by=by)
-            return
-        left = [Emit(Failed(key, ErrorKind.WORKER_LOST, "the worker stopped")) for key in worker.engine.live_jobs()]
-        self._network.dispatch(worker, left, None)
-        self._kill(worker, by, "the worker stopped")
-        self._restart(index, by)
+        self._lives.begin(worker, by)
 
     # ---- silence
 
@@ -213,12 +159,3 @@ class Faults:
             self._fabric.resume(other.ref, one.ref)
 
         later(mend)
-
-
-def _close_doors(engine: Engine, now: float) -> list[Effect]:
-    return engine.evacuate(now)
-
-
-def _peer_gone(worker: SimWorker, reason: str, engine: Engine, now: float) -> list[Effect]:
-    lost = engine.source_lost(worker.ref, reason, now)
-    return [*lost, *engine.peer_lost(worker.ref, reason, proven=True, now=now)]

@@ -54,8 +54,8 @@ TICK_S = 0.05
 Ended = Callable[[Trace], None]
 
 
-def ignore(token: Token) -> None:
-    """Looks at no token."""
+def ignore(_: object) -> None:
+    """Looks at nothing."""
 
 
 @dataclass(eq=False, slots=True)

@@ -53,7 +53,7 @@ class _Watched:
         except NoScriptError:
             self.health.answered(self.store, command)
             raise
-        except (RedisError, OSError) as error:
+        except (RedisError, RedisClusterException, OSError) as error:
             told = explained(error, self.answer_s)
             await self._failed(command, told)
             raise told from error
@@ -177,6 +177,8 @@ def explained(error: Exception, answer_s: float) -> Exception:
         return RedisError(
             "this server is one of a Redis Cluster: let redis.url begin with redis+cluster:// (or rediss+)"
         )
+    if isinstance(error, RedisClusterException):  # no RedisError, and what says that no node answers
+        return RedisConnectionError(str(error))
     if isinstance(error, TimeoutError):
         return RedisTimeoutError(f"no answer within {answer_s:g} s")
     return error

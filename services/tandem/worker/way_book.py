@@ -15,7 +15,7 @@ FRESH_S = 5.0
 """Whoever asks for a measurement within this time of one is told that one's report."""
 RETRY_S = 15.0
 MAX_RETRY_S = 600.0
-"""Between two measurements of a way that is not as it should be; each time twice as long."""
+"""Between two measurements of a way that is not as it should be, or was not measured; each time twice as long."""
 MAX_SOURCES = 4096
 
 
@@ -49,9 +49,10 @@ class WayBook:
         self.number += 1
         same = known is not None and known.report.source == source
         before = known.num_problems if known is not None and same else 0
-        num_problems = before + 1 if report.problem else 0
+        is_wanting = bool(report.problem) or not report.num_bytes
+        num_problems = before + 1 if is_wanting else 0
         retry_s = min(MAX_RETRY_S, RETRY_S * 2.0 ** min(num_problems - 1, 10))
-        due_at = now + retry_s if report.problem else None
+        due_at = now + retry_s if is_wanting else None
         self._entries.pop(source.id, None)
         self._entries[source.id] = _Entry(report, self.number, now, num_problems, due_at)
         if len(self._entries) > MAX_SOURCES:

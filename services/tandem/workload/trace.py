@@ -31,13 +31,18 @@ def replay(path: Path, seed: int, count: int | None = None, speedup: float = 1.0
     what a trace does not tell. Raises TandemError(INVALID_REQUEST), naming the line: at once where the file can't be
     read, its format is unknown or it holds fewer than `count`, and later for a bad line when it is reached, or one that
     was due before the line above it."""
+    return _asks(entries(path, count), seed, speedup, salt)
+
+
+def entries(path: Path, count: int | None = None) -> Iterator[Entry]:
+    """The first `count` of a trace or all, as `replay` reads them."""
     form = _form(path)
     needed = 1 if count is None else count
     num_held = sum(1 for _ in islice(_lines(path), form.has_header, form.has_header + needed))
     if num_held < needed:
         raise refused(str(path), f"holds {num_held} requests, {needed} are asked for")
     lines = islice(_lines(path), form.has_header, None if count is None else form.has_header + count)
-    return _asks(_in_order(lines, form), seed, speedup, salt)
+    return _in_order(lines, form)
 
 
 class _Form(NamedTuple):
@@ -112,22 +117,27 @@ def _in_order(lines: Iterator[_Line], form: _Form) -> Iterator[Entry]:
         yield entry
 
 
-def _asks(entries: Iterator[Entry], seed: int, speedup: float, salt: str) -> Iterator[Ask]:
+def ask_of(entry: Entry, number: int, due_s: float, seed: int, salt: str = "") -> Ask:
+    """An entry as the request of this number. What it does not tell is drawn by `seed` and `number`."""
+    request = Request(
+        id=RequestId(f"r{number}"),
+        model=MODEL,
+        prompt_tokens=entry.tokens(seed, number, salt),
+        sampling=SamplingParams(
+            max_tokens=entry.num_output_tokens, seed=chance.integer(0, 2**32, seed, "sampling", number)
+        ),
+        tenant=TenantId(entry.tenant or OPEN_TENANT),
+        lane=entry.lane,
+        priority=entry.priority,
+    )
+    return Ask(request, entry.group or _class_of(entry.num_prompt_tokens), due_s, entry.tenant)
+
+
+def _asks(found: Iterable[Entry], seed: int, speedup: float, salt: str) -> Iterator[Ask]:
     first_us: int | None = None
-    for number, entry in enumerate(entries):
+    for number, entry in enumerate(found):
         first_us = entry.due_us if first_us is None else first_us
-        sampling_seed = chance.integer(0, 2**32, seed, "sampling", number)
-        request = Request(
-            id=RequestId(f"r{number}"),
-            model=MODEL,
-            prompt_tokens=entry.tokens(seed, number, salt),
-            sampling=SamplingParams(max_tokens=entry.num_output_tokens, seed=sampling_seed),
-            tenant=TenantId(entry.tenant or OPEN_TENANT),
-            lane=entry.lane,
-            priority=entry.priority,
-        )
-        due_s = (entry.due_us - first_us) / 1e6 / speedup
-        yield Ask(request, entry.group or _class_of(entry.num_prompt_tokens), due_s, entry.tenant)
+        yield ask_of(entry, number, (entry.due_us - first_us) / 1e6 / speedup, seed, salt)
 
 
 def _class_of(num_tokens: int) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import yaml
 
 from tests.deploy.files import PROMETHEUS, read_yaml
 from tests.deploy.programs import program
@@ -64,20 +65,22 @@ class Prometheus:
         self._http.close()
 
 
-def configuration(gateway_url: str) -> str:
-    """deploy/prometheus/prometheus.yml for a gateway, with short intervals."""
+def configuration(gateway_url: str, planner: str) -> str:
+    """deploy/prometheus/prometheus.yml for a gateway, with short intervals, and for a planner at host:port."""
     text = (PROMETHEUS / "prometheus.yml").read_text()
     text, places = re.subn(r"\bgateway:8000\b", urlsplit(gateway_url).netloc, text)
     text, intervals = re.subn(r"(\w+_interval): \w+", rf"\1: {INTERVAL_S}s", text)
     assert (places, intervals) == (2, 3)
-    return text
+    configured = yaml.safe_load(text)
+    configured["scrape_configs"].append({"job_name": "tandem-planner", "static_configs": [{"targets": [planner]}]})
+    return yaml.safe_dump(configured)
 
 
 @contextmanager
-def prometheus(directory: Path, gateway_url: str) -> Iterator[Prometheus]:
+def prometheus(directory: Path, gateway_url: str, planner: str) -> Iterator[Prometheus]:
     """A server that looks at a cluster, with its rules and its exemplars."""
     file = directory / "prometheus.yml"
-    file.write_text(configuration(gateway_url))
+    file.write_text(configuration(gateway_url, planner))
     for rules in read_yaml(file)["rule_files"]:
         shutil.copy(PROMETHEUS / rules, directory)
     address = f"127.0.0.1:{free_port()}"

@@ -7,6 +7,7 @@ import itertools
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ import pytest
 
 from tandem.admission.keys import hash_text, key_digest
 from tests.deploy.files import dashboards, panel_queries, rules
-from tests.e2e.cluster import PATIENCE_S
+from tests.e2e.cluster import PATIENCE_S, Program
 from tests.e2e.gateway.http import prompt
 from tests.e2e.gateway.processes import Cluster, Gateway, cluster, until
 from tests.e2e.gateway.prometheus import Prometheus, filled_in, prometheus
 from tests.otlp import OtlpReceiver, otlp_receiver
+from tests.ports import free_port
 
 SETTINGS = (
     *("--served-model-name", "tiny", "--kv-transport", "local", "--kv-cache-memory", "32MiB"),
@@ -48,6 +50,7 @@ LENGTH = 600
 VALUES = dict.fromkeys(("tenant", "lane", "pool", "worker"), ".*") | {"__rate_interval": "1m", "__range": "1m"}
 
 EMPTY = {
+    "tandem-planner / Failed calls to Kubernetes": "nothing is asked of Kubernetes",
     "tandem-prefix / Breakers": "no worker fails",
     "tandem-prefix / Commands that failed": "Redis does what is asked of it",
 }
@@ -100,6 +103,22 @@ def start(running: Cluster, directory: Path) -> Gateway:
     return gateway
 
 
+@contextmanager
+def planning(directory: Path, redis_url: str) -> Iterator[str]:
+    """A planner that explains; yields where it is scraped."""
+    address = f"127.0.0.1:{free_port()}"
+    settings = ("--namespace", "watched", "--ttft-ms", "20000", "--itl-ms", "20000", "--interval-s", "1")
+    port = address.rpartition(":")[2]
+    program = Program(
+        directory, "planner", "planner", "--redis-url", redis_url, *settings, "--planner-metrics-port", port
+    )
+    try:
+        program.wait_ready()
+        yield address
+    finally:
+        program.stop()
+
+
 def digest(tenant: str) -> str:
     return hash_text(key_digest(f"tdm_{tenant}"))
 
@@ -148,9 +167,9 @@ def watched(tmp_path_factory: pytest.TempPathFactory, redis_url: str, model: Pat
         patch.setenv("OTEL_METRICS_EXPORTER", "none")
         with cluster(directory, redis_url, model, *SETTINGS, "--namespace", "watched") as running:
             gateway = start(running, directory)
-            with prometheus(directory, gateway.url) as server:
+            with planning(directory, redis_url) as planner, prometheus(directory, gateway.url, planner) as server:
                 watched = Watched(gateway, server, receiver, server.value("time()"))
-                until(lambda: server.value("sum(up)") == 3, "three targets that are up")
+                until(lambda: server.value("sum(up)") == 4, "four targets that are up")
                 begin(watched)
                 load(watched)
                 asked = sum(found.total() for found in watched.statuses.values())
@@ -171,11 +190,12 @@ def begin(watched: Watched) -> None:
 
 def test_all_processes_are_scraped_and_told_apart(watched: Watched) -> None:
     targets = watched.server.get("targets")["activeTargets"]
-    assert [target["lastError"] for target in targets] == ["", "", ""]
+    assert [target["lastError"] for target in targets] == 4 * [""]
     labels = [target["labels"] for target in targets]
     told = {(found["job"], found.get("worker"), found.get("pool"), found.get("model")) for found in labels}
     assert told == {
         ("tandem-gateway", None, None, None),
+        ("tandem-planner", None, None, None),
         ("tandem-worker", "p", "prefill", "tiny"),
         ("tandem-worker", "d", "decode", "tiny"),
     }

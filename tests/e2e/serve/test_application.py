@@ -17,9 +17,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tandem.core.ids import WorkerRef
+from tandem.core.ids import PlannerId, WorkerRef
 from tandem.stores.record import WorkerRecord
 from tandem.stores.registry import WorkerRegistry
+from tandem.stores.targets import TargetRecord, Targets
 from tandem.worker.run_file import read_run_files
 from tests.chart.release import render
 from tests.e2e.gateway.http import LONG_ANSWER, Post, completion
@@ -34,7 +35,11 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
 PATIENCE_S = 120.0
 NAMESPACE = "document"
 APPLICATIONS = ("tandem-prefill", "tandem-decode")
-PLAIN: dict[str, Any] = {"worker": {"drain_s": 60}, "planner": {"enabled": False}}
+VALUES: dict[str, Any] = {
+    "worker": {"drain_s": 60},
+    "planner": {"enabled": True, "mode": "act"},
+    "pools": {"prefill": {"minReplicas": 1, "maxReplicas": 2}, "decode": {"minReplicas": 1, "maxReplicas": 2}},
+}
 
 
 @dataclass(slots=True)
@@ -54,10 +59,10 @@ class Pod:
     def run_dir(self) -> Path:
         return self.directory / "run"
 
-    def deploy(self, values: dict[str, Any] | None = None, rack: str = "r1", others: Sequence[Any] = ()) -> None:
-        """As the chart has it for these values, with the model and the secret of the test, and `others` beside its
-        applications. Both pools share a node here, and so they share no ports."""
-        document = render(PLAIN | (values or {})).serve
+    def deploy(self, rack: str = "r1", others: Sequence[Any] = ()) -> None:
+        """What the chart has, with the model and the secret of the test, and `others` beside its applications. Both
+        pools share a node here, and so they share no ports."""
+        document = render(VALUES).serve
         for application in document["applications"]:
             settings = application["args"]["settings"]
             settings["model"] |= {"id": str(self.directory / "model"), "served_name": "tiny"}
@@ -65,6 +70,8 @@ class Pod:
             settings["worker"] |= {"port": 0, "metrics_port": 0}
             settings["cluster"]["secret_file"] = str(self.directory / "secret")
             settings["redis"]["namespace"] = NAMESPACE
+            (deployment,) = application["deployments"]
+            deployment["autoscaling_config"]["policy"]["policy_kwargs"]["config"] = str(self.config)
         by_name = {one["name"]: one for one in document["applications"]}
         by_name["tandem-prefill"]["args"]["settings"]["worker"]["rack"] = rack
         self.head.deploy(document | {"applications": [*document["applications"], *others]})
@@ -182,18 +189,27 @@ def test_what_is_wrong_with_a_pool_is_told_by_serve_and_costs_the_others_nothing
     until(lambda: pod.head.applications().keys() == set(APPLICATIONS), PATIENCE_S)
 
 
-def test_a_pool_grows_and_shrinks_with_the_document(pod: Pod) -> None:
+def test_a_pool_grows_and_shrinks_as_the_planner_says(pod: Pod) -> None:
     expected = pod.ask(2)[0]
     (first,) = pod.records()["decode"]
-    pod.deploy({"pools": {"decode": {"replicas": 2}}})
+    asyncio.run(_say_target(pod.redis_url, {"prefill": 1, "decode": 2}))
     pod.wait_workers(1, 2)
     assert first in pod.records()["decode"], "what ran goes on"
     assert pod.ask(2)[0] == expected
-    pod.deploy()
+    asyncio.run(_say_target(pod.redis_url, {"prefill": 1, "decode": 1}))
     pod.wait_workers(1, 1)
     pod.head.wait_running(*APPLICATIONS)
     pod.wait_remote()
     assert pod.ask(2)[0] == expected
+
+
+async def _say_target(redis_url: str, replicas: dict[str, int]) -> None:
+    targets = Targets(redis_url, NAMESPACE)
+    try:
+        planner = PlannerId("test")
+        assert await targets.say(TargetRecord(model="tiny", planner=planner, replicas=replicas)) == planner
+    finally:
+        await targets.close()
 
 
 def test_a_pool_of_one_gets_its_next_worker_before_it_loses_the_last(pod: Pod) -> None:

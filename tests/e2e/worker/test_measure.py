@@ -52,6 +52,18 @@ async def test_the_way_is_named_and_bytes_are_checked_and_nothing_is_left(two: T
         assert list(described.ways) == told[-1:]
 
 
+async def test_what_went_over_tcp_is_seen_in_the_counters_of_the_network(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    taker = start("taker-tcp", "decode", "nixl")
+    giver = start("giver-tcp", "prefill", "nixl")
+    async with Client(taker.ref) as client, Client(giver.ref):
+        reply = await measure(client, giver.ref, 40 << 20)
+        assert (reply.report.way, reply.refusal.message) == ("tcp", ""), reply
+        assert "network interfaces received" in reply.report.evidence
+
+
 async def test_a_worker_does_not_measure_itself_or_who_is_not_there(two: Two) -> None:
     giver, taker = two
     async with Client(taker.ref) as client:

@@ -68,7 +68,7 @@ def test_it_runs_where_neither_models_nor_a_gateway_could() -> None:
     """All that only one of the two parts brings is hidden."""
     code = """
 import sys
-for name in ("torch", "ray", "numpy", "nixl_cu12", "safetensors", "gguf", "tokenizers", "jinja2", "msgspec",
+for name in ("torch", "ray", "numpy", "nixl_cu12", "safetensors", "gguf", "tokenizers", "jinja2",
              "httptools", "uvicorn", "uvloop", "llguidance", "httpx", "kubernetes", "grpc_health", "grpc_reflection"):
     sys.modules[name] = None
 from tandem.cli import main

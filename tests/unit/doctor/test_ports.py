@@ -5,11 +5,12 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 import pytest
 
-from tandem.core.config import Config, GatewayConfig, WorkerConfig
+from tandem.core.config import ClusterConfig, Config, GatewayConfig, WorkerConfig
 from tandem.doctor.finding import Finding
 from tandem.doctor.ports import (
     Wanted,
@@ -18,8 +19,12 @@ from tandem.doctor.ports import (
     wanted_places,
 )
 from tandem.obs.endpoint import MetricsEndpoint
+from tandem.wire.tls import TlsFiles
+from tests.certificates import Authority
 from tests.ports import free_port
 from tests.unit.doctor.verdicts import assert_fails, assert_fine
+
+OPEN = ClusterConfig()
 
 
 @pytest.fixture
@@ -30,8 +35,8 @@ def taken() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-def judged(wanted: Wanted) -> Finding:
-    return judge_place(read_place(wanted))
+def judged(wanted: Wanted, cluster: ClusterConfig = OPEN) -> Finding:
+    return judge_place(read_place(wanted, cluster))
 
 
 def test_a_port_that_is_free() -> None:
@@ -74,6 +79,22 @@ def test_a_worker_s_grpc_is_ours() -> None:
     try:
         told = judged(Wanted("worker.port", "127.0.0.1", port, "grpc"))
         assert_fine(told, "ports", "is taken by a Tandem that answers")
+    finally:
+        server.stop(None).wait()
+
+
+def test_a_worker_s_that_has_tls_too(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    theirs, ours = authority.issue("theirs"), authority.issue("ours")
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_secure_port("127.0.0.1:0", TlsFiles(theirs).server_credentials())
+    server.start()
+    try:
+        wanted = Wanted("worker.port", "127.0.0.1", port, "grpc")
+        assert_fine(judged(wanted, ours), "ports", "is taken by a Tandem that answers")
+        strange = ClusterConfig(tls_cert_file="none", tls_key_file="none", tls_ca_file="none")
+        for cluster in (OPEN, strange):
+            assert_fails(judged(wanted, cluster), "ports", "is taken by somebody else", "ss -ltnp")
     finally:
         server.stop(None).wait()
 

@@ -13,6 +13,7 @@ _RECORD = AnswerRecord(
     id="chatcmpl-1",
     label="mine",
     trace="",
+    traceparent="",
     endpoint="chat",
     model="tiny",
     tenant="acme",

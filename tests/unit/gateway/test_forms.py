@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,6 +26,11 @@ CALLS = [
     Delta("", 0, tool_calls=(ToolCallDelta(0, '{"city":'),)),
     Delta("", 0, tool_calls=(ToolCallDelta(0, '"Köln"}'), ToolCallDelta(1, "{}", "call_1", "time"))),
 ]
+
+
+def unasked() -> Usage:
+    """Not counted for who does not tell it."""
+    raise AssertionError
 
 
 @pytest.fixture
@@ -59,7 +65,7 @@ def test_text_before_calls_stays_content(form: ChatForm) -> None:
 
 
 def test_pieces_of_calls_and_thoughts_stream_one_by_one(form: ChatForm) -> None:
-    chunks = [ChatCompletionChunk.model_validate_json(chunk) for delta in CALLS for chunk in form.chunk(delta, USAGE)]
+    chunks = [ChatCompletionChunk.model_validate_json(chunk) for delta in CALLS for chunk in form.chunk(delta, unasked)]
     deltas = [chunk.choices[0].delta for chunk in chunks]
     assert [delta.content for delta in deltas] == [None] * 5
     assert [(delta.model_extra or {}).get("reasoning_content") for delta in deltas[:2]] == ["I should ", "look."]
@@ -79,7 +85,7 @@ def test_every_text_fits_a_chunk_that_tells_nothing_else(
     told |= {"usage": None} if include_usage else {}
     for text in (" river", '"', "\\", "\0", "\n\n", "Köln \u2028 🏞", "data: [DONE]"):
         for choice in (0, 11, 0):
-            (chunk,) = form.chunk(Delta(text, 7, SampledToken(3), choice), USAGE)
+            (chunk,) = form.chunk(Delta(text, 7, SampledToken(3), choice), unasked)
             assert b"\n" not in chunk
             shown = {"index": choice, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
             assert json.loads(chunk) == told | {"choices": [shown]}
@@ -89,10 +95,10 @@ def test_usage_that_is_told_all_along_is_that_of_each_chunk(make_text: Callable[
     form = ChatForm(heading(make_text(), include_usage=True, continuous_usage=True))
     counts = []
     for num_output in (1, 2):
-        (chunk,) = form.chunk(Delta(" river", 0, SampledToken(3)), Usage(3, num_output, None))
+        (chunk,) = form.chunk(Delta(" river", 0, SampledToken(3)), partial(Usage, 3, num_output, None))
         counts.append(json.loads(chunk)["usage"]["completion_tokens"])
     assert counts == [1, 2]
 
 
 def test_what_nobody_would_see_is_no_chunk(form: ChatForm) -> None:
-    assert form.chunk(Delta("", 0), USAGE) == []
+    assert form.chunk(Delta("", 0), unasked) == []

@@ -68,7 +68,7 @@ async def test_where_workers_can_be_scraped(rig: Rig) -> None:
     }
 
 
-def test_of_answers() -> None:
+async def test_of_answers() -> None:
     metrics, clock = Metrics(), SystemClock()
     chronicles = Chronicles(clock, Measures(metrics))
     watch_answers(metrics, chronicles)

@@ -20,6 +20,7 @@ from tests.unit.gateway.records import record
 RECORD = record(
     label="r-1",
     trace="ab" * 16,
+    traceparent=f"00-{'ab' * 16}-{'cd' * 8}-01",
     model="m",
     reason="long_prompt",
     num_attempts=2,
@@ -68,6 +69,7 @@ def test_what_a_line_says(caplog: pytest.LogCaptureFixture) -> None:
         "message": "request finished",
         "request_id": "r-1",
         "trace_id": "ab" * 16,
+        "span_id": "cd" * 8,
         "id": "chatcmpl-1",
         "endpoint": "chat",
         "model": "m",

@@ -132,6 +132,11 @@ def test_what_is_no_header_is_not_passed_on(came: str) -> None:
     assert parse_traceparent(trace.traceparent) and trace.id != "ab" * 16
 
 
+@pytest.mark.parametrize(("came", "flags"), [("", "03"), (CLIENT, "01"), (CLIENT[:-2] + "03", "03")])
+def test_whether_a_trace_s_id_is_random_is_passed_on(came: str, flags: str) -> None:
+    assert Traced().tracing.begin(came, "").traceparent.endswith(f"-{flags}")
+
+
 def test_no_span_is_made_where_it_is_not_wanted() -> None:
     traced = Traced(ALWAYS_OFF)
     traced.tracing.begin("", "").end(a_span("chat", 1.0, 2.0))

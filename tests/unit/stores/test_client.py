@@ -1,12 +1,16 @@
-"""What a client adds around whatever is asked: a cancel that comes with the answer is not lost."""
+"""What a client adds around whatever is asked: a cancel that comes with the answer is not lost, and a cluster of which
+no node answers is told like a server that does not."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from tandem.stores.client import connect
+from tandem.stores.health import RedisHealth
+from tests.ports import free_port
 
 
 @pytest.mark.parametrize("url", ["redis://nowhere:1", "redis+cluster://nowhere:1"])
@@ -51,3 +55,14 @@ async def test_a_task_that_was_cancelled_before_may_still_ask() -> None:
     await asyncio.gather(task, return_exceptions=True)
     await client.aclose()
     assert asked == ["DEL"] and task.cancelled()
+
+
+@pytest.mark.parametrize("scheme", ["redis", "redis+cluster"])
+async def test_who_is_not_there_is_told_alike(scheme: str) -> None:
+    """Of a whole cluster the library says it by an exception that is none of Redis' errors."""
+    health = RedisHealth()
+    client = connect(f"{scheme}://127.0.0.1:{free_port()}", health=health)
+    with pytest.raises(RedisConnectionError):
+        await client.ping()
+    await client.aclose()
+    assert health.problem is not None and "111" in health.problem

@@ -11,7 +11,15 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from tandem.core.config import ClusterConfig, Config, EngineConfig, HandoffConfig, RedisConfig, WorkerConfig
+from tandem.core.config import (
+    ClusterConfig,
+    Config,
+    EngineConfig,
+    HandoffConfig,
+    RedisConfig,
+    TransferConfig,
+    WorkerConfig,
+)
 from tandem.engine.ports import BlockCopy, ReadState, TransportPeer
 from tandem.transfer.local import LocalTransport
 from tandem.transfer.pool import MemoryPool
@@ -79,6 +87,7 @@ class Nodes:
         worker: WorkerConfig | None = None,
         redis: RedisConfig | None = None,
         cluster: ClusterConfig | None = None,
+        transfer: TransferConfig | None = None,
     ) -> Node:
         model, executor = fake_model(num_blocks, fingerprint)
         transports: list[HeldTransport] = []
@@ -95,6 +104,7 @@ class Nodes:
             worker=replace(worker or WorkerConfig(), id=name, queue_horizon_ms=1e6),
             redis=redis or RedisConfig(),
             cluster=cluster or ClusterConfig(),
+            transfer=transfer or TransferConfig(),
         )
         started = await start_worker(config, model, open_transport=open_transport)
         client = await Client(started.me, trust=Trust.of("g", config.cluster)).__aenter__()

@@ -19,6 +19,7 @@ from tandem.worker.model import WorkerModel
 BLOCK_SIZE = 4
 VOCAB = 1000
 MODEL = "fake"
+NUM_TRIAL_BLOCKS = 3
 _PLANES = 2
 
 
@@ -36,10 +37,14 @@ def continuation(prompt: Sequence[int], num: int) -> list[int]:
 
 
 class FakeExecutor:
-    """`pool[block]` holds, per slot, the token id and the position. `before_step` is called on the engine's thread."""
+    """`pool[block]` holds, per slot, the token id and the position; `memory` the blocks of trials behind it too.
+    `before_step` is called on the engine's thread."""
 
     def __init__(self, num_blocks: int) -> None:
-        self.pool = np.zeros((num_blocks, _PLANES, BLOCK_SIZE), np.int64)
+        self.memory = np.zeros((num_blocks + 2 * NUM_TRIAL_BLOCKS, _PLANES, BLOCK_SIZE), np.int64)
+        self.pool = self.memory[:num_blocks]
+        for number in range(NUM_TRIAL_BLOCKS):
+            self.memory[num_blocks + number] = number + 1
         self.before_step: Callable[[StepPlan], None] = lambda plan: None
         self._last: dict[int, int] = {}
 
@@ -68,7 +73,7 @@ class FakeExecutor:
         return [(self._digest(block, index),) for block, index in zip(blocks, logical, strict=True)]
 
     def _digest(self, block: int, logical: int) -> int:
-        content = self.pool[block].tobytes() + logical.to_bytes(8, "little")
+        content = self.memory[block].tobytes() + logical.to_bytes(8, "little")
         return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
     def _run(self, piece: Slice) -> SliceResult:
@@ -97,7 +102,12 @@ def fake_model(num_blocks: int = 64, fingerprint: str = "f00d") -> tuple[WorkerM
     model = WorkerModel(
         name=MODEL,
         executor=executor,
-        pool=MemoryPool(address, num_blocks, executor.layout, keepalive=executor.pool),
+        pool=MemoryPool(
+            address, num_blocks, executor.layout, keepalive=executor.memory, num_trial_blocks=NUM_TRIAL_BLOCKS
+        ),
+        trial_digests=tuple(
+            executor.digest([BlockId(num_blocks + number)], [number])[0] for number in range(NUM_TRIAL_BLOCKS)
+        ),
         digest=executor.digest,
         fingerprint=fingerprint,
         max_model_len=1000,

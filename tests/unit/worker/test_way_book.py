@@ -53,6 +53,12 @@ def test_a_way_with_a_problem_is_measured_again_ever_more_seldom() -> None:
     assert book.due([], now + RETRY_S) == [source], "patience begins anew"
 
 
+def test_what_could_not_be_measured_is_tried_again_though_nothing_was_promised() -> None:
+    book, source = WayBook(), ref("a")
+    book.put(WayReport(source=source, way="unknown", evidence="gone"), 0.0)
+    assert book.due([source], RETRY_S - 0.1) == [] and book.due([], RETRY_S) == [source]
+
+
 def test_a_report_is_fresh_for_a_while() -> None:
     book = WayBook()
     book.put(report(ref("a")), 1.0)

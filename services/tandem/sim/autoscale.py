@@ -1,0 +1,68 @@
+"""One simulated run in which an autoscaler says how many workers there are, from cluster to result; never decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from tandem.core.slo import Slo
+from tandem.scaling.decision import Decision, Target
+from tandem.scaling.observed import Observed
+from tandem.scaling.scaler import Scaler
+from tandem.sim.cluster import ClusterSpec, SimCluster
+from tandem.sim.elastic import Autoscaler, Elastic, ElasticSpec, Moment
+from tandem.sim.meter import Meter
+from tandem.sim.report import Report, report
+from tandem.sim.tally import Tally
+from tandem.sim.trace import Trace
+from tandem.workload.ask import Ask
+
+
+@dataclass(eq=False, slots=True)
+class Planned:
+    """An `Autoscaler`: what a scaler decides, and all that it has said."""
+
+    scaler: Scaler
+    decisions: list[Decision] = field(default_factory=list)
+
+    def target(self, observed: Observed, ongoing: Target) -> Target:
+        decision = self.scaler.decide(observed)
+        self.decisions.append(decision)
+        return decision.target
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticRun:
+    """`gpu_hours` from the beginning to the last end, of all workers from their orders to their ends."""
+
+    report: Report
+    tally: Tally
+    gpu_hours: float
+    moments: tuple[Moment, ...]
+
+    @property
+    def good_share(self) -> float:
+        return self.report.good_share
+
+
+def simulate_elastic(
+    spec: ClusterSpec,
+    elastic: ElasticSpec,
+    autoscaler: Autoscaler,
+    asks: Iterable[Ask],
+    slo: Slo,
+    look: Callable[[SimCluster, Tally], None] | None = None,
+) -> ElasticRun:
+    """Run a workload to its end and check that nothing is left open. Raises ValueError when there is no request."""
+    cluster, tally, meter = SimCluster(spec), Tally(slo), Meter(slo)
+    operator = Elastic(cluster, elastic, autoscaler, meter)
+
+    def ended(trace: Trace) -> None:
+        tally.add(trace)
+        meter.ended(trace)
+        if look is not None:
+            look(cluster, tally)
+
+    cluster.run(asks, ended, sent=meter.sent)
+    cluster.check()
+    return ElasticRun(report(cluster, tally), tally, operator.gpu_hours(tally.ended_s), tuple(operator.moments))

@@ -1,0 +1,58 @@
+"""Real workers whose way is not as promised: the pair is not used, requests are answered all the same or refused where
+they must be split, and everybody can see why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.gateway.conftest import SETTINGS, Pair
+from tests.e2e.gateway.http import completion
+from tests.e2e.gateway.processes import PATIENCE_S, Gateway, cluster, until
+
+PROBLEM = "the way from p to d is not used: transfer.min_gbps is 1e+06, the way carries "
+
+
+def ask(gateway: Gateway) -> httpx.Response:
+    return httpx.post(f"{gateway.url}/v1/completions", json=completion(40, 1, 4), timeout=PATIENCE_S, trust_env=False)
+
+
+def told(gateway: Gateway) -> dict[str, str]:
+    answer: dict[str, str] = httpx.get(f"{gateway.url}/ready", timeout=PATIENCE_S, trust_env=False).json()
+    return answer
+
+
+def test_a_worker_that_joins_measures_those_that_prefill_for_it(calm: Pair) -> None:
+    (way,) = until(lambda: calm.decode.describe().ways, "a report of the decode worker")
+    assert (way.source.id, way.way, way.problem, way.refused) == (calm.prefill.name, "shared_memory", "", False)
+    assert way.num_bytes >= 64 << 20 or way.seconds >= 0.2
+    until(lambda: calm.gateway.metrics().get('tandem_transfer_ways{way="shared_memory",ok="true"}') == 1, "the gateway")
+    assert not calm.prefill.describe().ways, "nobody prefills for it"
+
+
+@pytest.mark.slow
+def test_a_pair_that_is_slower_than_promised_is_not_used(tmp_path: Path, redis_url: str, model: Path) -> None:
+    settings = (*SETTINGS, "--namespace", "ways", "--min-gbps", "1000000", "--no-worker-wait-s", "0")
+    with cluster(tmp_path, redis_url, model, *settings) as running:
+        prefill, decode = running.worker("p", "prefill"), running.worker("d", "decode")
+        prefers, must = running.gateway("prefers"), running.gateway("must", "--disaggregation", "strict")
+        for program in running.programs:
+            program.wait_ready()
+        prefers.wait_serving()
+        until(lambda: PROBLEM in told(prefers).get("warning", ""), "the warning of who serves all the same")
+        until(lambda: PROBLEM in (must.missing() or ""), "the reason of who does not")
+        answer = ask(prefers)
+        assert answer.status_code == 200
+        assert answer.headers["x-tandem-path"] == "fallback;reason=no_way_between_the_workers_is_as_promised"
+        refused = ask(must)
+        assert refused.status_code == 503 and "no way between the workers is as promised" in refused.text
+        assert prefers.metrics()['tandem_transfer_ways{way="shared_memory",ok="false"}'] == 1
+        (way,) = decode.describe().ways
+        assert (way.way, way.refused, way.source.id) == ("shared_memory", True, "p")
+        assert way.num_bytes >= 8 << 20 and way.seconds > 0
+        assert not prefill.describe().ways, "nobody prefills for it"
+        assert any("but transfer.min_gbps is 1e+06" in line for line in decode.complaints())
+        for worker in (prefill, decode):
+            until(worker.is_idle, f"an idle {worker.name}")

@@ -1,0 +1,201 @@
+"""A scaler under any demand: more demand never takes fewer workers, no number is out of bounds, none leaves that others
+could not stand in for, and noise does not make it go up and down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.core.slo import Slo
+from tandem.core.step_cost import StepCost
+from tandem.scaling.decision import Decision, Target
+from tandem.scaling.observed import Capability, Demand, Observed, PoolState
+from tandem.scaling.policy import Bounds, ScalingPolicy
+from tandem.scaling.scaler import Scaler
+from tests.property.effort import effort
+
+WORKER = Capability(
+    cost=StepCost(base_s=7e-3, prefill_token_s=24e-6, decode_seq_s=3e-5, decode_context_s=4e-8, prefill_pair_s=9e-10),
+    num_blocks=24_000,
+    block_size=16,
+    max_num_seqs=256,
+    max_num_batched_tokens=8192,
+)
+POLICY = ScalingPolicy(
+    slo=Slo(ttft_s=1.0, itl_s=0.04), prefill=Bounds(2, 40), decode=Bounds(1, 30), scale_down_s=60.0, window_s=60.0,
+    start_s=20.0,
+)  # fmt: skip
+INTERVAL_S = POLICY.interval_s
+
+rates = st.floats(0.0, 120.0)
+
+
+@st.composite
+def demands(draw: st.DrawFn) -> Demand | None:
+    """Of one interval, in any state that gateways may tell; None: they tell nothing."""
+    if draw(st.integers(0, 9)) == 0:
+        return None
+    number = draw(st.integers(0, 600))
+    num_input = number * draw(st.integers(1, 8000))
+    return Demand(
+        seconds=INTERVAL_S,
+        num_requests=number,
+        num_input_tokens=num_input,
+        num_cached_tokens=draw(st.integers(0, num_input)),
+        num_output_tokens=number * draw(st.integers(0, 1000)),
+        num_prefill_pairs=draw(st.one_of(st.none(), st.integers(0, 10**10))),
+        num_ended=draw(st.sampled_from([0, number])),
+        num_late_ttft=draw(st.integers(0, number)),
+        num_late_itl=draw(st.integers(0, number)),
+    )
+
+
+def demand(rate: float, num_input: int = 2000, num_output: int = 200) -> Demand:
+    number = round(rate * INTERVAL_S)
+    return Demand(
+        seconds=INTERVAL_S,
+        num_requests=number,
+        num_input_tokens=number * num_input,
+        num_cached_tokens=0,
+        num_output_tokens=number * num_output,
+        num_ended=number,
+    )
+
+
+@dataclass
+class Fleet:
+    """Carries out what is decided: workers start after `start_s`, and drain for a while before they are gone."""
+
+    prefill: int = 2
+    decode: int = 1
+    at: float = 0.0
+    coming: list[tuple[float, str]] = field(default_factory=list)
+    leaving: list[tuple[float, str]] = field(default_factory=list)
+    DRAIN_S = 15.0
+
+    def observed(self, what: Demand | None) -> Observed:
+        self.at += INTERVAL_S
+        for at, role in [one for one in self.coming if one[0] <= self.at]:
+            self.coming.remove((at, role))
+            setattr(self, role, getattr(self, role) + 1)
+        self.leaving = [one for one in self.leaving if one[0] > self.at]
+        return Observed(
+            at=self.at, demand=what, prefill=self.state("prefill"), decode=self.state("decode"),
+            prefill_worker=WORKER, decode_worker=WORKER,
+        )  # fmt: skip
+
+    def state(self, role: str) -> PoolState:
+        return PoolState(
+            getattr(self, role),
+            sum(one == role for _, one in self.coming),
+            sum(one == role for _, one in self.leaving),
+        )
+
+    def carry_out(self, decision: Decision) -> None:
+        for role, target in zip(("prefill", "decode"), decision.target, strict=True):
+            more = target - self.state(role).num_kept
+            self.coming += [(self.at + POLICY.start_s, role)] * max(0, more)
+            while more < 0 and (found := [one for one in self.coming if one[1] == role]):
+                self.coming.remove(found[-1])
+                more += 1
+            if more < 0:
+                setattr(self, role, getattr(self, role) + more)
+                self.leaving += [(self.at + self.DRAIN_S, role)] * -more
+
+    def driven(self, scaler: Scaler, told: list[Demand | None]) -> list[Decision]:
+        decisions = []
+        for what in told:
+            decisions.append(scaler.decide(self.observed(what)))
+            self.carry_out(decisions[-1])
+        return decisions
+
+
+@effort(20)
+@given(st.lists(demands(), min_size=1, max_size=40), st.booleans())
+def test_whatever_is_told_targets_are_in_bounds_and_equal_stories_have_equal_ends(
+    told: list[Demand | None], change_roles: bool
+) -> None:
+    policy = replace(POLICY, change_roles=change_roles)
+    decisions = Fleet().driven(Scaler(policy), told)
+    for decision in decisions:
+        assert 2 <= decision.target.prefill <= 40 and 1 <= decision.target.decode <= 30
+        assert decision.reasons and all(reason for reason in decision.reasons)
+    assert Fleet().driven(Scaler(policy), told) == decisions
+
+
+@effort(20)
+@given(st.lists(demands(), min_size=1, max_size=40))
+def test_no_pool_loses_more_than_a_quarter_at_once_nor_while_others_leave(told: list[Demand | None]) -> None:
+    scaler, fleet = Scaler(replace(POLICY, change_roles=False)), Fleet(12, 9)
+    for what in told:
+        observed = fleet.observed(what)
+        decision = scaler.decide(observed)
+        for pool, target in zip((observed.prefill, observed.decode), decision.target, strict=True):
+            lost = pool.num_kept - target
+            assert lost <= max(1, pool.num_kept // 4)
+            assert lost <= 0 or not pool.num_draining
+        fleet.carry_out(decision)
+
+
+@effort(15)
+@given(st.lists(demands(), max_size=30), st.integers(2, 40), st.integers(1, 30))
+def test_nothing_told_holds_what_runs(told: list[Demand | None], prefill: int, decode: int) -> None:
+    scaler, fleet = Scaler(POLICY), Fleet(prefill, decode)
+    fleet.driven(scaler, told)
+    observed = fleet.observed(None)
+    decision = scaler.decide(observed)
+    assert decision.target == (observed.prefill.num_kept, observed.decode.num_kept)
+    assert decision.held_back and not decision.changes
+
+
+@effort(15)
+@given(rates, rates, st.integers(1, 8000), st.integers(0, 1000))
+def test_more_requests_never_need_fewer_workers(one: float, other: float, num_input: int, num_output: int) -> None:
+    few, many = (
+        Fleet().driven(Scaler(POLICY), [demand(rate, num_input, num_output)] * 12)[-1].needed
+        for rate in sorted((one, other))
+    )
+    assert few.prefill <= many.prefill and few.decode <= many.decode
+
+
+@effort(15)
+@given(st.integers(1, 4000), st.integers(1, 4000), st.integers(1, 500), st.integers(1, 500))
+def test_longer_requests_never_need_fewer_workers(one: int, other: int, short: int, long: int) -> None:
+    (few_in, many_in), (few_out, many_out) = sorted((one, other)), sorted((short, long))
+    few = Fleet().driven(Scaler(POLICY), [demand(20.0, few_in, few_out)] * 12)[-1].needed
+    many = Fleet().driven(Scaler(POLICY), [demand(20.0, many_in, many_out)] * 12)[-1].needed
+    assert few.prefill <= many.prefill and few.decode <= many.decode
+
+
+@effort(10)
+@given(st.lists(st.floats(0.7, 1.3), min_size=150, max_size=150), st.floats(5.0, 80.0))
+def test_noise_turns_a_fleet_round_no_more_often_than_it_may_shrink(noise: list[float], rate: float) -> None:
+    """Each time that it shrinks, fewer workers were enough for `scale_down_s`; so in a time it turns round at most
+    twice for each of those that fit into it, whatever comes."""
+    told: list[Demand | None] = [demand(rate * one) for one in noise]
+    decisions = Fleet().driven(Scaler(replace(POLICY, change_roles=False)), told)
+    most = 2 * (len(noise) * INTERVAL_S / POLICY.scale_down_s) + 1
+    for role in (0, 1):
+        sizes = [decision.target[role] for decision in decisions]
+        steps = [later - earlier for earlier, later in pairwise(sizes) if later != earlier]
+        assert sum((step > 0) != (other > 0) for step, other in pairwise(steps)) <= most
+        settled = sizes[30:]
+        assert max(settled) - min(settled) <= 1 + max(settled) // 3, settled
+
+
+@effort(10)
+@given(st.lists(st.tuples(rates, rates), min_size=1, max_size=40))
+def test_a_target_is_never_below_what_is_needed_now_but_for_bounds(told: list[tuple[float, float]]) -> None:
+    decisions = Fleet().driven(Scaler(replace(POLICY, change_roles=False)), [demand(one) for one, _ in told])
+    for decision in decisions:
+        assert decision.target.prefill >= POLICY.prefill.clamped(decision.needed.prefill)
+        assert decision.target.decode >= POLICY.decode.clamped(decision.needed.decode)
+
+
+def test_the_same_size_for_ever_under_the_same_demand() -> None:
+    told: list[Demand | None] = [demand(30.0)] * 200
+    targets = {decision.target for decision in Fleet().driven(Scaler(POLICY), told)[20:]}
+    assert len(targets) == 1 and targets != {Target(2, 1)}

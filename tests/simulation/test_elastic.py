@@ -1,0 +1,146 @@
+"""Simulated clusters whose workers come and go: every request ends well, nothing is left, and what is paid for is what
+was there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from tandem.core.ids import RequestId
+from tandem.core.request import Request, SamplingParams
+from tandem.core.slo import Slo
+from tandem.scaling.decision import Target
+from tandem.scaling.observed import Observed
+from tandem.scaling.policy import ScalingPolicy
+from tandem.scaling.scaler import Scaler
+from tandem.sim.autoscale import ElasticRun, Planned, simulate_elastic
+from tandem.sim.elastic import Autoscaler, ElasticSpec
+from tandem.sim.queue_scaler import QueuePolicy, QueueScaler
+from tandem.sim.run import simulate
+from tandem.workload.ask import MODEL, Ask
+from tests.simulation.clusters import cluster_spec, slow_spec
+
+SLO = Slo(ttft_s=1.0, itl_s=0.1)
+START_S = 4.0
+
+
+class Scripted:
+    """An `Autoscaler` that says what was written down, the last for ever; keeps what it was shown."""
+
+    def __init__(self, *targets: tuple[int, int]) -> None:
+        self._targets = targets
+        self.seen: list[tuple[Observed, Target]] = []
+
+    def target(self, observed: Observed, ongoing: Target) -> Target:
+        self.seen.append((observed, ongoing))
+        return Target(*self._targets[min(len(self.seen), len(self._targets)) - 1])
+
+
+def elastic_run(
+    scaler: Autoscaler,
+    asks: Sequence[Ask],
+    begins: tuple[int, int] = (1, 1),
+) -> ElasticRun:
+    kinds = slow_spec("prefill"), slow_spec("decode")
+    elastic = ElasticSpec(
+        kinds={"prefill": kinds[0], "decode": kinds[1]},
+        degrees={"prefill": 2, "decode": 1},
+        interval_s=1.0,
+        start_s=START_S,
+    )
+    spec = cluster_spec(*zip(kinds, begins, strict=True))
+    return simulate_elastic(spec, elastic, scaler, asks, SLO)
+
+
+def waves(*rates: float, lasts_s: float = 20.0) -> list[Ask]:
+    """One after another, at these rates: short prompts and answers."""
+    asks: list[Ask] = []
+    for index, rate in enumerate(rates):
+        for i in range(round(rate * lasts_s)):
+            request = Request(
+                id=RequestId(f"r{len(asks)}"),
+                model=MODEL,
+                prompt_tokens=(1000 + len(asks),) * (60 + 40 * (i % 3)),
+                sampling=SamplingParams(max_tokens=10 + 10 * (i % 2), seed=i),
+            )
+            asks.append(Ask(request, "same", index * lasts_s + i / rate))
+    return asks
+
+
+def test_a_script_is_carried_out_and_paid_for() -> None:
+    """Two workers begin, one is ordered at 1 s and one at 2 s, of which the second is called off at 3 s; at 8 s the
+    first that was ordered leaves again."""
+    script = Scripted((2, 1), (3, 1), *[(2, 1)] * 5, (1, 1))
+    run = elastic_run(script, waves(3.0))
+    assert run.report.num_requests == 60 and not run.report.errors
+    serving = [(moment.at_s, *moment.serving) for moment in run.moments]
+    assert serving[:7] == [(t, 1, 1) for t in (1.0, 2.0, 3.0, 4.0)] + [(t, 2, 1) for t in (5.0, 6.0, 7.0)]
+    assert serving[7] == (8.0, 2, 1) and serving[9][1] == 1
+    observed = [observed for observed, _ in script.seen]
+    assert [one.prefill.num_starting for one in observed[:6]] == [0, 1, 2, 1, 0, 0]
+    lasts_s = run.tally.ended_s
+    least, most = (3 * lasts_s + 2 * second for second in (1.0 + 7.0, 1.0 + 7.0 + 3.0))
+    assert least <= run.gpu_hours * 3600 <= most
+
+
+def test_without_changes_a_run_is_as_without_an_autoscaler() -> None:
+    asks = waves(4.0)
+    spec = cluster_spec((slow_spec("prefill"), 1), (slow_spec("decode"), 2))
+    plain, tally = simulate(spec, asks, SLO)
+    run = elastic_run(Scripted((1, 2)), asks, (1, 2))
+    assert run.report.digest == plain.digest
+    assert run.gpu_hours == pytest.approx((2 + 2 * 1) * tally.ended_s / 3600)
+
+
+def test_those_who_leave_lose_no_request() -> None:
+    """Half of the workers leave at the same time in mid-flight, again and again."""
+    sizes = [(4, 4)] * 6 + [(2, 2)] * 3
+    run = elastic_run(Scripted(*sizes * 6), waves(10.0), (4, 4))
+    assert run.report.num_requests == 200 and not run.report.errors
+    assert min(moment.serving for moment in run.moments[:20]) < (4, 4)
+
+
+def test_equal_runs_have_equal_digests() -> None:
+    first, second = (elastic_run(Scripted((3, 2)), waves(4.0)) for _ in range(2))
+    other = elastic_run(Scripted((1, 1)), waves(4.0))
+    assert first.report.digest == second.report.digest != other.report.digest
+
+
+def test_what_an_autoscaler_is_shown_adds_up() -> None:
+    script, asks = Scripted((1, 1)), waves(4.0)
+    run = elastic_run(script, asks)
+    told = [observed.demand for observed, _ in script.seen]
+    assert all(demand is not None and demand.seconds == 1.0 for demand in told)
+    whole = sum(demand.num_requests for demand in told if demand is not None)
+    ended = sum(demand.num_ended for demand in told if demand is not None)
+    output = sum(demand.num_output_tokens for demand in told if demand is not None)
+    everyone = run.report.groups[0]
+    assert whole == len(asks) and ended <= whole and 0 < output <= everyone.num_output
+    assert all(observed.prefill_worker is not None for observed, _ in script.seen)
+    assert any(ongoing.decode > 0 for _, ongoing in script.seen)
+
+
+def planned() -> Planned:
+    policy = ScalingPolicy(
+        slo=SLO, interval_s=1.0, window_s=20.0, start_s=START_S, scale_down_s=15.0, change_roles=False
+    )  # fmt: skip
+    return Planned(Scaler(policy))
+
+
+def test_a_planner_follows_the_load_up_and_down() -> None:
+    scaler = planned()
+    run = elastic_run(scaler, waves(1.0, 8.0, 8.0, 1.0, 1.0, 1.0))
+    assert not run.report.errors
+    sizes = [moment.target.prefill + moment.target.decode for moment in run.moments]
+    quiet, busy, after = max(sizes[:18]), max(sizes[20:60]), sizes[-1]
+    assert quiet < busy > after
+    assert all(decision.forecast is not None for decision in scaler.decisions)
+
+
+def test_a_queue_scaler_follows_the_requests_at_each_worker() -> None:
+    policy = QueuePolicy(wanted=(2.0, 4.0), up_s=3.0, down_s=10.0, look_back_s=5.0)
+    run = elastic_run(QueueScaler(policy), waves(1.0, 10.0, 1.0, 1.0))
+    assert not run.report.errors
+    decodes = [moment.target.decode for moment in run.moments]
+    assert decodes[15] < max(decodes) > decodes[-1]

@@ -1,0 +1,111 @@
+"""What answers leave to be done: in order, all of it, and never with what one of them was."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from tandem.core.clock import SystemClock
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.gateway.aftermath import MAX_WAITING, Aftermath
+from tandem.gateway.caller import Caller
+from tandem.gateway.chronicle import Asked, Chronicles
+from tandem.gateway.measures import Measures
+from tandem.obs.log_context import InRequest, request_fields
+from tandem.obs.metrics import Metrics
+from tests.unit.gateway.scripted_worker import until
+from tests.unit.gateway.watched import Records
+
+
+class Told:
+    def __init__(self) -> None:
+        self.heard: list[int] = []
+        self.has_heard = asyncio.Event()
+
+    def hear(self, number: int) -> None:
+        self.heard.append(number)
+        self.has_heard.set()
+
+    def fail(self, number: int) -> None:
+        raise RuntimeError(f"not {number}")
+
+
+async def test_what_is_left_is_done_soon_and_in_order() -> None:
+    aftermath, told = Aftermath(), Told()
+    for number in range(3):
+        aftermath.later(told.hear, number)
+    assert told.heard == []
+    await asyncio.wait_for(told.has_heard.wait(), 30.0)
+    assert told.heard == [0, 1, 2]
+    told.has_heard.clear()
+    aftermath.later(told.hear, 3)
+    await asyncio.wait_for(told.has_heard.wait(), 30.0)
+    assert told.heard == [0, 1, 2, 3]
+
+
+async def test_it_can_be_done_at_once_and_is_not_done_again() -> None:
+    aftermath, told = Aftermath(), Told()
+    aftermath.later(told.hear, 0)
+    aftermath.do()
+    aftermath.do()
+    assert told.heard == [0]
+
+
+async def test_no_more_waits_than_may() -> None:
+    aftermath, told = Aftermath(), Told()
+    for number in range(MAX_WAITING + 1):
+        aftermath.later(told.hear, number)
+    assert told.heard == list(range(MAX_WAITING))
+
+
+async def test_what_fails_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
+    aftermath, told = Aftermath(), Told()
+    for work in (told.hear, told.fail, told.hear, told.fail):
+        aftermath.later(work, len(told.heard))
+    aftermath.do()
+    assert told.heard == [0, 0]
+    assert [record.levelno for record in caplog.records] == [logging.ERROR] * 2 and "Told.fail" in caplog.text
+
+
+async def test_it_is_done_in_nobody_s_name() -> None:
+    aftermath, seen = Aftermath(), list[dict[str, str]]()
+    is_done = asyncio.Event()
+
+    def look() -> None:
+        seen.append(request_fields())
+        is_done.set()
+
+    with InRequest("r-1"):
+        aftermath.later(look)
+        await asyncio.wait_for(is_done.wait(), 30.0)
+    assert seen == [{}]
+
+
+async def test_what_it_leads_to_is_done_too() -> None:
+    aftermath, told = Aftermath(), Told()
+    aftermath.later(aftermath.later, told.hear, 0)
+    aftermath.do()
+    assert told.heard == []
+    await asyncio.wait_for(told.has_heard.wait(), 30.0)
+    assert told.heard == [0]
+
+
+@pytest.mark.parametrize("how", ["the last one ends", "in time", "asked"])
+async def test_of_an_answer_that_has_ended_all_are_told_soon_and_at_once_where_no_other_is_open(how: str) -> None:
+    told = Records()
+    chronicles = Chronicles(SystemClock(), Measures(Metrics()), observers=[told])
+    caller = Caller(request_id="r", came_at=chronicles.clock.now())
+    asked = Asked("chat", caller.tenant.lane, False)
+    with pytest.raises(TandemError, match="second"), chronicles.admission("a", asked, caller):
+        with pytest.raises(TandemError, match="first"), chronicles.admission("b", asked, caller):
+            raise TandemError(ErrorKind.OVERLOADED, "first")
+        assert chronicles.num_open == 1 and told.taken == []
+        if how == "asked":
+            chronicles.catch_up()
+        elif how == "in time":
+            await until(lambda: told.taken)
+        assert len(told.taken) == (0 if how == "the last one ends" else 1)
+        raise TandemError(ErrorKind.OVERLOADED, "second")
+    assert [record.error for record in told.taken] == ["first", "second"]

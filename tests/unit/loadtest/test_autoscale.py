@@ -1,0 +1,79 @@
+"""A day made of a recorded hour, and what a table of autoscalers concludes."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from loadtest.autoscale import told, verdict
+from loadtest.autoscale_run import LOADS, Outcome, Way, run
+from loadtest.day import Day, requests
+from tandem.core.slo import Slo
+from tandem.workload.entry import Blocks, Entry
+
+HOUR = [Entry(i * 1_000_000, Blocks(600, (i, i + 1), 512), 5) for i in range(601)]
+
+
+def test_a_day_keeps_as_many_as_its_curve_says_and_all_in_order() -> None:
+    day = Day(num_copies=4, lasts_s=1200.0, low=0.25)
+    asks = list(requests(day, HOUR))
+    assert all(one.due_s <= other.due_s for one, other in pairwise(asks))
+    assert [ask.request.id for ask in asks] == [f"r{i}" for i in range(len(asks))]
+    quarters = Counter(int(ask.due_s // 300) for ask in asks)
+    assert asks[-1].due_s < 1200.0 and len(asks) == pytest.approx(4 * 1200 * 0.625, rel=0.05)
+    assert quarters[1] + quarters[2] == pytest.approx(2 * (quarters[0] + quarters[3]), rel=0.35)
+    assert [day.share(at) for at in (0.0, 600.0, 1200.0)] == pytest.approx([0.25, 1.0, 0.25])
+
+
+def test_a_day_is_a_function_of_its_seed_and_copies_share_no_prompt() -> None:
+    day = Day(num_copies=2, lasts_s=300.0, low=1.0)
+    first, again = list(requests(day, HOUR)), list(requests(day, HOUR))
+    assert [ask.due_s for ask in first] == [ask.due_s for ask in again] and first == again
+    assert [ask.due_s for ask in requests(replace(day, seed=1), HOUR)] != [ask.due_s for ask in first]
+    assert len({ask.request.prompt_tokens[:512] for ask in first}) == len(first) and 600 <= len(first) <= 602
+
+
+def test_ways_are_read_and_told() -> None:
+    for text, shown in (("planner", "planner"), ("queue=2:16", "queue, 2 and 16 each"), ("fixed=8+3", "8 + 3")):
+        assert str(Way.parse(text)) == shown
+    for text in ("plan", "queue=2", "fixed=8:3", "planner=1", "fixed=a+1"):
+        with pytest.raises(ValueError):
+            Way.parse(text)
+
+
+def outcome(way: str, gpu_hours: float, good_share: float) -> Outcome:
+    return Outcome(
+        way=Way.parse(way), percentile=99.0, num_requests=1000, gpu_hours=gpu_hours, good_share=good_share,
+        late_share=0.0, late_gap_share=0.0, ttft_p99_s=1.0, itl_p99_s=0.02, mean_prefill=1.0, mean_decode=1.0,
+        most_prefill=1, most_decode=1, wall_s=1.0,
+    )  # fmt: skip
+
+
+def test_the_planner_is_compared_with_what_costs_no_more_and_with_what_is_enough() -> None:
+    outcomes = [
+        outcome("planner", 20.0, 0.992), outcome("fixed=3+2", 19.0, 0.95), outcome("fixed=4+1", 20.0, 0.96),
+        outcome("fixed=5+2", 25.0, 0.991), outcome("fixed=6+2", 30.0, 0.999), outcome("queue=2:16", 18.0, 0.9),
+    ]  # fmt: skip
+    text = verdict(outcomes, Slo(1.0, 0.1))
+    assert "no more GPU hours is 4 + 1: 96.00%" in text and "99.20% of the planner's" in text
+    assert "good all day is 5 + 2 with 25.0 GPU hours: the planner takes 20.0% fewer" in text
+    assert told(outcomes, Slo()).count("\n|") == 7
+    assert verdict(outcomes[1:], Slo()) == ""
+
+
+@pytest.mark.parametrize("name", sorted(LOADS))
+@pytest.mark.parametrize("way", ["planner", "queue=2:16", "fixed=2+1"])
+def test_a_minute_of_each_load(name: str, way: str) -> None:
+    """Every request ends and all books balance, or `run` raises."""
+    load = LOADS[name]
+    trace = Path(os.environ.get("TANDEM_TRACES", "")) / load.trace
+    if not os.environ.get("TANDEM_TRACES") or not trace.is_file():
+        pytest.skip(f"no {load.trace} in the folder that TANDEM_TRACES names")
+    minute = replace(load, day=Day(num_copies=1, lasts_s=60.0, low=0.5))
+    done = run(minute, trace, Way.parse(way))
+    assert done.num_requests > 10 and 0 < done.gpu_hours < 2 and done.good_share > 0.5
