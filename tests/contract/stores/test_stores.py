@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,11 +14,12 @@ from hypothesis import strategies as st
 from tandem.admission.line import Service
 from tandem.admission.quota import Ask, Limits
 from tandem.admission.ticket import Account
-from tandem.core.ids import GatewayId, Incarnation, TenantId, WorkerId, WorkerRef
+from tandem.core.ids import GatewayId, Incarnation, PlannerId, TenantId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.kv.prefix_log import Facts
 from tandem.routing.prefix_mirror import Entry
 from tandem.stores.client import Client, connect
+from tandem.stores.demand import DemandBoard, DemandRecord, DemandTotals
 from tandem.stores.health import RedisHealth
 from tandem.stores.index_format import Snapshot
 from tandem.stores.prefix_index import IndexReader, IndexWriter
@@ -26,6 +28,7 @@ from tandem.stores.record import WorkerRecord
 from tandem.stores.registry import WorkerRegistry
 from tandem.stores.roll import GatewayRoll
 from tandem.stores.service_counters import ServiceCounters
+from tandem.stores.targets import TargetRecord, Targets
 
 pytestmark = [pytest.mark.redis, pytest.mark.slow]
 
@@ -153,3 +156,26 @@ def tag(key: str) -> str:
     start = key.find("{")
     end = key.find("}", start + 1)
     return key[start + 1 : end] if start >= 0 and end > start + 1 else key
+
+
+async def test_demand_and_targets(url: str, namespace: str, client: Client, health: RedisHealth) -> None:
+    """Models whose names have braces, on every node of a cluster."""
+    board, targets = DemandBoard(url, namespace, health=health), Targets(url, namespace, health=health)
+    for number in range(3):
+        totals = {tenant: DemandTotals(num_requests=number) for tenant in TENANTS}
+        await board.tell(DemandRecord(gateway=GatewayId(f"g{number}"), totals=totals))
+        await forget_scripts(client)
+    assert [record.totals[TENANTS[0]].num_requests for record in await board.read()] == [0, 1, 2]
+    await board.withdraw(GatewayId("g1"))
+    assert [record.gateway for record in await board.read()] == ["g0", "g2"]
+    for model in TENANTS:
+        said = TargetRecord(model=model, planner=PlannerId("p1"), replicas={"decode": 2})
+        assert await targets.say(said) == "p1" and await targets.read(model) == said
+        assert await targets.say(replace(said, planner=PlannerId("p2"))) == "p1"
+        await targets.tell_deployed(model, "decode", 3)
+        assert await targets.deployed(model) == {"decode": 3}
+        await targets.resign(model, PlannerId("p1"))
+        assert await targets.say(replace(said, planner=PlannerId("p2"))) == "p2"
+    await board.close()
+    await targets.close()
+    assert health.is_up and not health.num_errors
