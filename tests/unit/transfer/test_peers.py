@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.core.ids import Incarnation, WorkerId, WorkerRef
-from tandem.engine.ports import PeerError, TransportPeer, TransportRank
+from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
+from tandem.engine.ports import BlockCopy, PeerError, TransportPeer, TransportRank
 from tandem.kv.layout import KVGroup, KVLayout, KVRegion
-from tandem.transfer.peers import check_peer, join_ranks, shares_of
+from tandem.transfer.peers import CopyRefused, check_copies, check_peer, join_ranks, shares_of
 from tandem.transfer.pool import MemoryPool, agent_name
 
 HEADS = 8
@@ -128,3 +128,29 @@ def test_what_ranks_say_of_themselves_is_one_peer() -> None:
     stranger = replace(parts[1], worker=replace(WORKER, incarnation=Incarnation(2)))
     with pytest.raises(ValueError, match="different workers"):
         join_ranks([parts[0], stranger])
+
+
+def with_trials(peer: TransportPeer, *numbers: int) -> TransportPeer:
+    ranks = [
+        replace(rank, region=replace(rank.region, num_trial_blocks=number))
+        for rank, number in zip(peer.ranks, numbers, strict=True)
+    ]
+    return replace(peer, ranks=tuple(ranks))
+
+
+def test_ranks_have_equally_many_trial_blocks() -> None:
+    check_peer(POOL, with_trials(FOUR, 3, 3, 3, 3))
+    with pytest.raises(PeerError, match=r"the ranks of .* have \[3, 3, 2, 3\] trial blocks"):
+        check_peer(POOL, with_trials(FOUR, 3, 3, 2, 3))
+
+
+@pytest.mark.parametrize(("remote", "local", "is_there"), [(15, 13, True), (16, 0, False), (0, 14, False)])
+def test_trials_reach_the_blocks_behind_the_others_and_no_further(remote: int, local: int, is_there: bool) -> None:
+    peer, pool = with_trials(FOUR, 3, 3, 3, 3), replace(POOL, num_trial_blocks=2)
+    copies = [BlockCopy(BlockId(remote), BlockId(local))]
+    assert pool.num_bytes == 14 * pool.block_bytes
+    if is_there:
+        check_copies(pool, peer, copies)
+    else:
+        with pytest.raises(CopyRefused):
+            check_copies(pool, peer, copies)

@@ -41,7 +41,7 @@ async def test_trial_blocks_are_read_and_no_others(nodes: Nodes) -> None:
     assert (taker.executor.pool == before).all()
     sources = taker.executor.memory[512 : 512 + NUM_TRIAL_BLOCKS, 0, 0].tolist()
     targets = taker.executor.memory[512 + NUM_TRIAL_BLOCKS :, 0, 0].tolist()
-    assert (sources, targets) == ([1, 2, 3], [2, 3, 1]), "what was timed was the second of two contents"
+    assert (sources, targets) == ([1, 2, 3], [2, 3, 1]), "of two contents the second came last"
 
 
 async def test_what_arrives_wrong_is_no_measurement(nodes: Nodes) -> None:
