@@ -49,15 +49,17 @@ max_surge_percent: 0 # a new worker would wait for a pod that never comes
 {{- end }}
 {{- end }}
 
-{{/* Pods of a group as KubeRay's replicas, minReplicas and maxReplicas: list of context and group. Bounds of workers are
-     for the planner: without it all are there, neither more nor less. */}}
+{{/* Pods of a group as KubeRay's replicas, minReplicas and maxReplicas: list of context and group. The least is for the
+     planner: without it all are there. The most leaves room to grow wherever Ray may add pods: KubeRay takes no other bound
+     for a cluster that runs. */}}
 {{- define "tandem.groupSize" -}}
 {{- $root := first . -}}
 {{- $least := 0 -}}{{- $most := 0 -}}{{- $now := 0 -}}{{- $spare := 0 -}}
 {{- range (last .).pools -}}
 {{- $isPlanned := include "tandem.isPlanned" (list $root .) -}}
 {{- $least = max $least (include "tandem.pods" (list (ternary .least .replicas (ne $isPlanned "")) .replicasPerPod)) -}}
-{{- $most = max $most (include "tandem.pods" (list (ternary .most .replicas (ne $isPlanned "")) .replicasPerPod)) -}}
+{{- $mayGrow := or (ne $isPlanned "") $root.Values.ray.inTreeAutoscaling.enabled -}}
+{{- $most = max $most (include "tandem.pods" (list (ternary .most .replicas $mayGrow) .replicasPerPod)) -}}
 {{- $now = max $now (include "tandem.pods" (list .replicas .replicasPerPod)) -}}
 {{- $spare = max $spare .surgePods -}}
 {{- end -}}
