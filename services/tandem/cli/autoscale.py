@@ -13,7 +13,7 @@ from tandem.core.config import PlannerConfig
 from tandem.core.slo import Slo
 from tandem.scaling.decision import Decision
 from tandem.scaling.observed import Role
-from tandem.scaling.policy import ScalingPolicy
+from tandem.scaling.policy import Bounds, ScalingPolicy
 from tandem.scaling.scaler import Scaler
 from tandem.sim import elastic_table, table
 from tandem.sim.autoscale import ElasticRun, Planned, simulate_elastic
@@ -68,6 +68,8 @@ def _policy(planner: PlannerConfig, slo: Slo) -> ScalingPolicy:
     return ScalingPolicy(
         slo=slo, percentile=planner.percentile, headroom=planner.headroom, interval_s=planner.interval_s,
         window_s=planner.window_s, start_s=planner.start_s, scale_down_s=planner.scale_down_s, change_roles=False,
+        prefill=Bounds(planner.min_prefill, planner.max_prefill or None),
+        decode=Bounds(planner.min_decode, planner.max_decode or None),
     )  # fmt: skip
 
 
