@@ -170,6 +170,12 @@ class Client:
                 if reply.HasField("books"):
                     return decode_books(reply.books)
 
+    async def under_read(self) -> None:
+        """Wait until it reads blocks of another worker."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not (await self.books()).num_reading_blocks:
+                await asyncio.sleep(0.005)
+
     async def settled(self) -> Books:
         """Wait until the books are back to zero; returns the last ones."""
         async with asyncio.timeout(PATIENCE_S):

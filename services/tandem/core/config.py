@@ -139,7 +139,7 @@ class TransferConfig:
     """What the way between two workers must be like, which is measured when they meet."""
 
     require: Literal["any", "rdma", "cuda_ipc", "shared_memory"] = _doc(
-        "by what KV must move; workers of one machine are never asked for rdma, others for nothing else", "any"
+        "by what KV must move: rdma is asked between machines, cuda_ipc and shared_memory inside one", "any"
     )
     min_gbps: float = _doc("gigabytes per second that a way must carry in a test; 0: any", 0.0)
     on_miss: Literal["refuse", "warn"] = _doc(

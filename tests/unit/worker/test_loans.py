@@ -58,11 +58,6 @@ async def settled(*nodes: Node) -> None:
         await node.client.settled()
 
 
-async def under_read(node: Node) -> None:
-    while not (await node.client.books()).num_reading_blocks:
-        await asyncio.sleep(0.005)
-
-
 @pytest.mark.parametrize("has_digests", [True, False])
 async def test_what_another_worker_has_is_read_and_not_computed(nodes: Nodes, has_digests: bool) -> None:
     handoff = HandoffConfig(digests=has_digests)
@@ -139,7 +134,7 @@ async def test_a_read_that_stands_still_is_given_up_while_its_blocks_wait_for_it
     taker.transport.gate.clear()
     key = await borrow(taker, giver.worker.me, new_request(MODEL, PROMPT, 3))
     other = await taker.client.generate(new_request(MODEL, [7, *PROMPT], 3))
-    await under_read(taker)
+    await taker.client.under_read()
     # Nobody waits behind it.
     await ends_right(taker, other, [7, *PROMPT], 0)
     assert not taker.client.events.get(key)
@@ -154,7 +149,7 @@ async def test_a_source_that_ends_in_the_middle_of_a_read(nodes: Nodes) -> None:
     await warm(giver)
     taker.transport.gate.clear()
     key = await borrow(taker, giver.worker.me, new_request(MODEL, PROMPT, 3))
-    await under_read(taker)
+    await taker.client.under_read()
     await giver.client.__aexit__(None, None, None)
     nodes.nodes.remove(giver)
     await giver.worker.stop()
@@ -173,14 +168,14 @@ async def test_cancel_and_a_newer_attempt_end_the_loan_on_both_sides(nodes: Node
     request = new_request(MODEL, PROMPT, 3)
     key = await borrow(taker, giver.worker.me, request)
     if state == "under read":
-        await under_read(taker)
+        await taker.client.under_read()
     else:
         await asyncio.to_thread(gate.entered.wait)
     newer = Generate(request=request, attempt=2, prefix=prefix_at(giver.worker.me, request))
     await taker.client.submit(newer)
     assert await taker.client.end_of(key) == Cancelled(key)
     if state == "under read":
-        await under_read(taker)
+        await taker.client.under_read()
         await taker.client.cancel(newer.key)
         assert await taker.client.end_of(newer.key) == Cancelled(newer.key)
     gate.open()
@@ -244,7 +239,7 @@ async def test_a_link_that_breaks_asks_for_its_loans_anew(
     await warm(giver)
     taker.transport.gate.clear()
     key = await borrow(taker, giver.worker.me, new_request(MODEL, PROMPT, 3))
-    await under_read(taker)
+    await taker.client.under_read()
     lent_anew = asyncio.Event()
     tell = giver.worker._takers.tell
     monkeypatch.setattr(giver.worker._takers, "tell", lambda effect: (tell(effect), lent_anew.set()))
