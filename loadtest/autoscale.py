@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -28,6 +29,7 @@ def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     folder = Path(os.environ.get("TANDEM_TRACES", ""))
     load = LOADS[args.load]
+    load = replace(load, day=replace(load.day, num_copies=args.copies or load.day.num_copies))
     if not os.environ.get("TANDEM_TRACES") or not (folder / load.trace).is_file():
         sys.stderr.write(f"loadtest autoscale: set TANDEM_TRACES to a folder with {load.trace}\n")
         return 1
@@ -105,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--ways", default="", metavar="WAY,...", help="planner, queue=2:16, fixed=8+3 (default: those of the load)"
     )
+    parser.add_argument("--copies", type=int, default=0, help="of the recorded hour (default: those of the load)")
     parser.add_argument("--processes", type=int, default=2, help="runs side by side (default: %(default)s)")
     parser.add_argument("--write", type=Path, default=None, metavar="FILE", help="put the table between its marks")
     return parser

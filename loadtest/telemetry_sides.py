@@ -102,12 +102,13 @@ def sink(stack: ExitStack) -> Child:
     return Child(stack, [sys.executable, "-m", "loadtest.otlp_sink"], os.environ)
 
 
-def pushing(endpoint: str) -> dict[str, str]:
-    """OpenTelemetry's variables for all of it: every trace, and metrics as often as by default."""
+def pushing(endpoint: str, ratio: float = 1.0) -> dict[str, str]:
+    """OpenTelemetry's variables: so large a share of all traces, and metrics as often as by default."""
     return {
         "OTEL_TRACES_EXPORTER": "otlp",
         "OTEL_METRICS_EXPORTER": "otlp",
         "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
         "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint,
-        "OTEL_TRACES_SAMPLER": "parentbased_always_on",
+        "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
+        "OTEL_TRACES_SAMPLER_ARG": str(ratio),
     }

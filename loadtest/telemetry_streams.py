@@ -58,13 +58,13 @@ class Gateways:
     """Without telemetry and with it: one process that turns it off and on, because no two have their memory laid out
     alike, which makes 5% easily. Where the side without is another commit there are two, on one core."""
 
-    def __init__(self, place: Place, stack: ExitStack, step_s: float) -> None:
+    def __init__(self, place: Place, stack: ExitStack, step_s: float, ratio: float) -> None:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-telemetry-")))
         redis = stack.enter_context(EmbeddedServer.start())
         self.sink = sink(stack)
         self.log = directory / "gateway.log"
         # What one side leaves to be sent is not sent in the other's turn.
-        pushed = pushing(self.sink.said["endpoint"]) | {"OTEL_BSP_SCHEDULE_DELAY": "600000"}
+        pushed = pushing(self.sink.said["endpoint"], ratio) | {"OTEL_BSP_SCHEDULE_DELAY": "600000"}
 
         def start(*arguments: str, **more: str) -> Child:
             is_off = arguments[0] == "off"
@@ -148,14 +148,18 @@ class _Spent(NamedTuple):
     cpu_s: float
 
 
-def measure_streams(place: Place, num_rounds: int, step_s: float) -> list[tuple[StreamRound, StreamRound]]:
-    """Rounds (without, with) of fresh processes. A worker makes a step each `step_s`; 0: whenever there is room."""
+def measure_streams(
+    place: Place, num_rounds: int, step_s: float, ratio: float
+) -> list[tuple[StreamRound, StreamRound]]:
+    """Rounds (without, with) of fresh processes. A worker makes a step each `step_s`; 0: whenever there is room. Of the
+    requests a share of `ratio` is traced."""
     with ExitStack() as stack:
-        gateways = Gateways(place, stack, step_s)
+        gateways = Gateways(place, stack, step_s, ratio)
         rounds = uvloop.run(_rounds(gateways, num_rounds))
         # What was to be on was on.
         assert json.loads(gateways.log.read_text().splitlines()[-1])["outcome"] == "finished"
-        assert gateways.sink.last_words()["traces"][0] > 0
+        assert gateways.sink.last_words()["metrics"][0] > 0
+        assert ratio < 1 or gateways.sink.last_words()["traces"][0] > 0
     return rounds
 
 

@@ -58,6 +58,15 @@ class Timing(NamedTuple):
     stages: StageSeconds
 
 
+class Ending(NamedTuple):
+    """How an answer ended, and when."""
+
+    now: float
+    error: BaseException | None
+    tally: Tally
+    is_complete: bool
+
+
 class Chronicles:
     """Of all answers of a gateway. `measures` and `observers` are told of each that has ended: soon, and at once where
     none is open any more, because then nobody's tokens wait for it."""
@@ -103,17 +112,22 @@ class Chronicles:
         """As `Measures.begun`."""
         self._aftermath.later(self.measures.begun, *told)
 
-    def close(self, record: AnswerRecord, trace: Trace, facts: SpanFacts | None) -> None:
+    def close(self, chronicle: Chronicle, ending: Ending) -> None:
+        """An answer is over: it is open no more, and all else about it can wait."""
+        tenant = chronicle.tenant
+        self._open[tenant] -= 1
+        if not self._open[tenant]:
+            del self._open[tenant]
+        self._aftermath.later(_conclude, chronicle, ending)
+        if not self._open:
+            self._aftermath.do()
+
+    def tell(self, record: AnswerRecord, trace: Trace, facts: SpanFacts | None) -> None:
         """Whoever looks at it fails alone. `facts`: None where it is not traced."""
-        self._open[record.tenant] -= 1
-        if not self._open[record.tenant]:
-            del self._open[record.tenant]
         for observer in self._observers:
             self._aftermath.later(observer.answered, record)
         if facts is not None:
             self._aftermath.later(_trace, trace, record, facts)
-        if not self._open:
-            self._aftermath.do()
 
     def catch_up(self) -> None:
         """Tell at once what is to be told."""
@@ -177,16 +191,25 @@ class Chronicle:
             return
         self._is_open = False
         now = self._chronicles.clock.now()
-        self.pace.end()
         for ledger in self._ledgers:
             ledger.move(LedgerPhase.OVER, now)
-        index, stages = self._last(now)
+        self._chronicles.close(self, Ending(now, error, tally, is_complete))
+
+    def conclude(self, ending: Ending) -> None:
+        """Tell of it, once it has ended."""
+        self.pace.end()
+        index, stages = self._last(ending.now)
         way = self.ways[index] if index < len(self.ways) else None
-        record = self._record(error, tally, _outcome(error, is_complete), way, stages)
+        record = self._record(ending, way, stages)
         facts: SpanFacts | None = None
         if self.trace.is_sampled:
-            facts = SpanFacts(self._ledgers[index], self._max_tokens, tally.reasons, {} if way is None else way.reasons)
-        self._chronicles.close(record, self.trace, facts)
+            reasons = {} if way is None else way.reasons
+            facts = SpanFacts(self._ledgers[index], self._max_tokens, ending.tally.reasons, reasons)
+        self._chronicles.tell(record, self.trace, facts)
+
+    @property
+    def tenant(self) -> str:
+        return self._caller.tenant.id
 
     # ---- inside
 
@@ -207,9 +230,8 @@ class Chronicle:
         index = min(range(len(stages)), key=lambda index: stages[index].deliver)
         return index, stages[index]
 
-    def _record(
-        self, error: BaseException | None, tally: Tally, outcome: str, way: Way | None, stages: StageSeconds
-    ) -> AnswerRecord:
+    def _record(self, ending: Ending, way: Way | None, stages: StageSeconds) -> AnswerRecord:
+        error = ending.error
         path, why = _path(way.path if way is not None else "")
         return AnswerRecord(
             id=self.id,
@@ -220,14 +242,14 @@ class Chronicle:
             model=self.model,
             tenant=self._caller.tenant.id,
             lane=self._asked.lane.label,
-            outcome=outcome,
+            outcome=_outcome(error, ending.is_complete),
             error=_message(error),
             path=path,
             reason=why if path else getattr(error, "reason", ""),
             num_attempts=max((way.num_attempts for way in self.ways), default=0),
             workers=() if way is None else tuple(way.workers),
             is_streamed=self._asked.is_streamed,
-            usage=tally.usage(),
+            usage=ending.tally.usage(),
             came_at=self._began,
             total_s=stages.total,
             first_token_s=self._first_token_s(),
@@ -237,6 +259,10 @@ class Chronicle:
             num_late_gaps=self.pace.num_late,
             stages=stages,
         )
+
+
+def _conclude(chronicle: Chronicle, ending: Ending) -> None:
+    chronicle.conclude(ending)
 
 
 def _trace(trace: Trace, record: AnswerRecord, facts: SpanFacts) -> None:

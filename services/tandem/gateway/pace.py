@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable
 from itertools import islice
 from operator import sub
@@ -75,13 +76,13 @@ class Pace:
         """The last one stays, as the next gap's beginning."""
         if len(stamps) < 2:
             return
-        gaps = list(map(sub, islice(stamps, 1, None), stamps))
-        longest = max(gaps)
-        self.gaps.record_all(gaps)
+        gaps = sorted(map(sub, islice(stamps, 1, None), stamps))
+        longest = gaps[-1]
+        self.gaps.record_sorted(gaps)
         self.num_gaps += len(gaps)
         self._gathered[choice] = self._gathered.get(choice, 0) + len(gaps)
         self._sum_s += stamps[-1] - stamps[0]
         self.longest_s = max(self.longest_s, longest)
         if longest > self._late_s:
-            self.num_late += sum(gap > self._late_s for gap in gaps)
+            self.num_late += len(gaps) - bisect_right(gaps, self._late_s)
         del stamps[:-1]

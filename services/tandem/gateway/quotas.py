@@ -66,12 +66,18 @@ class TenantQuotas:
         self._steward = asyncio.create_task(self._keep(), name="quota-steward")
 
     async def stop(self) -> None:
-        """Settlements that were made are waited for; what is still open lapses."""
+        """Settlements that were made are waited for, and those that Redis did not answer tried once more; what is still
+        open lapses."""
         if self._steward is not None:
             self._steward.cancel()
             await asyncio.gather(self._steward, return_exceptions=True)
         if self._posted:
             await asyncio.wait(self._posted)
+        if self._unsettled:
+            with suppress(StoreUnavailable):
+                await self._beat()
+            if self._posted:
+                await asyncio.wait(self._posted)
         if self.is_reachable:
             await asyncio.gather(self._roll.withdraw(self._gateway), return_exceptions=True)
         await asyncio.gather(self._store.close(), self._roll.close())

@@ -184,3 +184,22 @@ async def test_a_connection_to_a_primary_that_was_demoted_is_given_up(server: Tc
         await client.set("key", 1)
     assert await client.execute_command("CLIENT ID") != before
     await client.aclose()
+
+
+@ALL
+async def test_what_was_not_settled_is_tried_once_more_at_the_end(name: str, server: TcpServer) -> None:
+    lose, heal, _ = FAULTS[name]
+    health = RedisHealth()
+    store, roll = RedisQuotas(server.url, "n", health=health), GatewayRoll(server.url, "n", ttl_s=60.0, health=health)
+    quotas = TenantQuotas(GatewayId("g"), store, roll, SystemClock())
+    await quotas.start()
+    entry = await quotas.enter(Tenant(id=ACME, tokens_per_minute=1_000_000), 10, 10)
+    lose(server)
+    entry.close()
+    async with asyncio.timeout(60):
+        while quotas.is_reachable:
+            await asyncio.sleep(0.01)
+    heal(server)
+    await quotas.stop()
+    with server.client() as client:
+        assert client.hlen(f"n:quota:{{{ACME}}}:open") == 0

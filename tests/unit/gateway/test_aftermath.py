@@ -83,13 +83,20 @@ async def test_it_is_done_in_nobody_s_name() -> None:
     assert seen == [{}]
 
 
-async def test_what_it_leads_to_is_done_too() -> None:
+async def test_what_it_leads_to_is_done_at_once_after_all_of_its_kind() -> None:
     aftermath, told = Aftermath(), Told()
-    aftermath.later(aftermath.later, told.hear, 0)
+
+    def lead(number: int) -> None:
+        told.heard.append(-number)
+        aftermath.later(told.hear, number)
+        aftermath.do()
+
+    aftermath.later(lead, 1)
+    aftermath.later(lead, 2)
     aftermath.do()
-    assert told.heard == []
-    await asyncio.wait_for(told.has_heard.wait(), 30.0)
-    assert told.heard == [0]
+    assert told.heard == [-1, -2, 1, 2]
+    aftermath.do()
+    assert told.heard == [-1, -2, 1, 2]
 
 
 @pytest.mark.parametrize("how", ["the last one ends", "in time", "asked"])

@@ -128,6 +128,7 @@ async def test_what_is_lost_begins_again_and_its_time_counts_where_it_was_spent(
     with watched(rig) as seen:
         asked = seen.ask()
         key = (await job_at(prefill)).key
+        await phase_of(rig, P.FIRST)
         prefill.tell(staged(key, 0, prefill_s=ALL))
         await phase_of(rig, P.HANDOVER)
         decode.tell(Failed(key, ErrorKind.INTERNAL, "the step failed"))
@@ -150,6 +151,7 @@ async def test_a_choice_that_moves_while_it_decodes_decodes_all_the_while(rig: R
     with watched(rig) as seen:
         asked = seen.ask(max_tokens=4)
         key = (await job_at(old)).key
+        await phase_of(rig, P.FIRST)
         old.tell(token(key, 0))
         await phase_of(rig, P.DECODE)
         new = await rig.add("b", "mixed")
@@ -175,6 +177,7 @@ async def test_choices_decode_until_the_last_of_them_does(rig: Rig) -> None:
     with watched(rig) as seen:
         asked = seen.ask(n=2)
         one = (await job_at(worker)).key
+        await phase_of(rig, P.FIRST)
         other = one._replace(choice=1)
         worker.tell(staged(one, 0, prefill_queue_s=ALL), staged(other, 0, prefill_s=ALL), ended(one, 1))
         await until(lambda: [len(active.life._choices) for active in rig.dispatch._active.values()] == [1])

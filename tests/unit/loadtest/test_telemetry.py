@@ -21,15 +21,22 @@ def report(before: str = "") -> Report:
         StreamRound(num_tokens=10_000, cpu_s=0.5),
         StreamRound(num_tokens=10_000, cpu_s=0.51),
     )
-    return Report(step_s=0.002, stream_step_s=0.004, before=before, steps={8: [steps] * 3}, streams=[streams] * 3)
+    return Report(
+        step_s=0.002,
+        stream_step_s=0.004,
+        before=before,
+        steps={8: [steps] * 3},
+        streams={1.0: [streams] * 3, 0.01: [streams] * 3},
+    )
 
 
 def test_its_table() -> None:
     lines = text(report()).splitlines()
     assert lines[0].endswith("without: nobody looking and nothing counted.")
     assert lines[4] == "| a step of 8 | 100.0 | 142.0 | +42.0 | +2.00% | +2.00% to +2.00% | under | 3 |"
-    assert lines[5] == "| a streamed token | 50.0 | 51.0 | +1.0 | +2.00% | +2.00% to +2.00% | under | 3 |"
-    assert "one every 4 ms; a core is enough for 20,000 tokens/s without and 19,608 with" in lines[-1]
+    assert lines[6].startswith("| a streamed token, 1% traced | 50.0 | 51.0")
+    assert lines[5] == "| a streamed token, 100% traced | 50.0 | 51.0 | +1.0 | +2.00% | +2.00% to +2.00% | under | 3 |"
+    assert "one every 4 ms; a core is enough for 20,000 tokens/s without and 19,608 with most of it" in lines[-1]
     assert text(report("/tmp/old")).splitlines()[0].endswith("without: the commit in /tmp/old.")
 
 

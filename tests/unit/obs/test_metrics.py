@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tandem.obs.instrument import Instrument, Kind, counter, gauge, histogram
 from tandem.obs.instruments import all_instruments
-from tandem.obs.metrics import OTHER, Exemplar, Metrics, Spread, total
+from tandem.obs.metrics import OTHER, Buckets, Exemplar, Metrics, Spread, total
 
 PETS = counter("pets", "{pet}", "Pets.", "kind", "tenant")
 SPEED = histogram("speed", "s", "Speed.", (1.0, 2.0), "lane")
@@ -94,3 +96,12 @@ def test_the_list_is_in_order() -> None:
         assert len(set(each.attributes)) == len(each.attributes), each
         assert (each.kind is Kind.HISTOGRAM) == bool(each.bounds), each
         assert list(each.bounds) == sorted(set(each.bounds)), each
+
+
+@given(st.lists(st.one_of(st.floats(0, 10), st.sampled_from((0.5, 1.0, 2.0)))))
+def test_what_rises_is_counted_as_one_by_one(values: list[float]) -> None:
+    one_by_one, together = Buckets((0.5, 1.0, 2.0)), Buckets((0.5, 1.0, 2.0))
+    for value in sorted(values):
+        one_by_one.record(value)
+    together.record_sorted(sorted(values))
+    assert together.counts == one_by_one.counts and together.sum == pytest.approx(one_by_one.sum)
