@@ -16,7 +16,7 @@ from redis import Redis
 
 from tests.e2e.cluster import PATIENCE_S, Program
 from tests.e2e.gateway.conftest import Pair
-from tests.e2e.gateway.processes import until
+from tests.e2e.gateway.processes import Gateway, until
 
 SETTINGS = ("--ttft-ms", "500", "--itl-ms", "50", "--interval-s", "1", "--min-decode", "3")
 
@@ -43,7 +43,8 @@ def test_one_decision_is_made_and_explained(calm: Pair, redis_url: str) -> None:
     done = once(*planner(calm, redis_url, "--once", "--json"))
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert (told["model"], told["outcome"], told["num_gateways"]) == ("tiny", "explained", 2)
+    running = sum(isinstance(one, Gateway) and one.exit_code is None for one in calm.cluster.programs)
+    assert (told["model"], told["outcome"]) == ("tiny", "explained") and told["num_gateways"] >= running >= 2
     assert told["workers"] == {"p": "prefill", "d": "decode"}
     observed = told["observed"]
     assert observed["prefill"]["num_serving"] == observed["decode"]["num_serving"] == 1
