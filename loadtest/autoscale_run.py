@@ -92,13 +92,15 @@ _CODE = Slo(ttft_s=3.0, itl_s=0.1)
 LOADS = {
     "conversation": Load(
         trace="mooncake_conversation.jsonl.gz",
-        day=Day(num_copies=1, lasts_s=3600.0, low=0.2),
+        day=Day(num_copies=3, lasts_s=3600.0, low=0.2),
         hardware="h100",
         degree=4,
         slo=_CHAT,
         begins=Target(3, 1),
         policy=_policy(_CHAT, scale_down_s=60.0),
-        ways=_ways("planner", "queue=2:16", "fixed=4+2", "fixed=5+1", "fixed=5+2", "fixed=6+2"),
+        ways=_ways(
+            "planner", "fixed=11+4", "fixed=12+3", "fixed=9+3", "queue=2:16", "fixed=8+4", "fixed=10+4", "fixed=12+4"
+        ),
     ),
     "code": Load(
         trace="azure_llm_code_2023.csv.gz",

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from tandem.cli import sim_setup
 from tandem.core.config import PlannerConfig
 from tandem.core.slo import Slo
+from tandem.planner.policy import policy_of
 from tandem.scaling.decision import Decision
 from tandem.scaling.observed import Role
-from tandem.scaling.policy import Bounds, ScalingPolicy
 from tandem.scaling.scaler import Scaler
 from tandem.sim import elastic_table, table
 from tandem.sim.autoscale import ElasticRun, Planned, simulate_elastic
@@ -54,23 +54,15 @@ def run(deployment: Deployment, planner: PlannerConfig, args: argparse.Namespace
 def _scaler(text: str, planner: PlannerConfig, slo: Slo) -> Autoscaler:
     kind, _, rest = text.partition("=")
     if kind == "planner" and not rest:
-        return Planned(Scaler(_policy(planner, slo)))
+        return Planned(
+            Scaler(replace(policy_of(planner, slo), change_roles=False))
+        )  # a simulated worker keeps its role
     numbers = rest.split(":")
     if kind != "queue" or len(numbers) != 2 or not all(n.isascii() and n.isdecimal() and int(n) for n in numbers):
         raise sim_setup.refuse(
             f"--autoscale {text}: write planner, or queue=2:16 (requests at each prefill and decode)"
         )
     return QueueScaler(QueuePolicy(wanted=(float(numbers[0]), float(numbers[1]))))
-
-
-def _policy(planner: PlannerConfig, slo: Slo) -> ScalingPolicy:
-    """A simulated worker keeps its role."""
-    return ScalingPolicy(
-        slo=slo, percentile=planner.percentile, headroom=planner.headroom, interval_s=planner.interval_s,
-        window_s=planner.window_s, start_s=planner.start_s, scale_down_s=planner.scale_down_s, change_roles=False,
-        prefill=Bounds(planner.min_prefill, planner.max_prefill or None),
-        decode=Bounds(planner.min_decode, planner.max_decode or None),
-    )  # fmt: skip
 
 
 def _kinds(workers: Sequence[tuple[WorkerSpec, int]]) -> dict[Role, WorkerSpec]:

@@ -32,7 +32,7 @@ from tandem.planner.leaving import Leaving
 from tandem.planner.measures import PlanMeasures
 from tandem.planner.plan import Plan
 from tandem.planner.pods import PodWatch
-from tandem.planner.policy import policy_of
+from tandem.planner.policy import policy_of, targets_of
 from tandem.planner.program import Loop, Planner
 from tandem.planner.raycluster import RayClusterActuator, Retries
 from tandem.planner.serve import ServeActuator
@@ -65,9 +65,8 @@ class Program:
         self._api: Any = None
         self._measures = PlanMeasures(self._telemetry.metrics, lambda: self.actuator.leads)
         self.actuator: Actuator = self._actuator()
-        planner = Planner(
-            config.planner, self._board, self._census, Scaler(policy_of(config)), self.actuator, self._clock
-        )
+        scaler = Scaler(policy_of(config.planner, targets_of(config.slo)))
+        planner = Planner(config.planner, self._board, self._census, scaler, self.actuator, self._clock)
         self.loop = Loop(planner, config.planner.interval_s, self._measures, self._telemetry.tracing, told)
         self.endpoint = MetricsEndpoint(config.planner.host, config.planner.metrics_port, self._telemetry.exposition)
 

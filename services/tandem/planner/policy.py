@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from tandem.core.config import Config
+from tandem.core.config import PlannerConfig, SloConfig
 from tandem.core.slo import Slo
 from tandem.scaling.policy import Bounds, ScalingPolicy
 
 
-def policy_of(config: Config) -> ScalingPolicy:
-    """The targets are those of the interactive lane. Raises TandemError(INVALID_REQUEST)."""
-    planner = config.planner
+def targets_of(slo: SloConfig) -> Slo:
+    """Those of the interactive lane."""
+    return Slo.of_ms(slo.ttft_ms or None, slo.itl_ms or None)
+
+
+def policy_of(planner: PlannerConfig, slo: Slo) -> ScalingPolicy:
+    """Raises TandemError(INVALID_REQUEST)."""
     return ScalingPolicy(
-        slo=Slo.of_ms(config.slo.ttft_ms or None, config.slo.itl_ms or None),
+        slo=slo,
         percentile=planner.percentile,
         headroom=planner.headroom,
         interval_s=planner.interval_s,

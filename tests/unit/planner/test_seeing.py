@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tandem.core.config import Config, PlannerConfig, SloConfig
+from tandem.core.config import PlannerConfig, SloConfig
 from tandem.core.ids import GatewayId, Incarnation, WorkerId, WorkerRef
 from tandem.core.load import Load
 from tandem.core.step_cost import StepCost
 from tandem.planner.growth import DemandGrowth, Grown
 from tandem.planner.observing import compose, problem_of
-from tandem.planner.policy import policy_of
+from tandem.planner.policy import policy_of, targets_of
 from tandem.planner.pools import chosen_for, pool_targets
 from tandem.planner.worker_state import WorkerState
 from tandem.scaling.decision import RoleChange, Target
@@ -118,7 +118,7 @@ def test_who_changes_its_role() -> None:
 
 def test_the_policy_is_the_settings() -> None:
     planner = PlannerConfig(min_prefill=2, max_prefill=5, min_decode=0, headroom=0.3, interval_s=7.0)
-    made = policy_of(Config(planner=planner, slo=SloConfig(ttft_ms=500, itl_ms=0)))
+    made = policy_of(planner, targets_of(SloConfig(ttft_ms=500, itl_ms=0)))
     assert (made.prefill, made.decode) == (Bounds(2, 5), Bounds(0, None))
     assert (made.slo.ttft_s, made.slo.itl_s, made.headroom, made.interval_s) == (0.5, None, 0.3, 7.0)
 
