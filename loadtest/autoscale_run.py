@@ -25,11 +25,15 @@ from tandem.sim.queue_scaler import QueuePolicy, QueueScaler
 from tandem.sim.roofline import SERVING, Roofline
 from tandem.sim.run import collecting_seldom
 from tandem.sim.shapes import SHAPES
+from tandem.sim.tally import Tally
+from tandem.sim.trace import Trace
 from tandem.workload.trace import entries
 
 BUDGET = 8192
 BLOCK_SIZE = 128
 FOR_EVER_S = 1e6
+NUM_PARTS = 10
+"""Of a day, each with an attainment of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +121,15 @@ LOADS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """`late_share` of the requests got their first token late or none, `late_gap_share` of the gaps were late."""
+    """`late_share` of the requests got their first token late or none, `late_gap_share` of the gaps were late.
+    `worst_share` of those that came in one part of the day were good, and a larger share in each other."""
 
     way: Way
     percentile: float
     num_requests: int
     gpu_hours: float
     good_share: float
+    worst_share: float
     late_share: float
     late_gap_share: float
     ttft_p99_s: float
@@ -156,9 +162,15 @@ def run(load: Load, trace: Path, way: Way) -> Outcome:
         start_s=load.policy.start_s,
     )
     asks = requests(load.day, list(entries(trace)))
+    parts = [Tally(load.slo) for _ in range(NUM_PARTS)]
+
+    def told(trace: Trace) -> None:
+        parts[min(NUM_PARTS - 1, int(NUM_PARTS * trace.due_s / load.day.lasts_s))].add(trace)
+
     with collecting_seldom():
-        done = simulate_elastic(spec, elastic, autoscaler(load, way), asks, load.slo)
-    return _outcome(load, way, done, clock.now() - began)
+        done = simulate_elastic(spec, elastic, autoscaler(load, way), asks, load.slo, told=told)
+    shares = [whole.num_good / whole.num_requests for part in parts if (whole := part.all()).num_requests]
+    return _outcome(load, way, done, min(shares), clock.now() - began)
 
 
 def autoscaler(load: Load, way: Way) -> Autoscaler:
@@ -185,7 +197,7 @@ def cluster(load: Load, size: Target) -> ClusterSpec:
     return Deployment(machine=machine, pools=pools, config=config).cluster(load.day.seed)
 
 
-def _outcome(load: Load, way: Way, done: ElasticRun, wall_s: float) -> Outcome:
+def _outcome(load: Load, way: Way, done: ElasticRun, worst_share: float, wall_s: float) -> Outcome:
     whole = done.tally.all()
     everyone = done.report.groups[0]
     assert everyone.ttft is not None and everyone.itl is not None, "no request was served"
@@ -196,6 +208,7 @@ def _outcome(load: Load, way: Way, done: ElasticRun, wall_s: float) -> Outcome:
         num_requests=whole.num_requests,
         gpu_hours=done.gpu_hours,
         good_share=done.good_share,
+        worst_share=worst_share,
         late_share=whole.num_late / whole.num_requests,
         late_gap_share=whole.num_late_gaps / max(1, whole.itl.count),
         ttft_p99_s=everyone.ttft.p99,

@@ -158,7 +158,6 @@ def measure_streams(
         rounds = uvloop.run(_rounds(gateways, num_rounds))
         # What was to be on was on.
         assert json.loads(gateways.log.read_text().splitlines()[-1])["outcome"] == "finished"
-        assert gateways.sink.last_words()["metrics"][0] > 0
         assert ratio < 1 or gateways.sink.last_words()["traces"][0] > 0
     return rounds
 

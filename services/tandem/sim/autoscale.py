@@ -52,14 +52,18 @@ def simulate_elastic(
     asks: Iterable[Ask],
     slo: Slo,
     look: Callable[[SimCluster, Tally], None] | None = None,
+    told: Callable[[Trace], None] | None = None,
 ) -> ElasticRun:
-    """Run a workload to its end and check that nothing is left open. Raises ValueError when there is no request."""
+    """Run a workload to its end and check that nothing is left open. `told` hears of each request that has ended.
+    Raises ValueError when there is no request."""
     cluster, tally, meter = SimCluster(spec), Tally(slo), Meter(slo)
     operator = Elastic(cluster, elastic, autoscaler, meter)
 
     def ended(trace: Trace) -> None:
         tally.add(trace)
         meter.ended(trace)
+        if told is not None:
+            told(trace)
         if look is not None:
             look(cluster, tally)
 

@@ -49,6 +49,7 @@ def test_ways_are_read_and_told() -> None:
 def outcome(way: str, gpu_hours: float, good_share: float) -> Outcome:
     return Outcome(
         way=Way.parse(way), percentile=99.0, num_requests=1000, gpu_hours=gpu_hours, good_share=good_share,
+        worst_share=good_share - 0.005,
         late_share=0.0, late_gap_share=0.0, ttft_p99_s=1.0, itl_p99_s=0.02, mean_prefill=1.0, mean_decode=1.0,
         most_prefill=1, most_decode=1, wall_s=1.0,
     )  # fmt: skip
@@ -61,7 +62,8 @@ def test_the_planner_is_compared_with_what_costs_no_more_and_with_what_is_enough
     ]  # fmt: skip
     text = verdict(outcomes, Slo(1.0, 0.1))
     assert "no more GPU hours is 4 + 1: 96.00%" in text and "99.20% of the planner's" in text
-    assert "good all day is 5 + 2 with 25.0 GPU hours: the planner takes 20.0% fewer" in text
+    assert "good over the day is 5 + 2 with 25.0 GPU hours: the planner, with 99.20%, takes 20.0% fewer" in text
+    assert "in every tenth of it is 6 + 2 with 30.0 GPU hours: the planner, with 98.70%, takes 33.3% fewer" in text
     assert told(outcomes, Slo()).count("\n|") == 7
     assert verdict(outcomes[1:], Slo()) == ""
 
