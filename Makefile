@@ -6,8 +6,8 @@
 # Tests start many processes, each of which would compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-# All their tests are slow, and only to import them takes seconds in each process.
-SLOW_ROOMS := chaos e2e golden
+# Their tests are slow, and only to import them takes seconds in each process; the chart's render it hundreds of times.
+SLOW_ROOMS := chaos chart e2e golden
 # They start whole clusters, which know each other by time: nothing else runs beside them.
 ALONE := tests/chaos tests/e2e
 # In the order of their files, of which the long ones come first. Processes that share cores take longer.
