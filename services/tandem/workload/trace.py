@@ -8,8 +8,8 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, closing
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -41,8 +41,7 @@ def entries(path: Path, count: int | None = None) -> Iterator[Entry]:
     num_held = sum(1 for _ in islice(_lines(path), form.has_header, form.has_header + needed))
     if num_held < needed:
         raise refused(str(path), f"holds {num_held} requests, {needed} are asked for")
-    lines = islice(_lines(path), form.has_header, None if count is None else form.has_header + count)
-    return _in_order(lines, form)
+    return _in_order(_lines(path), form, count)
 
 
 class _Form(NamedTuple):
@@ -93,7 +92,7 @@ def _opened(path: Path) -> AbstractContextManager[Iterable[bytes]]:
     return gzip.open(path) if is_gzip else path.open("rb")
 
 
-def _lines(path: Path) -> Iterator[_Line]:
+def _lines(path: Path) -> Generator[_Line, None, None]:
     """All that are not blank, with their numbers from 1."""
     number = 0
     try:
@@ -106,15 +105,17 @@ def _lines(path: Path) -> Iterator[_Line]:
         raise refused(f"{path}:{number}", f"cannot be read on: {error}") from error
 
 
-def _in_order(lines: Iterator[_Line], form: _Form) -> Iterator[Entry]:
+def _in_order(lines: Generator[_Line, None, None], form: _Form, count: int | None) -> Iterator[Entry]:
     latest: int | None = None
-    for line in lines:
-        entry = form.read_entry(form.parse(line.place, line.text))
-        if latest is not None and entry.due_us < latest:
-            late_s = (latest - entry.due_us) / 1e6
-            raise refused(line.place, f"is due {late_s} s before the line above it; sort the trace by time")
-        latest = entry.due_us
-        yield entry
+    # A line that is refused, and whoever wants no more of them, closes the file.
+    with closing(lines):
+        for line in islice(lines, form.has_header, None if count is None else form.has_header + count):
+            entry = form.read_entry(form.parse(line.place, line.text))
+            if latest is not None and entry.due_us < latest:
+                late_s = (latest - entry.due_us) / 1e6
+                raise refused(line.place, f"is due {late_s} s before the line above it; sort the trace by time")
+            latest = entry.due_us
+            yield entry
 
 
 def ask_of(entry: Entry, number: int, due_s: float, seed: int, salt: str = "") -> Ask:
