@@ -25,7 +25,7 @@ import uvloop
 
 from tandem.core.config import Config, GatewayConfig, RedisConfig
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
-from tandem.gateway.main import Gateway
+from tandem.gateway.main import Gateway, settle
 
 _MEASURES = ("responded", "admitted", "refused", "begun", "answered")
 
@@ -46,7 +46,7 @@ async def _serve(config: Config, switch: Switch | None) -> None:
         while gateway._dispatcher.ready() is not None:  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0.01)
     gc.collect()
-    gc.freeze()
+    settle()
     _say({"url": gateway.url})
     while line := await asyncio.to_thread(sys.stdin.readline):
         asked = json.loads(line)

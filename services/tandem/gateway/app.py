@@ -93,6 +93,7 @@ class GatewayApp:
             message = f"internal error (request {exchange.request_id})"
             await self._refuse(exchange, TandemError(ErrorKind.INTERNAL, message))
         finally:
+            exchange.late_error = None  # it knows who knows the exchange, and would keep all of it for the collector
             if exchange.started and exchange.is_counted:
                 self._measures.responded(exchange.status)
 

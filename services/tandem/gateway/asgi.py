@@ -103,8 +103,11 @@ class Exchange:
             watcher.cancel()
             task.cancel()
             await asyncio.wait({task, watcher})
-        if not task.cancelled():
-            task.result()
+        try:
+            if not task.cancelled():
+                task.result()
+        finally:
+            del task  # what it failed of leads here: a circle, which only the garbage collector would find
 
     async def _disconnected(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

@@ -30,7 +30,7 @@ class Pace:
         self.num_gaps = 0
         self.num_late = 0
         self.gaps = gaps
-        self._begun = begun
+        self._begun: Callable[[float], None] | None = begun
         self._now = now
         self._late_s = late_s or math.inf
         self._sum_s = 0.0
@@ -48,7 +48,8 @@ class Pace:
             self._gather(choice, stamps)
 
     def end(self) -> None:
-        """Count what is left to be counted."""
+        """Count what is left to be counted. Nobody hears of it any more."""
+        self._begun = None
         for choice, stamps in self._stamps.items():
             self._gather(choice, stamps)
 
@@ -70,7 +71,10 @@ class Pace:
         self._stamps[choice] = [now]
         if self.first_at is None:
             self.first_at = now
-            self._begun(now)
+            # Whoever hears it knows this pace: a circle, which only the garbage collector would find.
+            begun, self._begun = self._begun, None
+            if begun is not None:
+                begun(now)
 
     def _gather(self, choice: int, stamps: list[float]) -> None:
         """The last one stays, as the next gap's beginning."""

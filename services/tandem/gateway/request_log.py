@@ -37,7 +37,9 @@ class RequestLog:
         extra = fields(**_told(record))
         if self._wanted == "all":
             extra[UNLIMITED] = True
-        _log.log(level, "request %s", record.outcome, extra=extra)
+        # As `_log.log` does, but for the question where it was called, which no line tells.
+        told = (_log.name, level, __file__, 0, "request %s", (record.outcome,), None)
+        _log.handle(_log.makeRecord(*told, extra=extra))
 
 
 def _told(record: AnswerRecord) -> dict[str, object]:

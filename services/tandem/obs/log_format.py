@@ -77,7 +77,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds")
-        line: dict[str, Any] = {
+        own: dict[str, Any] = {
             "timestamp": at.removesuffix("+00:00") + "Z",
             "severity": record.levelname,
             "logger": record.name,
@@ -85,7 +85,7 @@ class JsonFormatter(logging.Formatter):
             **self._origin,
             "thread": record.threadName,
         }
-        line |= {name: value for name, value in _fields(record).items() if name not in line}
+        line = {**own, **_fields(record), **own}  # in this order, and no field is taken for one of these
         raised = _exception(record)
         if raised is not None:
             line["exception"] = raised
@@ -103,12 +103,10 @@ def _json(line: Mapping[str, Any]) -> str:
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
     given: Mapping[str, Any] = getattr(record, "fields", {})
-    told = {**request_fields(), **given}
-    return {
-        name: _cut(value, MAX_MESSAGE) if isinstance(value, str) else value
-        for name, value in told.items()
-        if value is not None
-    }
+    told = {name: value for name, value in {**request_fields(), **given}.items() if value is not None}
+    for name in [name for name, value in told.items() if isinstance(value, str) and len(value) > MAX_MESSAGE]:
+        told[name] = _cut(told[name], MAX_MESSAGE)
+    return told
 
 
 def _exception(record: logging.LogRecord) -> str | None:

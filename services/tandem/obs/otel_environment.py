@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from tandem.core.errors import ErrorKind, TandemError
@@ -30,6 +30,13 @@ _RATIO_SAMPLERS = ("traceidratio", "parentbased_traceidratio")
 _SAMPLERS = ("always_on", "always_off", "parentbased_always_on", "parentbased_always_off", *_RATIO_SAMPLERS)
 
 
+class Sampling(NamedTuple):
+    """A share of all traces is sampled; where `heeds_parent` is, only of those that nobody has decided on before."""
+
+    ratio: float = 1.0
+    heeds_parent: bool = True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtelSettings:
     """What Tandem itself acts on. A signal goes to no exporter unless a variable says so, and an endpoint does.
@@ -45,6 +52,7 @@ class OtelSettings:
     max_spans: int
     max_span_batch: int
     spans_delay_s: float
+    sampling: Sampling
 
 
 def read_otel(environ: Mapping[str, str]) -> OtelSettings:
@@ -71,7 +79,18 @@ def read_otel(environ: Mapping[str, str]) -> OtelSettings:
         max_spans=int(_number(_MAX_SPANS, environ, 2048)),
         max_span_batch=int(_number(_MAX_SPAN_BATCH, environ, 512)),
         spans_delay_s=_milliseconds("OTEL_BSP_SCHEDULE_DELAY", 5000, environ) / 1000,
+        sampling=_sampling(environ) if traces else Sampling(),
     )
+
+
+def _sampling(environ: Mapping[str, str]) -> Sampling:
+    asked = environ.get("OTEL_TRACES_SAMPLER", "").lower() or "parentbased_always_on"
+    own = asked.removeprefix("parentbased_")
+    if own == "traceidratio":
+        ratio = _number("OTEL_TRACES_SAMPLER_ARG", environ, 1)
+    else:
+        ratio = 1.0 if own == "always_on" else 0.0
+    return Sampling(ratio, heeds_parent=own != asked)
 
 
 def _exporters(signal: Signal, environ: Mapping[str, str]) -> tuple[Exporter, ...]:

@@ -85,9 +85,11 @@ def _encode(span: ReadableSpan, told: pb.Span) -> None:
 def _attributes(values: Mapping[str, Any], told: Any) -> None:
     """`told`: a repeated KeyValue."""
     for name, value in values.items():
-        pair = told.add()
-        pair.key = name
-        _put(pair.value, value)
+        field = _FIELDS.get(type(value))
+        if field is not None:
+            told.add(key=name, value={field: value})  # at once costs less than step by step
+        else:
+            _put(told.add(key=name).value, value)
 
 
 def _put(told: AnyValue, value: Any) -> None:

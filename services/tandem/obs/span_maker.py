@@ -1,7 +1,7 @@
 """Makes OpenTelemetry's spans of records that are over; never decides what they tell, and never sends them.
 
 Not by the SDK's tracer: a span that can be open, changed and ended by anybody costs it thirty microseconds, and ours
-need none of that. Its samplers, ids and limits, which its variables set, are the same.
+need none of that. Nor by its samplers, which every request would ask: they decide the same. Ids and limits are its own.
 """
 
 from __future__ import annotations
@@ -9,55 +9,55 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from opentelemetry.attributes import BoundedAttributes
-from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan, SpanLimits
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON, DEFAULT_ON, Decision, Sampler
 from opentelemetry.sdk.util import BoundedList
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import (
-    NonRecordingSpan,
     SpanContext,
     SpanKind,
     Status,
     StatusCode,
     TraceFlags,
-    set_span_in_context,
 )
 
+from tandem.obs.otel_environment import Sampling
 from tandem.obs.tracing import Attributes, SpanEvent, SpanRecord
 
 _KINDS = {"internal": SpanKind.INTERNAL, "server": SpanKind.SERVER, "client": SpanKind.CLIENT}
 _FINE = Status(StatusCode.UNSET)
 _SCOPE = InstrumentationScope("tandem")
+_SAMPLED = TraceFlags.SAMPLED
+_RANDOM = (1 << 64) - 1
+"""Of a trace's id, the bits by which all programs of a trace decide alike."""
 
 
 class SpanMaker:
     """The Spans of one process. `put_one` takes each span that is made, those inside another before it."""
 
-    def __init__(self, resource: Resource, sampler: Sampler, put_one: Callable[[ReadableSpan], None]) -> None:
+    def __init__(self, resource: Resource, sampling: Sampling, put_one: Callable[[ReadableSpan], None]) -> None:
         self._resource = resource
-        self._sampler = sampler
-        self._takes_all = sampler is DEFAULT_ON or sampler is ALWAYS_ON
+        self._heeds_parent = sampling.heeds_parent
+        self._bound = round(sampling.ratio * (_RANDOM + 1))
         self._put_one = put_one
         self._ids = RandomIdGenerator()
         self._limits = SpanLimits()
 
     def sample(self, parent: SpanContext | None) -> SpanContext | None:
         if parent is None:
-            trace, context = self._ids.generate_trace_id(), Context()
-            flags = TraceFlags.SAMPLED | TraceFlags.RANDOM_TRACE_ID
+            trace, flags, state = self._ids.generate_trace_id(), _SAMPLED | TraceFlags.RANDOM_TRACE_ID, None
         else:
-            trace, context = parent.trace_id, set_span_in_context(NonRecordingSpan(parent), Context())
-            flags = TraceFlags.SAMPLED | (parent.trace_flags & TraceFlags.RANDOM_TRACE_ID)
-        span = self._ids.generate_span_id()
-        if parent is None and self._takes_all:  # by default: there is no need to ask
-            return SpanContext(trace, span, is_remote=False, trace_flags=TraceFlags(flags))
-        decided = self._sampler.should_sample(context, trace, "request", SpanKind.SERVER)
-        if decided.decision is not Decision.RECORD_AND_SAMPLE:
+            trace, state = parent.trace_id, parent.trace_state
+            flags = _SAMPLED | (parent.trace_flags & TraceFlags.RANDOM_TRACE_ID)
+        if parent is not None and self._heeds_parent:
+            is_sampled = parent.trace_flags.sampled
+        else:
+            is_sampled = trace & _RANDOM < self._bound
+        if not is_sampled:
             return None
-        return SpanContext(trace, span, is_remote=False, trace_flags=TraceFlags(flags), trace_state=decided.trace_state)
+        own = self._ids.generate_span_id()
+        return SpanContext(trace, own, is_remote=False, trace_flags=TraceFlags(flags), trace_state=state)
 
     def put(self, context: SpanContext, parent: SpanContext | None, span: SpanRecord) -> None:
         for child in span.children:

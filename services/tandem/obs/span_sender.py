@@ -13,7 +13,7 @@ from threading import Event, Thread
 from typing import NamedTuple
 
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExporter
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 _log = logging.getLogger(__name__)
 
@@ -27,10 +27,12 @@ class Batching(NamedTuple):
 
 
 class SpanSender:
-    """What comes when too many wait replaces the oldest. `num_dropped`: spans that were left out so."""
+    """What comes when too many wait replaces the oldest. `num_dropped`: spans that were left out so, or that a receiver
+    did not take."""
 
     def __init__(self, exporters: Sequence[SpanExporter], batching: Batching) -> None:
-        self.num_dropped = 0
+        self._num_replaced = 0
+        self._num_refused = 0
         self._exporters = exporters
         self._batching = batching
         self._waiting: deque[ReadableSpan] = deque(maxlen=batching.max_waiting)
@@ -40,11 +42,16 @@ class SpanSender:
         self._thread = Thread(target=self._run, name="telemetry-spans", daemon=True)
         self._thread.start()
 
+    @property
+    def num_dropped(self) -> int:
+        """Two threads count, each its own."""
+        return self._num_replaced + self._num_refused
+
     def put(self, span: ReadableSpan) -> None:
         """By one thread at a time. What comes after `close` is not sent."""
         waiting = self._waiting
         if len(waiting) == self._batching.max_waiting:
-            self.num_dropped += 1
+            self._num_replaced += 1
         waiting.append(span)
         if len(waiting) >= self._batching.max_batch and not self._is_due.is_set():
             self._is_due.set()
@@ -81,7 +88,8 @@ class SpanSender:
 
     def _send(self, exporter: SpanExporter, batch: Sequence[ReadableSpan]) -> None:
         try:
-            if not self._is_closed:
-                exporter.export(batch)
+            if not self._is_closed and exporter.export(batch) is SpanExportResult.SUCCESS:
+                return
         except Exception:
             _log.exception("telemetry: spans could not be sent")
+        self._num_refused += len(batch)

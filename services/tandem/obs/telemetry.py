@@ -90,17 +90,13 @@ def _resource(service: str, instance: str) -> Resource:
 
 
 def _traced(resource: Resource, settings: OtelSettings) -> tuple[Tracing, SpanSender]:
-    from opentelemetry.sdk.trace import TracerProvider
-
     from tandem.obs.exporters import span_exporters
     from tandem.obs.span_maker import SpanMaker
     from tandem.obs.span_sender import Batching, SpanSender
 
     batching = Batching(settings.max_spans, settings.max_span_batch, settings.spans_delay_s)
     sender = SpanSender(span_exporters(settings), batching)
-    # The SDK knows which sampler its variables mean.
-    sampler = TracerProvider(shutdown_on_exit=False).sampler
-    return Tracing(SpanMaker(resource, sampler, sender.put)), sender
+    return Tracing(SpanMaker(resource, settings.sampling, sender.put)), sender
 
 
 def _metric_sender(metrics: Metrics, resource: Resource, settings: OtelSettings) -> MetricSender:

@@ -9,7 +9,7 @@ import pytest
 
 from tandem.core.clock import SystemClock
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.aftermath import MAX_WAITING, Aftermath
+from tandem.gateway.aftermath import AT_ONCE, MAX_WAITING, Aftermath
 from tandem.gateway.caller import Caller
 from tandem.gateway.chronicle import Asked, Chronicles
 from tandem.gateway.measures import Measures
@@ -55,9 +55,25 @@ async def test_it_can_be_done_at_once_and_is_not_done_again() -> None:
 
 async def test_no_more_waits_than_may() -> None:
     aftermath, told = Aftermath(), Told()
-    for number in range(MAX_WAITING + 1):
+    for number in range(MAX_WAITING - 1):
         aftermath.later(told.hear, number)
-    assert told.heard == list(range(MAX_WAITING))
+    assert told.heard == []
+    for number in range(MAX_WAITING - 1, 10 * MAX_WAITING):
+        aftermath.later(told.hear, number)
+        assert number + 1 - len(told.heard) < MAX_WAITING
+    assert told.heard == list(range(len(told.heard)))
+
+
+async def test_those_that_wait_are_not_done_all_at_once_where_others_wait_for_the_loop() -> None:
+    aftermath, told = Aftermath(), Told()
+    for number in range(3 * AT_ONCE):
+        aftermath.later(told.hear, number)
+    seen = [0]
+    while seen[-1] < 3 * AT_ONCE:
+        await asyncio.sleep(0)
+        if len(told.heard) > seen[-1]:
+            seen.append(len(told.heard))
+    assert seen == [0, AT_ONCE, 2 * AT_ONCE, 3 * AT_ONCE]
 
 
 async def test_what_fails_fails_alone(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans as encode_by_sdk
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.sampling import DEFAULT_ON
 
+from tandem.obs.otel_environment import Sampling
 from tandem.obs.otlp_spans import encode_spans
 from tandem.obs.span_maker import SpanMaker
 from tandem.obs.tracing import SpanEvent, SpanRecord, Tracing
@@ -50,7 +50,7 @@ HEADERS = st.sampled_from([("", ""), *((f"00-{'ab' * 16}-{'cd' * 8}-{flags}", "b
 @given(SPANS, HEADERS)
 def test_spans_are_encoded_as_the_sdk_does(told: tuple[SpanRecord, ...], headers: tuple[str, str]) -> None:
     made: list[ReadableSpan] = []
-    tracing = Tracing(SpanMaker(RESOURCE, DEFAULT_ON, made.append))
+    tracing = Tracing(SpanMaker(RESOURCE, Sampling(), made.append))
     for span in told:
         tracing.begin(*headers).end(span)
     assert encode_spans(made) == encode_by_sdk(made)
@@ -63,7 +63,7 @@ def test_what_limits_left_out_is_told_as_the_sdk_does(monkeypatch: pytest.Monkey
     wide = {"a": 1, "b": 2, "c": 3}
     events = tuple(SpanEvent("e", 1.0, wide) for _ in range(4))
     span = SpanRecord(name="x", start=1.0, end=2.0, attributes=wide, events=events)
-    Tracing(SpanMaker(RESOURCE, DEFAULT_ON, made.append)).begin("", "").end(span)
+    Tracing(SpanMaker(RESOURCE, Sampling(), made.append)).begin("", "").end(span)
     told = encode_spans(made)
     (one,) = told.resource_spans[0].scope_spans[0].spans
     dropped = (one.dropped_attributes_count, one.dropped_events_count, one.events[0].dropped_attributes_count)
@@ -73,7 +73,7 @@ def test_what_limits_left_out_is_told_as_the_sdk_does(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("value", [2**63, "\ud800", None])
 def test_a_span_without_a_form_is_left_out_alone(value: object, caplog: pytest.LogCaptureFixture) -> None:
     made: list[ReadableSpan] = []
-    tracing = Tracing(SpanMaker(RESOURCE, DEFAULT_ON, made.append))
+    tracing = Tracing(SpanMaker(RESOURCE, Sampling(), made.append))
     for name, told in (("a", "x"), ("b", value), ("c", "z")):
         span = SpanRecord(name=name, start=1.0, end=2.0, attributes={"said": told})  # type: ignore[dict-item]
         tracing.begin("", "").end(span)

@@ -81,9 +81,18 @@ def test_all_that_waits_goes_when_it_is_closed_in_order_whatever_fails(caplog: p
     names = put(sender, 7)
     sender.close(30.0)
     sender.close(30.0)
-    assert first.batches == second.batches == [names] and sender.num_dropped == 0
+    assert first.batches == second.batches == [names] and sender.num_dropped == 2 * len(names)
     assert first.num_shutdowns == second.num_shutdowns == 1
     assert [record.message for record in caplog.records] == ["telemetry: spans could not be sent"] * 2
+
+
+def test_what_was_taken_is_not_counted_as_dropped() -> None:
+    taken = Taken()
+    taken.batches.append([])
+    sender = SpanSender([taken], Batching())
+    put(sender, 3)
+    sender.close(30.0)
+    assert len(taken.batches[1]) == 3 and sender.num_dropped == 0
 
 
 def test_all_that_waits_goes_in_batches_that_are_no_larger_than_they_may_be() -> None:
@@ -116,4 +125,5 @@ def test_the_newest_are_kept_and_the_others_counted() -> None:
     assert sender.num_dropped == 5
     stuck.shutdown()
     sender.close(30.0)
+    assert sender.num_dropped == 5 + len(stuck.names)
     assert stuck.names == ["s0", "s1", "s2", "s5", "s6", "s7"]

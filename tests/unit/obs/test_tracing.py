@@ -8,19 +8,21 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.sampling import (
-    ALWAYS_OFF,
-    ALWAYS_ON,
-    DEFAULT_ON,
-    Sampler,
-    SamplingResult,
-    TraceIdRatioBased,
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import Decision, _get_from_env_or_default
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    SpanContext,
+    SpanKind,
+    StatusCode,
+    TraceFlags,
+    TraceState,
+    set_span_in_context,
 )
-from opentelemetry.trace import SpanKind, StatusCode
 
+from tandem.obs.otel_environment import Sampling, read_otel
 from tandem.obs.span_maker import SpanMaker
 from tandem.obs.trace_context import parse_traceparent, parse_tracestate
 from tandem.obs.tracing import OFF, SpanEvent, SpanRecord, Tracing
@@ -32,9 +34,9 @@ UNSAMPLED = f"00-{'ab' * 16}-{'cd' * 8}-00"
 class Traced:
     """A process that traces, and the spans that it made."""
 
-    def __init__(self, sampler: Sampler = DEFAULT_ON) -> None:
+    def __init__(self, sampling: Sampling = Sampling()) -> None:
         self.made: list[ReadableSpan] = []
-        self.tracing = Tracing(SpanMaker(Resource({}), sampler, self.made.append))
+        self.tracing = Tracing(SpanMaker(Resource({}), sampling, self.made.append))
 
     @property
     def spans(self) -> dict[str, ReadableSpan]:
@@ -112,8 +114,8 @@ def test_without_a_parent_a_request_is_a_trace_of_its_own() -> None:
     ("tracing", "came"),
     [
         (lambda: OFF, CLIENT),
-        (lambda: Traced(ALWAYS_OFF).tracing, CLIENT),
-        (lambda: Traced(TraceIdRatioBased(0.0)).tracing, CLIENT),
+        (lambda: Traced(Sampling(0.0, heeds_parent=False)).tracing, CLIENT),
+        (lambda: Traced(Sampling(0.0, heeds_parent=False)).tracing, CLIENT),
         (lambda: Traced().tracing, UNSAMPLED),
     ],
     ids=["off", "always-off", "none-of-them", "the-client-does-not"],
@@ -126,7 +128,7 @@ def test_what_is_not_sampled_passes_on_what_came(tracing: Callable[[], Tracing],
 
 @pytest.mark.parametrize("came", ["", "garbage", CLIENT + "x", CLIENT.upper()])
 def test_what_is_no_header_is_not_passed_on(came: str) -> None:
-    for tracing in (OFF, Traced(ALWAYS_OFF).tracing):
+    for tracing in (OFF, Traced(Sampling(0.0, heeds_parent=False)).tracing):
         assert tracing.begin(came, "").traceparent == ""
     trace = Traced().tracing.begin(came, "")
     assert parse_traceparent(trace.traceparent) and trace.id != "ab" * 16
@@ -138,7 +140,7 @@ def test_whether_a_trace_s_id_is_random_is_passed_on(came: str, flags: str) -> N
 
 
 def test_no_span_is_made_where_it_is_not_wanted() -> None:
-    traced = Traced(ALWAYS_OFF)
+    traced = Traced(Sampling(0.0, heeds_parent=False))
     traced.tracing.begin("", "").end(a_span("chat", 1.0, 2.0))
     assert traced.spans == {}
     sampling = Traced()
@@ -146,27 +148,60 @@ def test_no_span_is_made_where_it_is_not_wanted() -> None:
         assert not sampling.tracing.is_wanted(parent)
         sampling.tracing.record(parent, a_span("decode", 1.0, 2.0))
     assert sampling.spans == {}
-    always = Traced(ALWAYS_ON)
+    always = Traced(Sampling(heeds_parent=False))
     always.tracing.record(UNSAMPLED, a_span("decode", 1.0, 2.0))
     assert always.spans == {}, "its trace would lack the parent"
     assert not OFF.is_wanted(CLIENT)
     OFF.record(CLIENT, a_span("decode", 1.0, 2.0))
 
 
-def test_what_is_not_sampled_costs_one_question_to_the_sampler() -> None:
-    asked: list[int] = []
+SAMPLERS = [
+    {},
+    *(
+        {"OTEL_TRACES_SAMPLER": f"{based}{own}", "OTEL_TRACES_SAMPLER_ARG": "0.4"}
+        for based in ("", "parentbased_", "ParentBased_")
+        for own in ("always_on", "always_off", "traceidratio")
+    ),
+]
+IDS = st.integers(1, 2**128 - 1)
+PARENTS = st.none() | st.builds(
+    SpanContext,
+    IDS,
+    st.integers(1, 2**64 - 1),
+    st.just(value=True),
+    st.integers(0, 3).map(TraceFlags),
+    st.just(TraceState([("vendor", "1")])),
+)
 
-    class Asked(Sampler):
-        def should_sample(
-            self, parent_context: Context | None, trace_id: int, *args: Any, **kwargs: Any
-        ) -> SamplingResult:
-            asked.append(trace_id)
-            return DEFAULT_ON.should_sample(parent_context, trace_id, *args, **kwargs)
 
-        def get_description(self) -> str:
-            return "asked"
+@given(st.sampled_from(SAMPLERS), PARENTS, IDS)
+def test_it_is_sampled_as_the_sdk_does(variables: dict[str, str], parent: SpanContext | None, trace: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        sampler = _get_from_env_or_default()
+    maker = SpanMaker(Resource({}), read_otel(variables | {"OTEL_TRACES_EXPORTER": "otlp"}).sampling, [].append)
+    maker._ids = Ids(trace)
+    trace = trace if parent is None else parent.trace_id
+    context = None if parent is None else set_span_in_context(NonRecordingSpan(parent))
+    decided = sampler.should_sample(context, trace, "request")
+    made = maker.sample(parent)
+    assert (made is not None) == (decided.decision is Decision.RECORD_AND_SAMPLE)
+    if made is not None:
+        assert made.trace_id == trace and made.trace_flags.sampled
+        assert made.trace_state.to_header() == ("" if parent is None else "vendor=1")
 
-    traced = Traced(Asked())
+
+class Ids(RandomIdGenerator):
+    def __init__(self, trace: int) -> None:
+        self._trace = trace
+
+    def generate_trace_id(self) -> int:
+        return self._trace
+
+
+def test_what_is_not_sampled_is_not_made() -> None:
+    traced = Traced()
     told = SpanRecord(
         name="x",
         start=1.0,
@@ -179,12 +214,10 @@ def test_what_is_not_sampled_costs_one_question_to_the_sampler() -> None:
     OFF.record(CLIENT, told)
     traced.tracing.record(UNSAMPLED, told)
     assert not traced.tracing.is_wanted(UNSAMPLED)
-    assert asked == []
     traced.tracing.begin(UNSAMPLED, "a=1").end(told)
-    assert (len(asked), traced.made) == (1, [])
+    assert traced.made == []
     traced.tracing.begin(CLIENT, "a=1").end(told)
-    assert len(asked) == 2 and [span.name for span in traced.made] == ["y", "x"]
-    assert set(asked) == {int("ab" * 16, 16)}
+    assert [span.name for span in traced.made] == ["y", "x"]
 
 
 def test_a_span_keeps_to_opentelemetry_s_limits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +265,7 @@ def test_a_traceparent_is_read_as_the_standard_says(text: str, is_read: bool) ->
 
 @given(st.text() | st.from_regex(r"[0-9a-f]{2}-[0-9a-f]{31,33}-[0-9a-f]{15,17}-[0-9a-f]{2}.?"), st.text())
 def test_no_header_is_too_strange(traceparent: str, tracestate: str) -> None:
-    for tracing in (OFF, Traced(ALWAYS_OFF).tracing, TRACED.tracing):
+    for tracing in (OFF, Traced(Sampling(0.0, heeds_parent=False)).tracing, TRACED.tracing):
         trace = tracing.begin(traceparent, tracestate)
         assert trace.is_sampled or trace.traceparent in (traceparent, "")
         trace.end(a_span("chat", 1.0, 2.0))
