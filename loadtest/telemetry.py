@@ -1,6 +1,6 @@
 """Measures what telemetry adds to an engine's step and to a gateway's streamed token; tunes nothing.
 
-    python -m loadtest telemetry [--quick] [--only streams] [--core N] [--before DIRECTORY] [--json FILE]
+    python -m loadtest telemetry [--quick] [--rounds N] [--only streams] [--core N] [--before DIRECTORY] [--json FILE]
 
 The sides have short turns, over rounds in which each has several, and then others of fresh processes. A step's are two
 processes on one core; a stream's one process that turns telemetry off and on, or with `--before` two. What counts is
@@ -27,7 +27,7 @@ from loadtest.paired import Added, added
 from loadtest.tables import table
 from loadtest.telemetry_sides import Place
 from loadtest.telemetry_steps import BATCHES, StepRound, measure_steps
-from loadtest.telemetry_streams import NUM_STREAMS, NUM_TOKENS, STEP_S, StreamRound, measure_streams
+from loadtest.telemetry_streams import NUM_STREAMS, NUM_TOKENS, STEP_S, StreamTurn, measure_streams
 
 LIMIT = 0.03
 """The most that telemetry may add."""
@@ -45,7 +45,7 @@ class Report(msgspec.Struct, kw_only=True):
     stream_step_s: float
     before: str
     steps: dict[int, list[tuple[StepRound, StepRound]]]
-    streams: dict[float, list[tuple[StreamRound, StreamRound]]]
+    streams: dict[float, list[tuple[StreamTurn, StreamTurn]]]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     if len(cores) > 1:
         os.sched_setaffinity(0, set(cores) - {core})
     place = Place(core, args.before)
-    launches, num_rounds = (1, 4) if args.quick else (6, 4)
+    launches, num_rounds = (1, 4) if args.quick else (6, args.rounds)
     report = Report(
         step_s=args.step_ms / 1e3,
         stream_step_s=args.stream_step_ms / 1e3,
@@ -78,6 +78,7 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="loadtest telemetry", description="Measure what telemetry adds.")
     parser.add_argument("--quick", action="store_true", help="a minute, of fewer rounds")
+    parser.add_argument("--rounds", type=int, default=4, help="of each of six launches (default: %(default)s)")
     parser.add_argument("--only", choices=("steps", "streams"), help="leave out the others")
     parser.add_argument("--core", type=int, help="of what is measured (default: the last one)")
     parser.add_argument("--before", type=Path, metavar="DIRECTORY", help="a checkout that the side without runs")
@@ -96,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def text(report: Report) -> str:
     without = f"the commit in {report.before}" if report.before else "nobody looking and nothing counted"
-    heads = ["", "without, us", "with, us", "added, us", "added", "95%", f"of {LIMIT:.0%}", "rounds"]
+    heads = ["", "without, us", "with, us", "added, us", "added", "95%", f"of {LIMIT:.0%}", "pairs"]
     rows = []
     for batch, pairs in report.steps.items():
         spent = [(off.step_s + report.step_s, on.step_s + report.step_s) for off, on in pairs]

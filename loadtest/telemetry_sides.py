@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 PATIENCE_S = 60.0
 TURNS = (0, 1, 1, 0, 1, 0, 0, 1)
-"""Of the two sides in one round: short ones, each side as often first, because a noisy machine changes within a second.
-The second side is looked at in its last one, so once in as much time as its turns take together."""
+"""Of the two sides in one round: short ones, each side as often first, because a noisy machine changes within seconds.
+The second side is looked at once, so in as much time as its turns take together."""
 NUM_TURNS = TURNS.count(0)
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 

@@ -6,7 +6,8 @@ of whoever came first, the fewer the later the others come: then whatever a requ
 others cost more, and it is the worker that is measured.
 
 Who looks at the gateway with telemetry does so once in a round, for which a core takes a second or more: a scrape, and
-a console's poll.
+a console's poll. All turns of the round bear it, and what sending their spans costs, alike. Neighbouring turns of the
+two sides are compared, because a noisy machine changes within seconds.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ _STAGGER_S = 0.01
 """Between the beginnings of two streams of a turn, so that answers do not end all at once."""
 
 
-class StreamRound(msgspec.Struct, frozen=True, kw_only=True):
-    """`cpu_s`: processor time of the gateway's process in its turns of a round, and of sending what they left to be
-    sent. Less what it takes in as much time when it has nothing to do: a gateway that does no more than its worker's
-    steps has more such time than one that is as busy as can be."""
+class StreamTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """`cpu_s`: processor time of the gateway's process in one turn, with its share of what the turns of its round left
+    to be sent and of who looked. Less what it takes in as much time when it has nothing to do: a gateway that does no
+    more than its worker's steps has more such time than one that is as busy as can be."""
 
     num_tokens: int
     cpu_s: float
@@ -111,36 +112,36 @@ class Streams:
             for connection in side:
                 connection.close()
 
-    async def round(self) -> tuple[StreamRound, StreamRound]:
+    async def round(self) -> list[tuple[StreamTurn, StreamTurn]]:
+        """Turns without and with, in pairs of neighbours."""
         idle = [await self._spent(child, asyncio.sleep(IDLE_S)) for child in self._sides]
-        spent: tuple[list[_Spent], list[_Spent]] = ([], [])
-        for number, side in enumerate(TURNS, 1):
-            child, is_last = self._sides[side], number == len(TURNS)
+        spent: tuple[list[float], list[float]] = ([], [])
+        for side in TURNS:
+            child, nothing = self._sides[side], idle[side]
             child.ask({"telemetry": side == 1, "flush": False})
-            spent[side].append(await self._spent(child, self._turn(side, is_looked_at=is_last)))
-        flush = asyncio.to_thread(self._sides[1].ask, {"telemetry": True, "flush": True})
-        spent[1].append(await self._spent(self._sides[1], flush))
-        off, on = (
-            StreamRound(
-                num_tokens=NUM_TURNS * NUM_STREAMS * NUM_TOKENS,
-                cpu_s=sum(each.cpu_s - each.wall_s * nothing.cpu_s / nothing.wall_s for each in turns),
-            )
-            for turns, nothing in zip(spent, idle, strict=True)
-        )
-        return off, on
+            turn = await self._spent(child, self._turn(side))
+            spent[side].append(turn.cpu_s - turn.wall_s * nothing.cpu_s / nothing.wall_s)
+        told = self._sides[1]
+        look = await self._spent(told, asyncio.to_thread(self._looker.look))
+        flush = await self._spent(told, asyncio.to_thread(told.ask, {"telemetry": True, "flush": True}))
+        shared_s = (look.cpu_s + flush.cpu_s) / NUM_TURNS
+        num_tokens = NUM_STREAMS * NUM_TOKENS
+        return [
+            (StreamTurn(num_tokens=num_tokens, cpu_s=off), StreamTurn(num_tokens=num_tokens, cpu_s=on + shared_s))
+            for off, on in zip(*spent, strict=True)
+        ]
 
     async def _spent(self, child: Child, work: Awaitable[object]) -> _Spent:
         began, cpu_s = self._clock.now(), child.cpu_s()
         await work
         return _Spent(self._clock.now() - began, child.cpu_s() - cpu_s)
 
-    async def _turn(self, side: int, *, is_looked_at: bool) -> None:
+    async def _turn(self, side: int) -> None:
         async def use(number: int, connection: Connection) -> None:
             await asyncio.sleep(number * _STAGGER_S)
             await connection.send(self._request)
 
-        looks = [asyncio.to_thread(self._looker.look)] if is_looked_at else []
-        await asyncio.gather(*starmap(use, enumerate(self._connections[side])), *looks)
+        await asyncio.gather(*starmap(use, enumerate(self._connections[side])))
 
 
 class _Spent(NamedTuple):
@@ -148,10 +149,8 @@ class _Spent(NamedTuple):
     cpu_s: float
 
 
-def measure_streams(
-    place: Place, num_rounds: int, step_s: float, ratio: float
-) -> list[tuple[StreamRound, StreamRound]]:
-    """Rounds (without, with) of fresh processes. A worker makes a step each `step_s`; 0: whenever there is room. Of the
+def measure_streams(place: Place, num_rounds: int, step_s: float, ratio: float) -> list[tuple[StreamTurn, StreamTurn]]:
+    """Turns (without, with) of fresh processes. A worker makes a step each `step_s`; 0: whenever there is room. Of the
     requests a share of `ratio` is traced."""
     with ExitStack() as stack:
         gateways = Gateways(place, stack, step_s, ratio)
@@ -162,10 +161,10 @@ def measure_streams(
     return rounds
 
 
-async def _rounds(gateways: Gateways, num_rounds: int) -> list[tuple[StreamRound, StreamRound]]:
+async def _rounds(gateways: Gateways, num_rounds: int) -> list[tuple[StreamTurn, StreamTurn]]:
     streams = Streams(gateways.sides)
     async with AsyncExitStack() as stack:
         await streams.open()
         stack.callback(streams.close)
         await streams.round()  # warms up
-        return [await streams.round() for _ in range(num_rounds)]
+        return [pair for _ in range(num_rounds) for pair in await streams.round()]

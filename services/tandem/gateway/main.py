@@ -172,8 +172,8 @@ def new_name() -> GatewayId:
 
 
 def settle() -> None:
-    """To be called once all is loaded: a look of the garbage collector at it would hold up every stream. So would one at
-    the requests under way each time that five more came than went, and for nothing: an answer leaves no circle."""
+    """To be called once all is loaded: a look of the garbage collector at it would hold up every stream. So would one
+    at the requests under way each time that five more came than went, and for nothing: an answer leaves no circle."""
     gc.freeze()
     gc.set_threshold(_MANY_OBJECTS, *gc.get_threshold()[1:])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -28,13 +27,14 @@ from tandem.obs.trace_context import parse_traceparent, parse_tracestate
 from tandem.obs.tracing import OFF, SpanEvent, SpanRecord, Tracing
 
 CLIENT = f"00-{'ab' * 16}-{'cd' * 8}-01"
+USUAL = Sampling()
 UNSAMPLED = f"00-{'ab' * 16}-{'cd' * 8}-00"
 
 
 class Traced:
     """A process that traces, and the spans that it made."""
 
-    def __init__(self, sampling: Sampling = Sampling()) -> None:
+    def __init__(self, sampling: Sampling = USUAL) -> None:
         self.made: list[ReadableSpan] = []
         self.tracing = Tracing(SpanMaker(Resource({}), sampling, self.made.append))
 
