@@ -67,6 +67,7 @@ def traces() -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_on_a_recorded_trace_too() -> None:
     setting = Setting(workload=traces(), pools="prefill=3,decode=2", speedup=3.0, count=120, seed=1)
 

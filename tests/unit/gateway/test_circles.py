@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -47,8 +48,11 @@ def test_an_answer_leaves_no_circle(front: Front, http: httpx.Client, how: str, 
     for _ in range(NUM):
         told = http.post("/v1/chat/completions", json={**ASKED, "stream": stream})
         assert (told.status_code == 200) == (how == "well" or (stream and how == "broken off"))
-    # The server keeps what its connection came with last.
-    assert num_alive() - before <= 2
+    # The server keeps what its connection came with last, and what is told of an answer may wait for others.
+    end = time.monotonic() + 20.0
+    while num_alive() - before > 2:
+        assert time.monotonic() < end, num_alive() - before
+        time.sleep(0.05)
 
 
 def _refuse(*_: Any) -> Any:

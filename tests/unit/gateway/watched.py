@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.sampling import DEFAULT_ON
 
 from tandem.core.request import Job
 from tandem.flow.ledger import LedgerPhase
@@ -24,6 +23,7 @@ from tandem.gateway.openai_schema import CompletionBody
 from tandem.gateway.ports import Dispatch
 from tandem.gateway.record import AnswerRecord
 from tandem.obs.metrics import Family, Metrics
+from tandem.obs.otel_environment import Sampling
 from tandem.obs.span_maker import SpanMaker
 from tandem.obs.tracing import Tracing
 from tests.unit.gateway.rig import Rig, is_probe
@@ -51,7 +51,7 @@ class Watched:
         self.metrics = Metrics()
         self.records = Records()
         self.spans: list[ReadableSpan] = []
-        tracing = Tracing(SpanMaker(Resource({}), DEFAULT_ON, self.spans.append))
+        tracing = Tracing(SpanMaker(Resource({}), Sampling(), self.spans.append))
         self.chronicles = Chronicles(rig.clock, Measures(self.metrics), tracing, [self.records])
         self.answers = Answers(dispatch, encoders, self.chronicles, Manners())
 

@@ -68,6 +68,7 @@ def test_the_planner_is_compared_with_what_costs_no_more_and_with_what_is_enough
     assert verdict(outcomes[1:], Slo()) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(LOADS))
 @pytest.mark.parametrize("way", ["planner", "queue=2:16", "fixed=2+1"])
 def test_a_minute_of_each_load(name: str, way: str) -> None:

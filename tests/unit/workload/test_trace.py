@@ -254,6 +254,7 @@ def test_a_packed_trace_that_was_cut_is_told(tmp_path: Path) -> None:
 # ---- the published traces, where they are at hand
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "num_requests", "last_s", "num_prompt_tokens"),
     [
