@@ -23,6 +23,7 @@ from tandem.stores.registry import RegistryUnavailable
 from tandem.transfer.counters import read_counters
 from tandem.wire.trust import Trust
 from tandem.worker.identity import Identity
+from tandem.worker.meeting import SourceGone
 from tandem.worker.model import WorkerModel
 from tandem.worker.reads import ReadDesk
 from tandem.worker.traffic import Traffic
@@ -113,12 +114,22 @@ class Attestor:
     async def _measure(self, source: WorkerRef, num_bytes: int) -> WayReport:
         try:
             report, ends = await self._yardstick.measure(source, num_bytes)
+        except SourceGone as gone:
+            self._gone(source, str(gone))
+            raise TandemError(ErrorKind.WORKER_LOST, str(gone)) from gone
         except TandemError as error:
             self._put(unmeasured(source, error.message, self._promised))
             raise
         report = judged(report, self._promised, same_machine=ends.same_machine, is_cuda=ends.is_cuda)
         self._put(report)
         return report
+
+    def _gone(self, source: WorkerRef, reason: str) -> None:
+        """Who is chosen all the same is asked again, ever more seldom; of others nobody wants to know any more."""
+        if source in self._chosen:
+            self._put(unmeasured(source, reason, self._promised))
+        else:
+            self.book.forget(source)
 
     def _over(self, source: WorkerRef, num_bytes: int, task: asyncio.Task[WayReport]) -> None:
         del self._running[source, num_bytes]
@@ -155,6 +166,7 @@ class Attestor:
             and record.worker.id != self._me.id
         ]
         self._chosen = chosen_peers(self._me.id, givers)
+        self.book.listed({record.worker for record in records}, self._clock.now())
 
     def _judge_transfers(self) -> list[WorkerRef]:
         """Take what transfers tell of sources without a report. Returns those that are to be measured."""

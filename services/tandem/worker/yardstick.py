@@ -27,7 +27,7 @@ from tandem.kv.pull_outcome import Teardown
 from tandem.transfer.pool import MemoryPool
 from tandem.transfer.ways import Counters, Ends, Moved, way_of
 from tandem.wire.trust import Trust, reason_of
-from tandem.worker.meeting import ANSWER_S, Met, SourceGone, meet
+from tandem.worker.meeting import ANSWER_S, Met, meet
 from tandem.worker.reads import ReadDesk
 from tandem.worker.trial_reads import Trial
 
@@ -76,12 +76,10 @@ class Yardstick:
         self._turn = asyncio.Lock()
 
     async def measure(self, source: WorkerRef, num_bytes: int = 0) -> Measured:
-        """Read about so many bytes of a source, 0: as many as tell something. Raises TandemError."""
+        """Read about so many bytes of a source, 0: as many as tell something. Raises TandemError, and SourceGone."""
         async with self._turn:
             try:
                 return await self._measure(source, num_bytes)
-            except SourceGone as gone:
-                raise TandemError(ErrorKind.WORKER_LOST, str(gone)) from gone
             except grpc.aio.AioRpcError as error:
                 raise TandemError(ErrorKind.WORKER_LOST, f"{source}: {reason_of(error)}") from error
             except PeerError as error:

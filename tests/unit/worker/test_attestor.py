@@ -19,6 +19,7 @@ from tandem.stores.registry import RegistryUnavailable
 from tandem.transfer.ways import Ends
 from tandem.worker import attestor
 from tandem.worker.attestor import Attestor
+from tandem.worker.meeting import SourceGone
 from tandem.worker.traffic import Traffic
 from tandem.worker.yardstick import Measured
 
@@ -172,3 +173,22 @@ async def test_who_asks_again_at_once_is_told_the_same_but_for_bytes_of_their_ow
     assert await one.measure(ref("p")) is first and noting.asked == ["p"]
     await one.measure(ref("p"), 1000)
     assert noting.asked == ["p", "p"]
+
+
+async def test_a_source_that_is_no_more_is_forgotten_unless_it_is_chosen(
+    run: Callable[..., tuple[Attestor, Noting]],
+) -> None:
+    one, noting = run(lambda: [record("p")], TransferConfig(require="rdma"))
+    await one.measure(ref("q"), 1)
+    await until(lambda: one.book.find(ref("p")))
+
+    def gone(source: WorkerRef) -> WayReport:
+        raise SourceGone(f"{source} is another")
+
+    noting.answer = gone
+    for name in ("p", "q"):
+        with pytest.raises(TandemError, match="is another") as failed:
+            await one.measure(ref(name), 1)
+        assert failed.value.kind is ErrorKind.WORKER_LOST
+    assert [report.source.id for report in one.book.since(0) if not report.num_bytes] == ["p"]
+    assert one.book.find(ref("q")) is None
