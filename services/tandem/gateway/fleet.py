@@ -328,7 +328,8 @@ class Fleet:
         self._listener.place_queued()
 
     async def _attest(self, pair: Pair) -> bool:
-        """Where a way has to be as promised, it is known to be so, or not, before it is used: the taker measures it."""
+        """Where a way has to be as promised, it is known to be so, or not, before it is used: the taker measures it.
+        A report of a problem that refuses nothing is of one that it could not measure."""
         giver, taker = pair
         if self._promised.on_miss == "warn" or not asks_something(self._promised):
             return True
@@ -336,7 +337,8 @@ class Fleet:
         if link is None:
             return False
         try:
-            if self.pairs.report(pair) is None:
+            report = self.pairs.report(pair)
+            if report is None or (report.problem and not report.refused):
                 self._told_ways(taker, [await link.measure(giver)])
         except TandemError as error:
             log.warning("the way from %s to %s cannot be measured: %s", giver.id, taker.id, error.message)

@@ -3,7 +3,8 @@
 Peers are measured when they meet, others when their first transfers ask for it, and all of them again on error.
 At most NUM_PEERS of each zone are measured without a cause, as the registry lists them. Of others the first transfers
 tell how fast they are; one that was slower than promised, or whose way has to be of a kind, is measured too, because
-other traffic slows a transfer down as well, and nothing is refused for that.
+other traffic slows a transfer down as well. For the same reason a way is too slow only once it was so twice in a row,
+and is not refused because an answer was late.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 from tandem.core.clock import Clock
 from tandem.core.config import Config, TransferConfig
@@ -35,6 +37,8 @@ LIST_S = 10.0
 """Between two looks at the registry, at most: in the beginning they are shorter, because workers start together."""
 TELLING_BYTES = 16 << 20
 """So much of first transfers says how fast a way is."""
+AGAIN_S = 0.5
+"""Until a way that was too slow is measured once more: whatever was in its way may be over."""
 MAX_WAITING = 64
 """Measurements that may be asked for at once; they take turns."""
 
@@ -113,15 +117,28 @@ class Attestor:
 
     async def _measure(self, source: WorkerRef, num_bytes: int) -> WayReport:
         try:
-            report, ends = await self._yardstick.measure(source, num_bytes)
+            report = await self._judge(source, num_bytes)
+            if report.refused and report.gbps < self._promised.min_gbps:
+                await asyncio.sleep(AGAIN_S)
+                report = await self._judge(source, num_bytes)
         except SourceGone as gone:
             self._gone(source, str(gone))
             raise TandemError(ErrorKind.WORKER_LOST, str(gone)) from gone
         except TandemError as error:
-            self._put(unmeasured(source, error.message, self._promised))
+            self._put(self._unmeasured(source, error))
             raise
-        report = judged(report, self._promised, same_machine=ends.same_machine, is_cuda=ends.is_cuda)
         self._put(report)
+        return report
+
+    async def _judge(self, source: WorkerRef, num_bytes: int) -> WayReport:
+        report, ends = await self._yardstick.measure(source, num_bytes)
+        return judged(report, self._promised, same_machine=ends.same_machine, is_cuda=ends.is_cuda)
+
+    def _unmeasured(self, source: WorkerRef, error: TandemError) -> WayReport:
+        """Who is late is refused only if it was before: nothing is known against its way."""
+        report, before = unmeasured(source, error.message, self._promised), self.book.find(source)
+        if error.kind in (ErrorKind.DEADLINE, ErrorKind.OVERLOADED):
+            return replace(report, refused=before is not None and before.refused)
         return report
 
     def _gone(self, source: WorkerRef, reason: str) -> None:

@@ -37,10 +37,14 @@ ENOUGH_S = 0.2
 MOST_BYTES = 64 << 30
 MOST_S = 10.0
 """Of one for which somebody asks for a number of bytes."""
+TICK_S = 1e-6
+"""No read takes less, whatever a coarse clock says."""
 IDLE_S = 0.05
 """For which traffic of others is watched before."""
 MAX_OPEN = 2
 """Orders at once: each has a part or two under way, and reads for requests take turns with them."""
+NUM_ALONE = 3
+"""Orders that are timed one after the other, by the transfer thread's clock: a busy event loop slows none of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +85,9 @@ class Yardstick:
             try:
                 return await self._measure(source, num_bytes)
             except grpc.aio.AioRpcError as error:
-                raise TandemError(ErrorKind.WORKER_LOST, f"{source}: {reason_of(error)}") from error
+                is_late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                kind = ErrorKind.DEADLINE if is_late else ErrorKind.WORKER_LOST
+                raise TandemError(kind, f"{source}: {reason_of(error)}") from error
             except PeerError as error:
                 raise TandemError(ErrorKind.KV_LOST, f"{source} cannot be read: {error}") from error
             except TimeoutError as error:
@@ -99,13 +105,13 @@ class Yardstick:
         idle = await self._count()
         await asyncio.sleep(IDLE_S)
         before = await self._count()
-        started = context.clock.now()
-        num_read = await passes.run(1, passes.num_rounds, limit_s, checked=False)
-        seconds = context.clock.now() - started
+        together = await passes.run(1, passes.num_rounds, limit_s, checked=False)
+        alone = await passes.run(1, NUM_ALONE, limit_s, checked=False, most_open=1)
         after = await self._count()
         await passes.run(1, 1, limit_s)
-        ends = self._ends(met)
+        ends, num_read = self._ends(met), together.num_bytes + alone.num_bytes
         way, evidence = way_of(Moved(num_read, idle, before, after), ends)
+        seconds = num_read / max(together.pace, alone.pace)
         report = WayReport(source=source, way=way, evidence=evidence, num_bytes=num_read, seconds=seconds)
         return Measured(report, ends)
 
@@ -116,6 +122,13 @@ class Yardstick:
         context = self._context
         is_same = bool(context.machine) and met.machine == context.machine
         return Ends(context.transport_kind, is_same, context.pool.device, met.peer.ranks[0].region.device)
+
+
+class _Run(NamedTuple):
+    """`pace`: bytes per second at its best, which is that of one order where the event loop was late for the others."""
+
+    num_bytes: int
+    pace: float
 
 
 class _Passes:
@@ -134,28 +147,32 @@ class _Passes:
         self._num_sources = num
         self.num_rounds = -(-num_bytes // (self._num_blocks * block_bytes))
 
-    async def run(self, shift: int, num_rounds: int, limit_s: float, *, checked: bool = True) -> int:
-        """Read the block that is `shift` further into each of ours, so many times or until the time is over. Returns
-        the number of bytes that came. Whatever happens, no order is open after it, unless the transfer thread hangs."""
+    async def run(
+        self, shift: int, num_rounds: int, limit_s: float, *, checked: bool = True, most_open: int = MAX_OPEN
+    ) -> _Run:
+        """Read the block that is `shift` further into each of ours, so many times or until the time is over. Whatever
+        happens, no order is open after it, unless the transfer thread hangs."""
         reads, clock = self._context.reads, self._context.clock
-        trial, until = self._trial(shift, checked=checked), clock.now() + limit_s
+        trial, started = self._trial(shift, checked=checked), clock.now()
         opened: deque[asyncio.Future[ReadDone]] = deque()
-        num_bytes = 0
+        num_bytes, pace = 0, 0.0
         try:
             while num_rounds or opened:
-                while num_rounds and len(opened) < MAX_OPEN:
+                while num_rounds and len(opened) < most_open:
                     opened.append(asyncio.wrap_future(reads.try_read(self._peer.worker, trial)))
                     num_rounds -= 1
                 await self._wait(opened[0])
-                num_bytes += opened.popleft().result().num_bytes
-                if clock.now() >= until:
+                done = opened.popleft().result()
+                num_bytes += done.num_bytes
+                pace = max(pace, done.num_bytes / max(done.seconds, TICK_S))
+                if clock.now() - started >= limit_s:
                     num_rounds = 0
         finally:
             for order in opened:
                 with contextlib.suppress(PeerError, TimeoutError):
                     await self._wait(order)
                     order.result()
-        return num_bytes
+        return _Run(num_bytes, max(pace, num_bytes / max(clock.now() - started, TICK_S)))
 
     async def _wait(self, order: asyncio.Future[ReadDone]) -> None:
         """Raises TimeoutError when not even giving the peer up ends it."""

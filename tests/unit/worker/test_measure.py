@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -155,3 +156,22 @@ async def test_a_source_that_was_lost_is_measured_again(nodes: Nodes, monkeypatc
     taker.worker._peer_lost(giver.worker.me)
     await until(lambda: book.number > number)
     assert book.find(giver.worker.me) is not None
+
+
+class Leaping:
+    """Each look at it is a thousand seconds later."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def now(self) -> float:
+        self._now += 1000.0
+        return self._now
+
+
+async def test_a_late_event_loop_does_not_make_a_way_slow(nodes: Nodes) -> None:
+    giver, taker = await nodes.start(), await nodes.start()
+    yardstick = taker.worker._attestor._yardstick
+    yardstick._context = replace(yardstick._context, clock=Leaping())
+    report = (await measure(taker, giver.worker.me)).report
+    assert 0 < report.seconds < 1000.0
