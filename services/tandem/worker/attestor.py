@@ -85,12 +85,15 @@ class Attestor:
                 await self._measure_quietly(source)
             await asyncio.sleep(BEAT_S)
 
-    async def close(self) -> None:
-        """End what is being measured; its reads end with the transfer thread."""
-        tasks = list(self._running.values())
-        for task in tasks:
+    def cancel(self) -> None:
+        """End what is being measured, as soon as its reads do: at the latest with the transfer thread."""
+        for task in self._running.values():
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        """End everything, once the transfer thread has ended."""
+        self.cancel()
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
 
     async def measure(self, source: WorkerRef, num_bytes: int = 0) -> WayReport:
         """A report from now, or from a moment ago where `num_bytes` is 0: as many as tell something. It is finished

@@ -161,17 +161,22 @@ class _Passes:
                 while num_rounds and len(opened) < most_open:
                     opened.append(asyncio.wrap_future(reads.try_read(self._peer.worker, trial)))
                     num_rounds -= 1
-                await self._wait(opened[0])
+                try:
+                    await self._wait(opened[0])
+                except TimeoutError:
+                    # Then the others would be waited for in vain.
+                    opened.clear()
+                    raise
                 done = opened.popleft().result()
                 num_bytes += done.num_bytes
                 pace = max(pace, done.num_bytes / max(done.seconds, TICK_S))
                 if clock.now() - started >= limit_s:
                     num_rounds = 0
         finally:
-            for order in opened:
-                with contextlib.suppress(PeerError, TimeoutError):
+            with contextlib.suppress(TimeoutError):
+                for order in opened:
                     await self._wait(order)
-                    order.result()
+                    order.exception()
         return _Run(num_bytes, max(pace, num_bytes / max(clock.now() - started, TICK_S)))
 
     async def _wait(self, order: asyncio.Future[ReadDone]) -> None:

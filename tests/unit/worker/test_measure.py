@@ -99,13 +99,13 @@ async def test_who_stops_waiting_leaves_nothing_and_a_second_one_waits_for_the_s
 
 
 async def test_a_worker_that_stops_in_the_middle_ends_it(nodes: Nodes) -> None:
-    """The fixture looks for tasks and threads that are left."""
-    giver, taker = await nodes.start(), await nodes.start()
+    """Its read hangs, and its patience is longer than ours. The fixture looks for tasks and threads that are left."""
+    giver, taker = await nodes.start(), await nodes.start(handoff=HandoffConfig(drain_timeout_s=3600.0))
     taker.transport.gate.clear()
     call = asyncio.create_task(measure(taker, giver.worker.me))
     await until(lambda: len(taker.transport._held))
-    taker.transport.gate.set()
-    await asyncio.gather(taker.worker.stop(), call, return_exceptions=True)
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(taker.worker.stop(), call, return_exceptions=True)
     assert call.done() and not taker.worker._attestor._running
 
 
