@@ -95,6 +95,11 @@ class Yardstick:
 
     async def _measure(self, source: WorkerRef, num_bytes: int) -> Measured:
         context = self._context
+        if (other := context.reads.trials.undrained()) is not None:
+            message = (
+                f"{source} is not measured: a read of {other}, which was given up, may still write the same blocks"
+            )
+            raise TandemError(ErrorKind.OVERLOADED, message)
         async with context.trust.open_channel(source.address) as channel:
             stub = context.trust.stub(channel, source.incarnation)
             met = await meet(stub, source, context.fingerprint, context.transport_kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -175,3 +176,21 @@ async def test_a_late_event_loop_does_not_make_a_way_slow(nodes: Nodes) -> None:
     yardstick._context = replace(yardstick._context, clock=Leaping())
     report = (await measure(taker, giver.worker.me)).report
     assert 0 < report.seconds < 1000.0
+
+
+async def test_nobody_is_measured_while_a_trial_read_may_go_on(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What that writes late would look like another's wrong bytes."""
+    giver, other = await nodes.start(), await nodes.start()
+    taker = await nodes.start(handoff=IMPATIENT, transfer=TransferConfig(min_gbps=1e-9))
+    disconnect, proven = taker.transport.disconnect, threading.Event()
+    monkeypatch.setattr(taker.transport, "disconnect", lambda peer: disconnect(peer) and proven.is_set())
+    taker.transport.gate.clear()
+    assert (await measure(taker, giver.worker.me)).refusal.kind == "kv_lost"
+    taker.transport.gate.set()
+    reply = await measure(taker, other.worker.me)
+    assert reply.refusal.kind == "overloaded" and "may still write" in reply.refusal.message
+    report = taker.worker._attestor.book.find(other.worker.me)
+    assert report is not None and not report.refused
+    proven.set()
+    await until(lambda: taker.worker._reads.trials.undrained() is None)
+    assert (await measure(taker, other.worker.me)).report.num_bytes > 0
