@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 
 from tandem.core.ids import WorkerRef
 from tandem.engine.effects import Effect
@@ -83,6 +84,13 @@ class ReadDesk:
         except RuntimeError as error:
             self._answer(peer.worker, PeerError(str(error)))
         return future
+
+    def spelled(self, peer: TransportPeer) -> TransportPeer:
+        """The peer as it is connected, where that is the same but for the spelling of its address: to connect it under
+        another one would cost the reads that go on."""
+        with self._lock:
+            others = [known for known in self._peers.values() if known.life == peer.life]
+        return next((known for known in others if replace(peer, worker=known.worker) == known), peer)
 
     def start_read(self, read: StartRead) -> None:
         """Order a read of a connected source; any other fails at once, with nothing to drain."""

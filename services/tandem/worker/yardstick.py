@@ -103,8 +103,9 @@ class Yardstick:
         async with context.trust.open_channel(source.address) as channel:
             stub = context.trust.stub(channel, source.incarnation)
             met = await meet(stub, source, context.fingerprint, context.transport_kind)
-        await asyncio.wait_for(asyncio.wrap_future(context.reads.connect(met.peer)), ANSWER_S)
-        passes = _Passes(context, met.peer, min(num_bytes, MOST_BYTES) or ENOUGH_BYTES)
+        peer = context.reads.spelled(met.peer)
+        await asyncio.wait_for(asyncio.wrap_future(context.reads.connect(peer)), ANSWER_S)
+        passes = _Passes(context, peer, min(num_bytes, MOST_BYTES) or ENOUGH_BYTES)
         limit_s = MOST_S if num_bytes else ENOUGH_S
         await passes.run(0, 1, limit_s)
         idle = await self._count()

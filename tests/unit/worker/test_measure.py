@@ -194,3 +194,14 @@ async def test_nobody_is_measured_while_a_trial_read_may_go_on(nodes: Nodes, mon
     proven.set()
     await until(lambda: taker.worker._reads.trials.undrained() is None)
     assert (await measure(taker, other.worker.me)).report.num_bytes > 0
+
+
+async def test_another_spelling_of_an_address_costs_no_connection(nodes: Nodes) -> None:
+    giver, taker = await nodes.start(), await nodes.start()
+    await measure(taker, giver.worker.me)
+    connected = dict(taker.worker._reads._peers)
+    other = replace(giver.worker.me, address=giver.worker.me.address.replace("127.0.0.1", "localhost"))
+    assert other != giver.worker.me
+    report = (await measure(taker, other)).report
+    assert report.num_bytes > 0 and report.source.address == other.address
+    assert taker.worker._reads._peers == connected
