@@ -348,8 +348,7 @@ class Fleet:
     def _told_ways(self, taker: WorkerRef, reports: Sequence[WayReport]) -> None:
         """A worker says by what ways it reads others. Of who is not live nothing is kept, because nothing would take
         it away again: `_seen` repeats it when that one comes."""
-        live = [report for report in reports if report.source in self._live]
-        changed = [report for report in live if self.pairs.reported(taker, report)]
+        changed = [way for way in reports if way.source in self._live and self.pairs.reported(taker, way)]
         for report in changed:
             what = f"not used: {report.problem}" if report.refused else "used again"
             log.warning("the way from %s to %s is %s", report.source.id, taker.id, what)
