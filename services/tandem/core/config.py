@@ -136,14 +136,17 @@ class HandoffConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferConfig:
-    """What the way between two workers must be like, which is measured when they meet."""
+    """What the way between two workers must be like, which some measure when they meet, others when they are used."""
 
     require: Literal["any", "rdma", "cuda_ipc", "shared_memory"] = _doc(
         "by what KV must move: rdma is asked between machines, cuda_ipc and shared_memory inside one", "any"
     )
     min_gbps: float = _doc("gigabytes per second that a way must carry in a test; 0: any", 0.0)
     on_miss: Literal["refuse", "warn"] = _doc(
-        "refuse: a pair whose way is not as required is not used; warn: it is, and logs and metrics say so", "refuse"
+        "refuse: hand-offs do not use a pair once its way is known not to be as required: a few pairs of each worker "
+        "are measured before they are used, others once reads of 1 MiB and more have brought 16 MiB; prefixes that "
+        "workers lend each other are not asked. warn: hand-offs use it, and logs and metrics say so",
+        "refuse",
     )
 
 

@@ -13,9 +13,9 @@ WAY_NAMES: tuple[WayName, ...] = get_args(WayName)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WayReport:
-    """Of one direction: `num_bytes` of `source` were read in `seconds`. `evidence` says for people what `way` was
-    concluded from. `problem`: why it is not what was promised, empty where it is; `refused`: so the pair is not to
-    be used."""
+    """Of one direction: `num_bytes` of `source` were read, which takes `seconds` at the best pace seen. `evidence` says
+    for people what `way` was concluded from. `problem`: why it is not what was promised, empty where it is; `refused`:
+    so the pair is not to be used."""
 
     source: WorkerRef
     way: WayName

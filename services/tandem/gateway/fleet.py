@@ -328,7 +328,8 @@ class Fleet:
         self._listener.place_queued()
 
     async def _attest(self, pair: Pair) -> bool:
-        """Where a way has to be as promised, it is known to be so, or not, before it is used: the taker measures it."""
+        """Where a way has to be as promised, it is known to be so, or not, before it is used: the taker measures it.
+        A report of a problem that refuses nothing is of one that it could not measure."""
         giver, taker = pair
         if self._promised.on_miss == "warn" or not asks_something(self._promised):
             return True
@@ -336,7 +337,8 @@ class Fleet:
         if link is None:
             return False
         try:
-            if self.pairs.report(pair) is None:
+            report = self.pairs.report(pair)
+            if report is None or (report.problem and not report.refused):
                 self._told_ways(taker, [await link.measure(giver)])
         except TandemError as error:
             log.warning("the way from %s to %s cannot be measured: %s", giver.id, taker.id, error.message)
@@ -344,8 +346,9 @@ class Fleet:
         return True
 
     def _told_ways(self, taker: WorkerRef, reports: Sequence[WayReport]) -> None:
-        """A worker says by what ways it reads others."""
-        changed = [report for report in reports if self.pairs.reported(taker, report)]
+        """A worker says by what ways it reads others. Of who is not live nothing is kept, because nothing would take
+        it away again: `_seen` repeats it when that one comes."""
+        changed = [way for way in reports if way.source in self._live and self.pairs.reported(taker, way)]
         for report in changed:
             what = f"not used: {report.problem}" if report.refused else "used again"
             log.warning("the way from %s to %s is %s", report.source.id, taker.id, what)

@@ -59,9 +59,13 @@ class Pairs:
         self.failed.pop(pair, None)
         self.doubted.discard(pair)
         self.linked.add(pair)
-        self._gave.add(pair[0])
-        self._took.add(pair[1])
-        self._link_proven()
+        giver, taker = pair
+        if giver not in self._gave:
+            self._gave.add(giver)
+            self._link_proven({giver}, self._took)
+        if taker not in self._took:
+            self._took.add(taker)
+            self._link_proven(self._gave, {taker})
 
     def gone(self, pair: Pair) -> None:
         """A test has ended of which nothing is to be kept."""
@@ -132,7 +136,7 @@ class Pairs:
         if met != self._met:
             self._met = met
             self._chosen = frozenset(self._choose())
-            self._link_proven()
+            self._link_proven(self._gave, self._took)
 
     def _choose(self) -> Iterator[Pair]:
         """A worker's peers that have failed do not count, so that one is found that works."""
@@ -152,10 +156,9 @@ class Pairs:
             found[view.fingerprint].append(view)
         return found.values()
 
-    def _link_proven(self) -> None:
-        """Pairs that nobody tests, of which both ends have moved a block with somebody."""
-        givers = [view for view in self._views.values() if view.ref in self._gave]
-        takers = [view for view in self._views.values() if view.ref in self._took]
+    def _link_proven(self, gave: Set[WorkerRef], took: Set[WorkerRef]) -> None:
+        """Pairs that nobody tests, of these, both ends of which have moved a block with somebody."""
+        givers, takers = ([self._views[ref] for ref in refs if ref in self._views] for refs in (gave, took))
         for giver in givers:
             pairs = ((giver.ref, taker.ref) for taker in takers if self._is_open(giver, taker))
             self.linked.update(pair for pair in pairs if pair not in self._chosen)

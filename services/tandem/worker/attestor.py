@@ -3,7 +3,8 @@
 Peers are measured when they meet, others when their first transfers ask for it, and all of them again on error.
 At most NUM_PEERS of each zone are measured without a cause, as the registry lists them. Of others the first transfers
 tell how fast they are; one that was slower than promised, or whose way has to be of a kind, is measured too, because
-other traffic slows a transfer down as well, and nothing is refused for that.
+other traffic slows a transfer down as well. For the same reason a way is too slow only once it was so twice in a row,
+and is not refused because an answer was late.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 from tandem.core.clock import Clock
 from tandem.core.config import Config, TransferConfig
@@ -23,6 +25,7 @@ from tandem.stores.registry import RegistryUnavailable
 from tandem.transfer.counters import read_counters
 from tandem.wire.trust import Trust
 from tandem.worker.identity import Identity
+from tandem.worker.meeting import SourceGone
 from tandem.worker.model import WorkerModel
 from tandem.worker.reads import ReadDesk
 from tandem.worker.traffic import Traffic
@@ -34,6 +37,8 @@ LIST_S = 10.0
 """Between two looks at the registry, at most: in the beginning they are shorter, because workers start together."""
 TELLING_BYTES = 16 << 20
 """So much of first transfers says how fast a way is."""
+AGAIN_S = 0.5
+"""Until a way that was too slow is measured once more: whatever was in its way may be over."""
 MAX_WAITING = 64
 """Measurements that may be asked for at once; they take turns."""
 
@@ -80,12 +85,15 @@ class Attestor:
                 await self._measure_quietly(source)
             await asyncio.sleep(BEAT_S)
 
-    async def close(self) -> None:
-        """End what is being measured; its reads end with the transfer thread."""
-        tasks = list(self._running.values())
-        for task in tasks:
+    def cancel(self) -> None:
+        """End what is being measured, as soon as its reads do: at the latest with the transfer thread."""
+        for task in self._running.values():
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        """End everything, once the transfer thread has ended."""
+        self.cancel()
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
 
     async def measure(self, source: WorkerRef, num_bytes: int = 0) -> WayReport:
         """A report from now, or from a moment ago where `num_bytes` is 0: as many as tell something. It is finished
@@ -112,13 +120,36 @@ class Attestor:
 
     async def _measure(self, source: WorkerRef, num_bytes: int) -> WayReport:
         try:
-            report, ends = await self._yardstick.measure(source, num_bytes)
+            report = await self._judge(source, num_bytes)
+            if report.refused and report.gbps < self._promised.min_gbps:
+                await asyncio.sleep(AGAIN_S)
+                report = await self._judge(source, num_bytes)
+        except SourceGone as gone:
+            self._gone(source, str(gone))
+            raise TandemError(ErrorKind.WORKER_LOST, str(gone)) from gone
         except TandemError as error:
-            self._put(unmeasured(source, error.message, self._promised))
+            self._put(self._unmeasured(source, error))
             raise
-        report = judged(report, self._promised, same_machine=ends.same_machine, is_cuda=ends.is_cuda)
         self._put(report)
         return report
+
+    async def _judge(self, source: WorkerRef, num_bytes: int) -> WayReport:
+        report, ends = await self._yardstick.measure(source, num_bytes)
+        return judged(report, self._promised, same_machine=ends.same_machine, is_cuda=ends.is_cuda)
+
+    def _unmeasured(self, source: WorkerRef, error: TandemError) -> WayReport:
+        """Who is late is refused only if it was before: nothing is known against its way."""
+        report, before = unmeasured(source, error.message, self._promised), self.book.find(source)
+        if error.kind in (ErrorKind.DEADLINE, ErrorKind.OVERLOADED):
+            return replace(report, refused=before is not None and before.refused)
+        return report
+
+    def _gone(self, source: WorkerRef, reason: str) -> None:
+        """Who is chosen all the same is asked again, ever more seldom; of others nobody wants to know any more."""
+        if source in self._chosen:
+            self._put(unmeasured(source, reason, self._promised))
+        else:
+            self.book.forget(source)
 
     def _over(self, source: WorkerRef, num_bytes: int, task: asyncio.Task[WayReport]) -> None:
         del self._running[source, num_bytes]
@@ -155,6 +186,7 @@ class Attestor:
             and record.worker.id != self._me.id
         ]
         self._chosen = chosen_peers(self._me.id, givers)
+        self.book.listed({record.worker for record in records}, self._clock.now())
 
     def _judge_transfers(self) -> list[WorkerRef]:
         """Take what transfers tell of sources without a report. Returns those that are to be measured."""

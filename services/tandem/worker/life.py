@@ -181,9 +181,11 @@ class Worker:
         self._gateways.close()
         self._takers.close()
         await self._links.close()
-        await self._attestor.close()
+        self._attestor.cancel()
         await self._server.stop(FLUSH_S)
-        if not await asyncio.to_thread(self._mover.stop, THREAD_S):
+        if await asyncio.to_thread(self._mover.stop, THREAD_S):
+            await self._attestor.close()
+        else:
             _log.error("the transfer thread does not end; it is left behind")
         if self._crew is not None:
             await asyncio.to_thread(self._crew.close)

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 
 from tandem.core.ids import WorkerRef
 from tandem.engine.effects import Effect
@@ -34,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 class ReadDesk:
     """Methods are called by the engine's thread (reads), the event loop (connections, trials) and the mover's thread
-    (events). `traffic`: what reads for the engine have brought.
+    (events). `traffic`: what reads for the engine have brought; `trials`: those that it knows nothing of.
 
     `post` runs a command on the engine's thread. `on_peer_lost` is told of a lost source before the engine is, so that
     whoever follows sources knows it when the engine's answer comes. `on_self_test` gets None or what went wrong.
@@ -59,7 +60,7 @@ class ReadDesk:
         self._peers: dict[WorkerRef, TransportPeer] = {}
         self._lingering: set[WorkerRef] = set()
         self._connecting: dict[WorkerRef, list[Future[None]]] = {}
-        self._trials = TrialReads()
+        self.trials = TrialReads()
         self.traffic = Traffic()
 
     def __repr__(self) -> str:
@@ -83,6 +84,13 @@ class ReadDesk:
         except RuntimeError as error:
             self._answer(peer.worker, PeerError(str(error)))
         return future
+
+    def spelled(self, peer: TransportPeer) -> TransportPeer:
+        """The peer as it is connected, where that is the same but for the spelling of its address: to connect it under
+        another one would cost the reads that go on."""
+        with self._lock:
+            others = [known for known in self._peers.values() if known.life == peer.life]
+        return next((known for known in others if replace(peer, worker=known.worker) == known), peer)
 
     def start_read(self, read: StartRead) -> None:
         """Order a read of a connected source; any other fails at once, with nothing to drain."""
@@ -118,11 +126,11 @@ class ReadDesk:
             missing: Future[ReadDone] = Future()
             missing.set_exception(PeerError(f"{source} is not connected"))
             return missing
-        order, future = self._trials.begin(peer, trial)
+        order, future = self.trials.begin(peer, trial)
         try:
             self._attached.read(order)
         except RuntimeError as error:
-            self._trials.refuse(order, str(error))
+            self.trials.refuse(order, str(error))
         return future
 
     def tear_down(self, teardown: Teardown) -> None:
@@ -140,7 +148,7 @@ class ReadDesk:
         """On the mover's thread."""
         match event:
             case ReadDone() | ReadFailed():
-                if not self._trials.end(event):
+                if not self.trials.end(event):
                     self._end_read(event)
             case Connected(peer):
                 with self._lock:
@@ -154,6 +162,7 @@ class ReadDesk:
             case PeerDrained(peer):
                 with self._lock:
                     self._lingering.discard(peer.worker)
+                self.trials.drained(peer.worker)
                 self._tell_engine(peer.worker, "its last read has ended", proven=True)
             case SelfTestDone(error):
                 self._on_self_test(error)

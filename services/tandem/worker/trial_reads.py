@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from itertools import count
 from typing import NamedTuple
 
+from tandem.core.ids import WorkerRef
 from tandem.engine.orders import ReadDone, ReadFailed, ReadOrder
 from tandem.engine.ports import BlockCopy, PeerError, TransportPeer
 
@@ -25,10 +26,12 @@ class Trial(NamedTuple):
 
 
 class TrialReads:
-    """A future for each open one, which nothing ends but its order: with ReadDone, or PeerError where that failed."""
+    """A future for each open one, which nothing ends but its order: with ReadDone, or PeerError where that failed.
+    All write the same blocks, and one that failed may go on writing them until its source is `drained`."""
 
     def __init__(self) -> None:
-        self._open: dict[int, Future[ReadDone]] = {}
+        self._open: dict[int, tuple[WorkerRef, Future[ReadDone]]] = {}
+        self._undrained: set[WorkerRef] = set()
         self._ids = count(_FIRST_ID)
         self._lock = threading.Lock()
 
@@ -41,23 +44,37 @@ class TrialReads:
         future.set_running_or_notify_cancel()
         order = ReadOrder(next(self._ids), peer, trial.copies, trial.logical, trial.digests)
         with self._lock:
-            self._open[order.id] = future
+            self._open[order.id] = peer.worker, future
         return order, future
 
     def refuse(self, order: ReadOrder, reason: str) -> None:
-        self._take(order.id).set_exception(PeerError(reason))
+        _, future = self._take(order.id)
+        future.set_exception(PeerError(reason))
 
     def end(self, event: ReadDone | ReadFailed) -> bool:
         """Whether it was an order of ours that has ended."""
         if event.id < _FIRST_ID:
             return False
-        future = self._take(event.id)
+        source, future = self._take(event.id)
         if isinstance(event, ReadDone):
             future.set_result(event)
-        else:
-            future.set_exception(PeerError(event.reason))
+            return True
+        if not event.drained:
+            with self._lock:
+                self._undrained.add(source)
+        future.set_exception(PeerError(event.reason))
         return True
 
-    def _take(self, id: int) -> Future[ReadDone]:
+    def drained(self, source: WorkerRef) -> None:
+        """It is proven that no read of this source goes on."""
+        with self._lock:
+            self._undrained.discard(source)
+
+    def undrained(self) -> WorkerRef | None:
+        """A source of which a read may go on that was given up."""
+        with self._lock:
+            return next(iter(self._undrained), None)
+
+    def _take(self, id: int) -> tuple[WorkerRef, Future[ReadDone]]:
         with self._lock:
             return self._open.pop(id)

@@ -27,7 +27,7 @@ from tandem.kv.pull_outcome import Teardown
 from tandem.transfer.pool import MemoryPool
 from tandem.transfer.ways import Counters, Ends, Moved, way_of
 from tandem.wire.trust import Trust, reason_of
-from tandem.worker.meeting import ANSWER_S, Met, SourceGone, meet
+from tandem.worker.meeting import ANSWER_S, Met, meet
 from tandem.worker.reads import ReadDesk
 from tandem.worker.trial_reads import Trial
 
@@ -37,10 +37,14 @@ ENOUGH_S = 0.2
 MOST_BYTES = 64 << 30
 MOST_S = 10.0
 """Of one for which somebody asks for a number of bytes."""
+TICK_S = 1e-6
+"""No read takes less, whatever a coarse clock says."""
 IDLE_S = 0.05
 """For which traffic of others is watched before."""
 MAX_OPEN = 2
 """Orders at once: each has a part or two under way, and reads for requests take turns with them."""
+NUM_ALONE = 3
+"""Orders that are timed one after the other, by the transfer thread's clock: a busy event loop slows none of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,14 +80,14 @@ class Yardstick:
         self._turn = asyncio.Lock()
 
     async def measure(self, source: WorkerRef, num_bytes: int = 0) -> Measured:
-        """Read about so many bytes of a source, 0: as many as tell something. Raises TandemError."""
+        """Read about so many bytes of a source, 0: as many as tell something. Raises TandemError, and SourceGone."""
         async with self._turn:
             try:
                 return await self._measure(source, num_bytes)
-            except SourceGone as gone:
-                raise TandemError(ErrorKind.WORKER_LOST, str(gone)) from gone
             except grpc.aio.AioRpcError as error:
-                raise TandemError(ErrorKind.WORKER_LOST, f"{source}: {reason_of(error)}") from error
+                is_late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                kind = ErrorKind.DEADLINE if is_late else ErrorKind.WORKER_LOST
+                raise TandemError(kind, f"{source}: {reason_of(error)}") from error
             except PeerError as error:
                 raise TandemError(ErrorKind.KV_LOST, f"{source} cannot be read: {error}") from error
             except TimeoutError as error:
@@ -91,23 +95,29 @@ class Yardstick:
 
     async def _measure(self, source: WorkerRef, num_bytes: int) -> Measured:
         context = self._context
+        if (other := context.reads.trials.undrained()) is not None:
+            message = (
+                f"{source} is not measured: a read of {other}, which was given up, may still write the same blocks"
+            )
+            raise TandemError(ErrorKind.OVERLOADED, message)
         async with context.trust.open_channel(source.address) as channel:
             stub = context.trust.stub(channel, source.incarnation)
             met = await meet(stub, source, context.fingerprint, context.transport_kind)
-        await asyncio.wait_for(asyncio.wrap_future(context.reads.connect(met.peer)), ANSWER_S)
-        passes = _Passes(context, met.peer, min(num_bytes, MOST_BYTES) or ENOUGH_BYTES)
+        peer = context.reads.spelled(met.peer)
+        await asyncio.wait_for(asyncio.wrap_future(context.reads.connect(peer)), ANSWER_S)
+        passes = _Passes(context, peer, min(num_bytes, MOST_BYTES) or ENOUGH_BYTES)
         limit_s = MOST_S if num_bytes else ENOUGH_S
         await passes.run(0, 1, limit_s)
         idle = await self._count()
         await asyncio.sleep(IDLE_S)
         before = await self._count()
-        started = context.clock.now()
-        num_read = await passes.run(1, passes.num_rounds, limit_s, checked=False)
-        seconds = context.clock.now() - started
+        together = await passes.run(1, passes.num_rounds, limit_s, checked=False)
+        alone = await passes.run(1, NUM_ALONE, limit_s, checked=False, most_open=1)
         after = await self._count()
         await passes.run(1, 1, limit_s)
-        ends = self._ends(met)
+        ends, num_read = self._ends(met), together.num_bytes + alone.num_bytes
         way, evidence = way_of(Moved(num_read, idle, before, after), ends)
+        seconds = num_read / max(together.pace, alone.pace)
         report = WayReport(source=source, way=way, evidence=evidence, num_bytes=num_read, seconds=seconds)
         return Measured(report, ends)
 
@@ -118,6 +128,13 @@ class Yardstick:
         context = self._context
         is_same = bool(context.machine) and met.machine == context.machine
         return Ends(context.transport_kind, is_same, context.pool.device, met.peer.ranks[0].region.device)
+
+
+class _Run(NamedTuple):
+    """`pace`: bytes per second at its best, which is that of one order where the event loop was late for the others."""
+
+    num_bytes: int
+    pace: float
 
 
 class _Passes:
@@ -136,28 +153,37 @@ class _Passes:
         self._num_sources = num
         self.num_rounds = -(-num_bytes // (self._num_blocks * block_bytes))
 
-    async def run(self, shift: int, num_rounds: int, limit_s: float, *, checked: bool = True) -> int:
-        """Read the block that is `shift` further into each of ours, so many times or until the time is over. Returns
-        the number of bytes that came. Whatever happens, no order is open after it, unless the transfer thread hangs."""
+    async def run(
+        self, shift: int, num_rounds: int, limit_s: float, *, checked: bool = True, most_open: int = MAX_OPEN
+    ) -> _Run:
+        """Read the block that is `shift` further into each of ours, so many times or until the time is over. Whatever
+        happens, no order is open after it, unless the transfer thread hangs."""
         reads, clock = self._context.reads, self._context.clock
-        trial, until = self._trial(shift, checked=checked), clock.now() + limit_s
+        trial, started = self._trial(shift, checked=checked), clock.now()
         opened: deque[asyncio.Future[ReadDone]] = deque()
-        num_bytes = 0
+        num_bytes, pace = 0, 0.0
         try:
             while num_rounds or opened:
-                while num_rounds and len(opened) < MAX_OPEN:
+                while num_rounds and len(opened) < most_open:
                     opened.append(asyncio.wrap_future(reads.try_read(self._peer.worker, trial)))
                     num_rounds -= 1
-                await self._wait(opened[0])
-                num_bytes += opened.popleft().result().num_bytes
-                if clock.now() >= until:
+                try:
+                    await self._wait(opened[0])
+                except TimeoutError:
+                    # Then the others would be waited for in vain.
+                    opened.clear()
+                    raise
+                done = opened.popleft().result()
+                num_bytes += done.num_bytes
+                pace = max(pace, done.num_bytes / max(done.seconds, TICK_S))
+                if clock.now() - started >= limit_s:
                     num_rounds = 0
         finally:
-            for order in opened:
-                with contextlib.suppress(PeerError, TimeoutError):
+            with contextlib.suppress(TimeoutError):
+                for order in opened:
                     await self._wait(order)
-                    order.result()
-        return num_bytes
+                    order.exception()
+        return _Run(num_bytes, max(pace, num_bytes / max(clock.now() - started, TICK_S)))
 
     async def _wait(self, order: asyncio.Future[ReadDone]) -> None:
         """Raises TimeoutError when not even giving the peer up ends it."""

@@ -10,7 +10,7 @@ import pytest
 
 from tandem.core.config import TransferConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.ids import WorkerRef
+from tandem.core.ids import WorkerId, WorkerRef
 from tandem.core.way import WayReport
 from tandem.gateway import worker_link
 from tandem.gateway.gauges import watch_ways
@@ -132,3 +132,26 @@ async def test_a_worker_that_measures_in_vain_says_so(rig: Rig) -> None:
     await worker.stop()
     with pytest.raises(TandemError, match="worker d: unavailable"):
         await link.measure(prefill.ref)
+
+
+async def test_a_way_to_a_worker_that_is_gone_is_not_kept(rig: Rig) -> None:
+    prefill, decode = await rig.pair()
+    gone = replace(prefill.ref, id=WorkerId("gone"))
+    decode.ways = [report(gone, SLOW, refused=True), report(prefill.ref, SLOW)]
+    await until(lambda: rig.fleet.pairs.report((prefill.ref, decode.ref)))
+    assert rig.fleet.pairs.report((gone, decode.ref)) is None
+    assert rig.dispatch.problem() == f"the way from p to d is not as promised: {SLOW}"
+    assert not rig.fleet.pairs.failed
+
+
+async def test_what_the_taker_could_not_measure_is_asked_again_before_a_pair_is_used(
+    make_rig: Callable[..., Rig],
+) -> None:
+    rig = make_rig(promised=PROMISED)
+    await rig.start()
+    prefill, decode = await rig.add("p", "prefill"), await rig.add("d", "decode")
+    decode.ways = [report(prefill.ref, "it could not be measured: late")]
+    await until(lambda: [verb for verb, _ in decode.seen].count("measure") >= 2)
+    assert rig.fleet.pairs.report((prefill.ref, decode.ref)) is not None and not rig.fleet.view().linked
+    decode.ways, decode.on_measure = [report(prefill.ref)], report
+    await until(lambda: rig.fleet.view().linked)

@@ -148,3 +148,20 @@ def test_of_a_worker_that_is_gone_nothing_is_kept() -> None:
     pairs.drop(views[0].ref)
     left = (*pairs.linked, *pairs.failed, *pairs.refused, *pairs.ways())
     assert not [pair for pair in left if views[0].ref in pair] and pairs.linked
+
+
+def test_a_test_that_has_ended_concerns_the_pairs_of_its_own_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With many workers there are many tests, and all pairs are many more."""
+    pairs, views = Pairs("prefer"), fleet(30, 30)
+    found, looks = due(pairs, views), 0
+    fits = pairs._fits
+
+    def counted(giver: WorkerView, taker: WorkerView) -> bool:
+        nonlocal looks
+        looks += 1
+        return fits(giver, taker)
+
+    monkeypatch.setattr(pairs, "_fits", counted)
+    for pair in found:
+        pairs.ended(pair, moved=True, retry_at=5.0)
+    assert len(pairs.linked) == looks == 30 * 30, "each is looked at once"

@@ -19,6 +19,7 @@ from tandem.stores.registry import RegistryUnavailable
 from tandem.transfer.ways import Ends
 from tandem.worker import attestor
 from tandem.worker.attestor import Attestor
+from tandem.worker.meeting import SourceGone
 from tandem.worker.traffic import Traffic
 from tandem.worker.yardstick import Measured
 
@@ -172,3 +173,64 @@ async def test_who_asks_again_at_once_is_told_the_same_but_for_bytes_of_their_ow
     assert await one.measure(ref("p")) is first and noting.asked == ["p"]
     await one.measure(ref("p"), 1000)
     assert noting.asked == ["p", "p"]
+
+
+async def test_a_source_that_is_no_more_is_forgotten_unless_it_is_chosen(
+    run: Callable[..., tuple[Attestor, Noting]],
+) -> None:
+    one, noting = run(lambda: [record("p")], TransferConfig(require="rdma"))
+    await one.measure(ref("q"), 1)
+    await until(lambda: one.book.find(ref("p")))
+
+    def gone(source: WorkerRef) -> WayReport:
+        raise SourceGone(f"{source} is another")
+
+    noting.answer = gone
+    for name in ("p", "q"):
+        with pytest.raises(TandemError, match="is another") as failed:
+            await one.measure(ref(name), 1)
+        assert failed.value.kind is ErrorKind.WORKER_LOST
+    assert [report.source.id for report in one.book.since(0) if not report.num_bytes] == ["p"]
+    assert one.book.find(ref("q")) is None
+
+
+def at(*gbps: float) -> Callable[[WorkerRef], WayReport]:
+    """So fast the first time, so fast the second, ..."""
+    paces = iter(gbps)
+    return lambda source: WayReport(source=source, way="tcp", evidence="", num_bytes=10**9, seconds=1 / next(paces))
+
+
+@pytest.mark.parametrize(("paces", "is_refused"), [((20.0,), False), ((1.0, 20.0), False), ((1.0, 2.0), True)])
+async def test_a_way_is_refused_for_slowness_once_it_was_slow_twice_in_a_row(
+    run: Callable[..., tuple[Attestor, Noting]],
+    monkeypatch: pytest.MonkeyPatch,
+    paces: tuple[float, ...],
+    is_refused: bool,
+) -> None:
+    monkeypatch.setattr(attestor, "AGAIN_S", 0.0)
+    one, noting = run(list, TransferConfig(min_gbps=10.0))
+    noting.answer = at(*paces)
+    report = await one.measure(ref("p"))
+    assert report.refused is is_refused and len(noting.asked) == len(paces)
+    assert one.book.find(ref("p")) == report
+
+
+@pytest.mark.parametrize("kind", [ErrorKind.DEADLINE, ErrorKind.OVERLOADED])
+async def test_nothing_is_refused_for_lateness_alone(
+    run: Callable[..., tuple[Attestor, Noting]], monkeypatch: pytest.MonkeyPatch, kind: ErrorKind
+) -> None:
+    monkeypatch.setattr(attestor, "AGAIN_S", 0.0)
+    one, noting = run(list, TransferConfig(min_gbps=10.0))
+
+    def late(source: WorkerRef) -> WayReport:
+        raise TandemError(kind, "late")
+
+    noting.answer = at(1.0, 1.0)
+    await one.measure(ref("slow"))
+    noting.answer = late
+    for name in ("slow", "p"):
+        with pytest.raises(TandemError, match="late"):
+            await one.measure(ref(name), 1)
+    reports = {report.source.id: report for report in one.book.since(0)}
+    assert reports["p"].problem and not reports["p"].refused
+    assert reports["slow"].refused, "what was known against it still is"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -98,13 +100,13 @@ async def test_who_stops_waiting_leaves_nothing_and_a_second_one_waits_for_the_s
 
 
 async def test_a_worker_that_stops_in_the_middle_ends_it(nodes: Nodes) -> None:
-    """The fixture looks for tasks and threads that are left."""
-    giver, taker = await nodes.start(), await nodes.start()
+    """Its read hangs, and its patience is longer than ours. The fixture looks for tasks and threads that are left."""
+    giver, taker = await nodes.start(), await nodes.start(handoff=HandoffConfig(drain_timeout_s=3600.0))
     taker.transport.gate.clear()
     call = asyncio.create_task(measure(taker, giver.worker.me))
     await until(lambda: len(taker.transport._held))
-    taker.transport.gate.set()
-    await asyncio.gather(taker.worker.stop(), call, return_exceptions=True)
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(taker.worker.stop(), call, return_exceptions=True)
     assert call.done() and not taker.worker._attestor._running
 
 
@@ -155,3 +157,51 @@ async def test_a_source_that_was_lost_is_measured_again(nodes: Nodes, monkeypatc
     taker.worker._peer_lost(giver.worker.me)
     await until(lambda: book.number > number)
     assert book.find(giver.worker.me) is not None
+
+
+class Leaping:
+    """Each look at it is a thousand seconds later."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def now(self) -> float:
+        self._now += 1000.0
+        return self._now
+
+
+async def test_a_late_event_loop_does_not_make_a_way_slow(nodes: Nodes) -> None:
+    giver, taker = await nodes.start(), await nodes.start()
+    yardstick = taker.worker._attestor._yardstick
+    yardstick._context = replace(yardstick._context, clock=Leaping())
+    report = (await measure(taker, giver.worker.me)).report
+    assert 0 < report.seconds < 1000.0
+
+
+async def test_nobody_is_measured_while_a_trial_read_may_go_on(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What that writes late would look like another's wrong bytes."""
+    giver, other = await nodes.start(), await nodes.start()
+    taker = await nodes.start(handoff=IMPATIENT, transfer=TransferConfig(min_gbps=1e-9))
+    disconnect, proven = taker.transport.disconnect, threading.Event()
+    monkeypatch.setattr(taker.transport, "disconnect", lambda peer: disconnect(peer) and proven.is_set())
+    taker.transport.gate.clear()
+    assert (await measure(taker, giver.worker.me)).refusal.kind == "kv_lost"
+    taker.transport.gate.set()
+    reply = await measure(taker, other.worker.me)
+    assert reply.refusal.kind == "overloaded" and "may still write" in reply.refusal.message
+    report = taker.worker._attestor.book.find(other.worker.me)
+    assert report is not None and not report.refused
+    proven.set()
+    await until(lambda: taker.worker._reads.trials.undrained() is None)
+    assert (await measure(taker, other.worker.me)).report.num_bytes > 0
+
+
+async def test_another_spelling_of_an_address_costs_no_connection(nodes: Nodes) -> None:
+    giver, taker = await nodes.start(), await nodes.start()
+    await measure(taker, giver.worker.me)
+    connected = dict(taker.worker._reads._peers)
+    other = replace(giver.worker.me, address=giver.worker.me.address.replace("127.0.0.1", "localhost"))
+    assert other != giver.worker.me
+    report = (await measure(taker, other)).report
+    assert report.num_bytes > 0 and report.source.address == other.address
+    assert taker.worker._reads._peers == connected

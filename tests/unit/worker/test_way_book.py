@@ -5,7 +5,7 @@ from __future__ import annotations
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.way import WayReport
 from tandem.worker import way_book
-from tandem.worker.way_book import FRESH_S, MAX_RETRY_S, RETRY_S, WayBook
+from tandem.worker.way_book import FRESH_S, GONE_S, MAX_RETRY_S, RETRY_S, WayBook
 
 
 def ref(name: str, life: int = 1) -> WorkerRef:
@@ -71,3 +71,19 @@ def test_no_more_sources_are_kept_than_there_may_be() -> None:
     for number in range(way_book.MAX_SOURCES + 5):
         book.put(report(ref(f"w{number}")), 0.0)
     assert len(book.since(0)) == way_book.MAX_SOURCES and book.find(ref("w0")) is None
+
+
+def test_who_has_not_been_listed_for_a_while_is_forgotten_and_measured_no_more() -> None:
+    book = WayBook()
+    for name in ("here", "gone"):
+        book.put(report(ref(name), "slow"), 0.0)
+    book.listed({ref("here"), ref("gone")}, 10.0)
+    book.put(report(ref("gone"), "slow"), 11.0)
+    book.listed({ref("here")}, 10.0 + GONE_S - 0.1)
+    assert book.find(ref("gone")) is not None, "a registry may be filled anew"
+    book.listed({ref("here")}, 10.0 + GONE_S)
+    assert book.find(ref("gone")) is None and book.due([], 1e9) == [ref("here")]
+    book.forget(ref("here", 2))
+    assert book.find(ref("here")) is not None, "that was another life"
+    book.forget(ref("here"))
+    assert book.since(0) == []
