@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+from tandem.core.clock import Clock
 from tandem.core.ids import GatewayId
 from tandem.gateway.background import surviving
 from tandem.gateway.demand import DemandTally
@@ -17,10 +18,12 @@ class DemandBeat:
     """What `tally` says, at each beat. While Redis is away nothing is told, and nothing is
     lost: they are totals."""
 
-    def __init__(self, gateway: GatewayId, board: DemandBoard, tally: DemandTally) -> None:
+    def __init__(self, gateway: GatewayId, board: DemandBoard, tally: DemandTally, clock: Clock) -> None:
         self._gateway = gateway
         self._board = board
         self._tally = tally
+        self._clock = clock
+        self._began = clock.now()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -43,4 +46,9 @@ class DemandBeat:
                 await asyncio.sleep(PERIOD_S)
 
     def _record(self) -> DemandRecord:
-        return DemandRecord(gateway=self._gateway, totals=self._tally.totals(), backlog=self._tally.backlog())
+        return DemandRecord(
+            gateway=self._gateway,
+            totals=self._tally.totals(),
+            backlog=self._tally.backlog(),
+            lived_s=self._clock.now() - self._began,
+        )

@@ -70,14 +70,14 @@ class Gateway:
         self._prefixes = PrefixIndex(reader, self._fleet, redis.index_stride, clock)
         self._dispatcher = Dispatcher(self._fleet, config.gateway, clock, self._tenancy.quotas, targets, self._prefixes)
         self._share = FairShare(self._dispatcher.line, ServiceCounters(redis.url, redis.namespace, name, health=health))
-        self._demand = DemandBeat(name, DemandBoard(redis.url, redis.namespace, health=health), self._dispatcher.demand)
-        door = self._tenancy.door
+        board = DemandBoard(redis.url, redis.namespace, health=health)
+        self._demand = DemandBeat(name, board, self._dispatcher.demand, clock)
         self._telemetry = Telemetry.start("tandem-gateway", name, config.telemetry.max_values)
         self._watch_stores(health)
         consoles = self._consoles(name, config.gateway, clock)
         app = create_app(
             self._dispatcher,
-            door,
+            self._tenancy.door,
             config.gateway,
             telemetry=self._telemetry,
             observers=[RequestLog(config.telemetry.log_requests), self._dispatcher.demand, *consoles],
@@ -91,7 +91,7 @@ class Gateway:
         self._grpc = GrpcServer(
             self._dispatcher,
             app.answers,
-            door,
+            self._tenancy.door,
             max_message=config.gateway.max_body,
             max_calls=config.gateway.max_connections,
             stalled_client_s=config.gateway.stalled_client_s,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import NamedTuple
 
@@ -42,11 +42,16 @@ class DemandGrowth:
         self._known, self._looked_at = told, now
         if since is None or now <= since:
             return Grown(None, "this is the first look at what gateways are asked for", backlog, len(records))
-        # One that is new has begun since the last look: all of it has come since then.
+        # All that came to one that has begun since the last look has come since then. What one that was only away has
+        # counted until now is of no known time, so it counts from here on.
+        begun = {record.gateway for record in records if record.lived_s + record.age_s <= now - since}
+        counted = [
+            (totals, known.get(gateway, DemandTotals()))
+            for gateway, totals in told.items()
+            if gateway in known or gateway in begun
+        ]
         grown = {
-            one.name: sum(
-                getattr(totals, one.name) - _before(known, gateway, one.name) for gateway, totals in told.items()
-            )
+            one.name: sum(getattr(totals, one.name) - getattr(before, one.name) for totals, before in counted)
             for one in fields(DemandTotals)
         }
         # Totals of one life never fall; if somebody else wrote them it must not become a negative rate.
@@ -62,10 +67,6 @@ def _problem(records: Sequence[DemandRecord]) -> str:
     if oldest.age_s > SILENT_S:
         return f"gateway {oldest.gateway} has said nothing for {oldest.age_s:.0f} s, so what came to it is not known"
     return ""
-
-
-def _before(known: Mapping[GatewayId, DemandTotals], gateway: GatewayId, name: str) -> int:
-    return int(getattr(known[gateway], name)) if gateway in known else 0
 
 
 def _sum(backlogs: Iterable[Backlog]) -> Backlog:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -58,11 +59,13 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemandRecord:
-    """The word of one life of a gateway, by model. `age_s`: how long ago it was said."""
+    """The word of one life of a gateway, by model. `lived_s`: how long it had counted when it said so, infinite where
+    it does not say. `age_s`: how long ago that was."""
 
     gateway: GatewayId
     totals: Mapping[str, DemandTotals]
     backlog: Mapping[str, Backlog] = field(default_factory=dict)
+    lived_s: float = math.inf
     age_s: float = 0.0
 
     def to_json(self) -> str:
@@ -70,7 +73,8 @@ class DemandRecord:
             model: {"totals": asdict(totals), "backlog": asdict(self.backlog.get(model, Backlog()))}
             for model, totals in self.totals.items()
         }
-        return json.dumps({"schema": SCHEMA, "models": models}, sort_keys=True)
+        lived = {"lived_s": self.lived_s} if math.isfinite(self.lived_s) else {}
+        return json.dumps({"schema": SCHEMA, "models": models, **lived}, sort_keys=True)
 
     @classmethod
     def from_json(cls, gateway: str, text: bytes, age_s: float) -> DemandRecord:
@@ -83,6 +87,7 @@ class DemandRecord:
             gateway=GatewayId(gateway),
             totals={model: DemandTotals(**_counts(word, "totals", DemandTotals)) for model, word in models.items()},
             backlog={model: Backlog(**_counts(word, "backlog", Backlog)) for model, word in models.items()},
+            lived_s=_seconds(content, "lived_s"),
             age_s=age_s,
         )
 
@@ -137,6 +142,14 @@ def _mapping(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{name} is no mapping: {value!r}")
     return value
+
+
+def _seconds(content: Mapping[str, Any], name: str) -> float:
+    """Infinite where it is missing: a version before this one does not say it."""
+    value = content.get(name, math.inf)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
+        raise ValueError(f"{name} is no time: {value!r}")
+    return float(value)
 
 
 def _counts(word: Mapping[str, Any], name: str, kind: type) -> dict[str, int]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tandem.core.clock import SystemClock
 from tandem.core.config import SloConfig
 from tandem.core.ids import GatewayId, RequestId
 from tandem.core.request import Request, SamplingParams
@@ -104,12 +106,14 @@ async def test_it_is_told_again_and_again_and_taken_back(redis_url: str, monkeyp
     monkeypatch.setattr(demand_beat, "PERIOD_S", 0.01)
     told, _ = tally()
     reader = DemandBoard(redis_url, "beat")
-    beat = DemandBeat(GatewayId("g1"), DemandBoard(redis_url, "beat"), told)
+    beat = DemandBeat(GatewayId("g1"), DemandBoard(redis_url, "beat"), told, SystemClock())
     await beat.start()
     told.came(request(10))
     async with asyncio.timeout(20):
         while not [one for one in await reader.read() if one.totals.get("tiny") == DemandTotals(1, 10)]:
             await asyncio.sleep(0.005)
+    (said,) = await reader.read()
+    assert math.isfinite(said.lived_s), "a planner is to know since when it counts"
     await beat.stop()
     assert await reader.read() == ()
     await reader.close()
@@ -118,7 +122,7 @@ async def test_it_is_told_again_and_again_and_taken_back(redis_url: str, monkeyp
 async def test_a_redis_that_is_away_disturbs_nobody(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demand_beat, "PERIOD_S", 0.01)
     told, _ = tally()
-    beat = DemandBeat(GatewayId("g1"), DemandBoard(f"unix://{tmp_path}/none.sock", "beat"), told)
+    beat = DemandBeat(GatewayId("g1"), DemandBoard(f"unix://{tmp_path}/none.sock", "beat"), told, SystemClock())
     await beat.start()
     await asyncio.sleep(0.05)
     assert beat._task is not None and not beat._task.done()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tandem.core.config import PlannerConfig, SloConfig
@@ -22,9 +23,13 @@ WAITING = Backlog(num_requests=2, num_tokens=40)
 NONE = Backlog()
 
 
-def word(gateway: str, num_requests: int, age_s: float = 0.5, backlog: Backlog = NONE) -> DemandRecord:
+def word(
+    gateway: str, num_requests: int, age_s: float = 0.5, backlog: Backlog = NONE, lived_s: float = math.inf
+) -> DemandRecord:
     totals = DemandTotals(num_requests=num_requests, num_input_tokens=10 * num_requests)
-    return DemandRecord(gateway=GatewayId(gateway), totals={"m": totals}, backlog={"m": backlog}, age_s=age_s)
+    return DemandRecord(
+        gateway=GatewayId(gateway), totals={"m": totals}, backlog={"m": backlog}, lived_s=lived_s, age_s=age_s
+    )
 
 
 def worker(name: str, role: str, pool: str = "", num_jobs: int = 0, *, draining: bool = False) -> WorkerState:
@@ -51,7 +56,7 @@ def grown(*looks: tuple[float, list[DemandRecord]]) -> Grown:
 def test_demand_is_what_came_between_two_looks() -> None:
     first = grown((10.0, [word("a", 100)]))
     assert first.demand is None and "first look" in first.problem
-    told = grown((10.0, [word("a", 100)]), (14.0, [word("a", 130), word("b", 5, backlog=WAITING)]))
+    told = grown((10.0, [word("a", 100)]), (14.0, [word("a", 130), word("b", 5, backlog=WAITING, lived_s=3.0)]))
     assert told.demand is not None and (told.demand.seconds, told.demand.num_requests) == (4.0, 35)
     assert told.demand.num_input_tokens == 350 and told.backlog == WAITING
     assert told.num_gateways == 2 and told.problem == ""
@@ -61,6 +66,21 @@ def test_a_gateway_that_ended_takes_nothing_back() -> None:
     told = grown((0.0, [word("a", 100), word("b", 50)]), (5.0, [word("b", 60)]))
     assert told.demand is not None and told.demand.num_requests == 10
     assert grown((0.0, [word("a", 100)]), (5.0, [word("a", 40)])).demand.num_requests == 0  # type: ignore[union-attr]
+
+
+def test_a_gateway_that_was_away_counts_from_its_next_word_on() -> None:
+    """What it was asked for in its whole life has not come in the last five seconds."""
+    looks = [
+        (0.0, [word("a", 100), word("b", 1_000_000)]),
+        (5.0, [word("a", 110)]),
+        (10.0, [word("a", 120), word("b", 1_000_050, lived_s=9e5)]),
+        (15.0, [word("a", 130), word("b", 1_000_080, lived_s=9e5)]),
+    ]
+    for number, expected in ((3, 10), (4, 40)):
+        told = grown(*looks[:number])
+        assert told.demand is not None and told.demand.num_requests == expected
+    older = grown((0.0, [word("a", 1)]), (5.0, [word("a", 1), word("c", 70, lived_s=4.8)]))
+    assert older.demand is not None and older.demand.num_requests == 0, "it began before the last look"
 
 
 def test_a_silent_gateway_or_none_holds_and_nothing_is_lost() -> None:
@@ -126,3 +146,5 @@ def test_the_policy_is_the_settings() -> None:
 def test_records_survive_json() -> None:
     said: Any = word("a", 3, 0.0, WAITING)
     assert DemandRecord.from_json("a", said.to_json().encode(), 0.0) == said
+    younger: Any = word("a", 3, 0.0, lived_s=2.5)
+    assert DemandRecord.from_json("a", younger.to_json().encode(), 0.0) == younger
