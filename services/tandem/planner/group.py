@@ -3,7 +3,7 @@
 Fewer pods come in two steps. First the workers of those that are to go are asked to leave; only when nothing is left on
 them do they go, by name, and the group's number falls by no more than that. KubeRay deletes pods of its own choice when
 a group has more than its number: so it falls only while KubeRay has made exactly what the group asks for. More pods are
-asked for at once.
+asked for at once, and those that still drain come on top: they take no work any more.
 """
 
 from __future__ import annotations
@@ -102,21 +102,23 @@ def next_step(group: GroupView, pods: Sequence[PodView], wanted: int, num_spare:
     present = [pod for pod in pods if pod.name not in group.listed]
     gone = tuple(name for name in group.listed if any(pod.name == name for pod in pods))
     may_go = sorted(pod.name for pod in present if pod.may_go)
-    if bounded >= group.replicas:
+    draining = [pod for pod in present if pod.is_leaving and not pod.may_go]
+    number = min(bounded + len(draining), group.most)
+    if number >= group.replicas:
         # Who was to leave leaves all the same: a worker that drains takes no work any more. KubeRay makes new ones.
-        grown = (f"group {group.name} grows from {group.replicas} to {bounded} pods",)
-        reasons += grown if bounded > group.replicas else ()
-        return GroupStep(replicas=bounded, listed=(*gone, *may_go), reasons=(*reasons, *_replaced(group, may_go)))
+        grown = (f"group {group.name} grows from {group.replicas} to {number} pods",)
+        reasons += (*(grown if number > group.replicas else ()), *_replaced(group, may_go), *_waiting(group, draining))
+        return GroupStep(replicas=number, listed=(*gone, *may_go), reasons=reasons)
     if len(present) != group.replicas:
         told = f"group {group.name} does not shrink before KubeRay has made {len(present)} pods {group.replicas}"
         return GroupStep(replicas=group.replicas, listed=group.listed, reasons=(*reasons, told))
-    replicas = max(bounded, group.replicas - len(may_go))
+    replicas = max(number, group.replicas - len(may_go))
     leave = _leavers(present, bounded, num_spare)
     return GroupStep(
         replicas=replicas,
         listed=(*gone, *may_go) if may_go else group.listed,
         leave=tuple(pod.name for pod in leave),
-        reasons=(*reasons, *_shrinking(group, present, leave, may_go, replicas)),
+        reasons=(*reasons, *_shrinking(group, leave, may_go, replicas), *_waiting(group, draining)),
     )
 
 
@@ -136,15 +138,15 @@ def _replaced(group: GroupView, may_go: Sequence[str]) -> tuple[str, ...]:
     return (f"group {group.name} replaces {', '.join(may_go)}, which had been asked to leave",) if may_go else ()
 
 
-def _shrinking(
-    group: GroupView, present: Sequence[PodView], leave: Sequence[PodView], may_go: Sequence[str], replicas: int
-) -> tuple[str, ...]:
+def _shrinking(group: GroupView, leave: Sequence[PodView], may_go: Sequence[str], replicas: int) -> tuple[str, ...]:
     told: list[str] = []
     if may_go:
         told.append(f"group {group.name} goes from {group.replicas} to {replicas} pods without {', '.join(may_go)}")
     if leave:
         told.append(f"group {group.name}: {', '.join(pod.name for pod in leave)} are asked to leave")
-    waits = [f"{pod.name} ({pod.num_jobs} jobs)" for pod in present if pod.is_leaving and not pod.may_go]
-    if waits:
-        told.append(f"group {group.name} waits until nothing is left on {', '.join(waits)}")
     return tuple(told)
+
+
+def _waiting(group: GroupView, draining: Sequence[PodView]) -> tuple[str, ...]:
+    waits = ", ".join(f"{pod.name} ({pod.num_jobs} jobs)" for pod in draining)
+    return (f"group {group.name} waits until nothing is left on {waits}",) if waits else ()

@@ -59,7 +59,14 @@ class Said:
 class Planner:
     """`waits` are the seconds that it would have waited; `errors` the calls that failed."""
 
-    def __init__(self, world: World, url: str, name: str, rayservice: str = SERVICE) -> None:
+    def __init__(
+        self,
+        world: World,
+        url: str,
+        name: str,
+        rayservice: str = SERVICE,
+        groups: tuple[WorkerGroup, ...] = tuple(WorkerGroup(role, group) for role, group in GROUPS.items()),
+    ) -> None:
         self.world = world
         self.errors: list[KubeError] = []
         self.waits: list[float] = []
@@ -67,7 +74,6 @@ class Planner:
         clock = world.clock
         self.election = Election(name, LEASE_S)
         self.leadership = Leadership(self.election, self.api, "tandem-planner", clock, self.errors.append)
-        groups = tuple(WorkerGroup(role, group) for role, group in GROUPS.items())
         raycluster = "" if rayservice else CLUSTER
         self.watches: list[PodWatch] = []
         self.finder = ClusterFinder(self.api, rayservice, raycluster, groups, self._watch)

@@ -27,6 +27,16 @@ def test_it_grows_at_once_and_within_its_bounds() -> None:
     assert not next_step(group(2), [busy("a"), busy("b")], 2).changes(group(2))
 
 
+def test_who_still_drains_comes_on_top_within_the_bounds() -> None:
+    pods = [busy("a"), busy("b"), busy("c"), leaving("d", is_empty=False)]
+    assert next_step(group(4), pods, 5).replicas == 6
+    assert next_step(group(4), pods, 9).replicas == 9
+    pods += [busy("e"), busy("f")]
+    pods[3] = leaving("d", is_empty=True)
+    step = next_step(group(6), pods, 5)
+    assert (step.replicas, step.listed, step.leave) == (5, ("d",), ())
+
+
 def test_who_has_least_to_do_is_asked_first() -> None:
     step = next_step(group(3), [busy("a", 5), busy("b", 1), busy("c", 3)], 2)
     assert step.leave == ("b",) and step.replicas == 3 and not step.changes(group(3))

@@ -8,11 +8,14 @@ from random import Random
 
 import pytest
 
+from tandem.core.worker_groups import WorkerGroup
 from tandem.planner.actuator import Carried
 from tandem.scaling.decision import RoleChange, Target
 from tests.unit.planner.kube_server import Fault, KubeServer, kube_server
 from tests.unit.planner.rig import LEASE_S, Planner, eventually
 from tests.unit.planner.world import CLUSTER, GROUPS, SERVICE, World
+
+PAIRS = WorkerGroup("decode", GROUPS["decode"], num_workers=2, num_spare=1)
 
 
 @pytest.fixture
@@ -95,7 +98,27 @@ async def test_who_was_asked_to_leave_is_replaced_when_more_are_needed_again(pla
     await rounds(planner, world, Target(1, 4), 10)
     assert world.replicas() == (1, 4) and leaver not in world.pods()
     assert world.num_serving(GROUPS["decode"]) == 4
-    assert all(call.body[1]["value"] == 4 for call in world.api.writes())
+    assert [call.body[1]["value"] for call in world.api.writes()] == [5, 4], "not only when the leaver is empty"
+    assert max(said["decode"] for said in world.said) == 5 and world.said[-1]["decode"] == 4
+
+
+async def test_serve_is_told_no_fewer_than_the_pods_have_room_for(planner: Planner, world: World) -> None:
+    """Though a worker is out of sight for a while: Serve would end one that nobody asked to leave."""
+    world.create(1, 4)
+    await rounds(planner, world, Target(1, 2), 2)
+    hidden = next(name for name in world.pods(GROUPS["decode"]) if not world.workers[name].is_draining)
+    lost = world.workers.pop(hidden)
+    assert isinstance(done := await planner.round(Target(1, 2)), Carried), done
+    world.workers[hidden] = lost
+    assert world.replicas() == (1, 4) and world.said[-1]["decode"] == 4
+
+
+async def test_serve_is_told_whole_pods(served: tuple[KubeServer, str], world: World, closing: AsyncExitStack) -> None:
+    pairs = Planner(world, served[1], "p1", groups=(WorkerGroup("prefill", GROUPS["prefill"]), PAIRS))
+    closing.push_async_callback(pairs.close)
+    world.create(1, 4)
+    await pairs.round(Target(1, 5))
+    assert world.said == [{"prefill": 1, "decode": 6}], "a pod to spare, three of two workers each"
 
 
 async def test_a_conflict_is_read_again_and_decided_again(planner: Planner, world: World) -> None:
