@@ -50,13 +50,15 @@ class GroupView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodView:
     """`num_jobs`: of its workers; None: it has none that is registered. `is_empty`: all its workers were asked to leave
-    and have nothing left. `was_met`: it had a worker before, so without one it is not merely starting."""
+    and have nothing left. `was_met`: it had a worker before, so without one it is not merely starting. `is_ending`: it is
+    being deleted, and KubeRay counts it until it is gone unless it is listed."""
 
     name: str
     num_jobs: int | None
     is_leaving: bool = False
     is_empty: bool = False
     was_met: bool = False
+    is_ending: bool = False
 
     @property
     def is_unborn(self) -> bool:
@@ -95,12 +97,12 @@ class GroupStep:
 
 
 def next_step(group: GroupView, pods: Sequence[PodView], wanted: int, num_spare: int = 0) -> GroupStep:
-    """`pods` that are not being deleted yet; `wanted` of them, of which `num_spare` have no worker and stay so."""
+    """`pods` until they are gone; `wanted` of them, of which `num_spare` have no worker and stay so."""
     bounded = min(max(wanted, group.least), group.most)
     bound = f"group {group.name} may have {group.least} to {group.most} pods, not {wanted}"
     reasons: tuple[str, ...] = (bound,) if bounded != wanted else ()
-    present = [pod for pod in pods if pod.name not in group.listed]
-    gone = tuple(name for name in group.listed if any(pod.name == name for pod in pods))
+    present = [pod for pod in pods if not pod.is_ending and pod.name not in group.listed]
+    going = tuple(name for name in group.listed if any(pod.name == name for pod in pods))
     may_go = sorted(pod.name for pod in present if pod.may_go)
     draining = [pod for pod in present if pod.is_leaving and not pod.may_go]
     number = min(bounded + len(draining), group.most)
@@ -108,7 +110,7 @@ def next_step(group: GroupView, pods: Sequence[PodView], wanted: int, num_spare:
         # Who was to leave leaves all the same: a worker that drains takes no work any more. KubeRay makes new ones.
         grown = (f"group {group.name} grows from {group.replicas} to {number} pods",)
         reasons += (*(grown if number > group.replicas else ()), *_replaced(group, may_go), *_waiting(group, draining))
-        return GroupStep(replicas=number, listed=(*gone, *may_go), reasons=reasons)
+        return GroupStep(replicas=number, listed=(*going, *may_go), reasons=reasons)
     if len(present) != group.replicas:
         told = f"group {group.name} does not shrink before KubeRay has made {len(present)} pods {group.replicas}"
         return GroupStep(replicas=group.replicas, listed=group.listed, reasons=(*reasons, told))
@@ -116,7 +118,7 @@ def next_step(group: GroupView, pods: Sequence[PodView], wanted: int, num_spare:
     leave = _leavers(present, bounded, num_spare)
     return GroupStep(
         replicas=replicas,
-        listed=(*gone, *may_go) if may_go else group.listed,
+        listed=(*going, *may_go) if may_go else group.listed,
         leave=tuple(pod.name for pod in leave),
         reasons=(*reasons, *_shrinking(group, leave, may_go, replicas), *_waiting(group, draining)),
     )

@@ -36,11 +36,11 @@ class Leaving:
         self._met_at: dict[str, float] = {}
 
     def look(self, pods: Sequence[Pod], workers: Sequence[WorkerState]) -> dict[str, PodView]:
-        """Those that are not being deleted. `workers` of all models. Raises ActuatorFailed where it cannot be told
+        """`workers` of all models. Raises ActuatorFailed where it cannot be told
         which worker is in which pod."""
         _require_own_addresses(pods)
         self._forget({pod.name for pod in pods}, {worker.ref for worker in workers})
-        return {pod.name: self._view(pod, _inside(pod, workers)) for pod in pods if not pod.is_ending}
+        return {pod.name: self._view(pod, _inside(pod, workers)) for pod in pods}
 
     async def ask(self, names: Iterable[str], pods: Sequence[Pod], workers: Sequence[WorkerState]) -> None:
         """Have the workers of these leave; again, for what is left, of those that have been asked before."""
@@ -66,6 +66,7 @@ class Leaving:
             is_leaving=name in self._leaving,
             is_empty=name in self._emptied,
             was_met=name in self._met_at and now - self._met_at[name] < LOST_S,
+            is_ending=pod.is_ending,
         )
 
     def _forget(self, pods: set[str], workers: set[WorkerRef]) -> None:

@@ -105,8 +105,8 @@ class Planner:
     async def until_pods_are_known(self) -> None:
         """The watch, where there is one, has caught up with the world."""
         if self.watches:
-            wanted = set(self.world.pods())
-            await eventually(lambda: {pod.name for pod in self.watches[-1].pods() or ()} == wanted)
+            wanted = {(name, name in self.world.ending) for name in self.world.pods()}
+            await eventually(lambda: {(pod.name, pod.is_ending) for pod in self.watches[-1].pods() or ()} == wanted)
 
     async def close(self) -> None:
         await self.actuator.close()

@@ -58,6 +58,7 @@ def test_what_is_empty_goes_by_name_and_the_number_falls_with_it() -> None:
 
 def test_who_is_to_be_deleted_stays_named_until_it_is_gone() -> None:
     pods = [busy("a"), busy("b"), leaving("c", is_empty=True), leaving("d", is_empty=True)]
+    pods[2] = PodView(name="c", num_jobs=0, is_ending=True)
     step = next_step(group(3, "c", "long-gone"), pods, 2)
     assert (step.replicas, step.listed) == (2, ("c", "d"))
 

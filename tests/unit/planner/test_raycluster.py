@@ -81,6 +81,14 @@ async def test_fewer_go_only_when_nothing_is_left_on_them(planner: Planner, worl
     assert lowered == [3, 2], "one after the other"
 
 
+async def test_a_pod_stays_named_while_it_ends(planner: Planner, world: World) -> None:
+    """Else KubeRay would count it, and delete another one in its place."""
+    world.grace = 9
+    world.create(1, 4)
+    await rounds(planner, world, Target(1, 2), 12)
+    assert world.replicas() == (1, 2) and len(world.ending) == 2
+
+
 async def test_a_pod_that_has_no_worker_yet_goes_first(planner: Planner, world: World) -> None:
     world.create(1, 2)
     await rounds(planner, world, Target(1, 4), 1)
@@ -88,7 +96,7 @@ async def test_a_pod_that_has_no_worker_yet_goes_first(planner: Planner, world: 
     assert len(young) == 2
     await rounds(planner, world, Target(1, 3), 1)
     assert world.replicas() == (1, 3) and not any(w.is_draining for w in world.workers.values())
-    assert len({*young} & {*world.pods()}) == 1
+    assert len({*young} & {*world.ending}) == 1
 
 
 async def test_who_was_asked_to_leave_is_replaced_when_more_are_needed_again(planner: Planner, world: World) -> None:
@@ -272,7 +280,7 @@ async def test_a_pod_that_died_unseen_is_not_counted_on(planner: Planner, world:
     world.reconcile()
     await planner.round(Target(1, 3))
     world.reconcile()
-    assert world.replicas() == (1, 3) and len(world.pods(GROUPS["decode"])) == 3
+    assert world.replicas() == (1, 3) and len({*world.pods(GROUPS["decode"])} - {*world.ending}) == 3
 
 
 async def test_a_worker_that_somebody_else_drained_is_replaced_after_a_while(planner: Planner, world: World) -> None:
