@@ -50,23 +50,21 @@ class GroupView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodView:
     """`num_jobs`: of its workers; None: it has none that is registered. `is_empty`: all its workers were asked to leave
-    and have nothing left. `was_met`: it had a worker before, so without one it is not merely starting. `is_ending`: it is
-    being deleted, and KubeRay counts it until it is gone unless it is listed."""
+    and have nothing left. `is_unborn`: it was seen to appear and never had one; any other with none in sight may have
+    one that serves. `is_lost`: it has been out of sight for long and does not answer. `is_ending`: it is being deleted,
+    and KubeRay counts it until it is gone unless it is listed."""
 
     name: str
     num_jobs: int | None
     is_leaving: bool = False
     is_empty: bool = False
-    was_met: bool = False
+    is_unborn: bool = False
+    is_lost: bool = False
     is_ending: bool = False
 
     @property
-    def is_unborn(self) -> bool:
-        return self.num_jobs is None and not self.was_met
-
-    @property
     def may_go(self) -> bool:
-        return self.is_leaving and (self.is_empty or self.is_unborn)
+        return self.is_leaving and (self.is_empty or self.is_unborn or self.is_lost)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,14 +124,15 @@ def next_step(group: GroupView, pods: Sequence[PodView], wanted: int, num_spare:
 
 def _leavers(present: Sequence[PodView], wanted: int, num_spare: int) -> list[PodView]:
     """Those that leave already count, and the spare ones do not. Who has no worker yet goes first, then
-    who has least to do; one whose worker is out of sight may be at work, and stays."""
+    who has least to do, last who is lost; one whose worker is out of sight may be at work, and stays."""
     leaving = [pod for pod in present if pod.is_leaving]
     staying = [pod for pod in present if not pod.is_leaving]
     room = max(1, len(present) // _LEAVE_SHARE) - len(leaving)
     number = max(0, min(len(staying) - wanted, room))
     order = sorted(staying, key=lambda pod: (pod.num_jobs or 0, pod.name))
     unborn = [pod for pod in order if pod.is_unborn]
-    return [*unborn[num_spare:], *(pod for pod in order if pod.num_jobs is not None)][:number]
+    lost = [pod for pod in order if pod.is_lost][max(0, num_spare - len(unborn)) :]
+    return [*unborn[num_spare:], *(pod for pod in order if pod.num_jobs is not None), *lost][:number]
 
 
 def _replaced(group: GroupView, may_go: Sequence[str]) -> tuple[str, ...]:

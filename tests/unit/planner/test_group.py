@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tandem.core.worker_groups import WorkerGroup, read_groups
@@ -70,19 +72,20 @@ def test_it_does_not_shrink_while_kuberay_is_behind() -> None:
 
 
 def test_pods_without_workers_go_first_but_for_the_spare_ones() -> None:
-    young = [PodView(name="y", num_jobs=None), PodView(name="z", num_jobs=None)]
+    young = [PodView(name=name, num_jobs=None, is_unborn=True) for name in "yz"]
     assert next_step(group(4), [busy("a"), busy("b"), *young], 3).leave == ("y",)
     assert next_step(group(4), [busy("a"), busy("b"), *young], 3, num_spare=1).leave == ("z",)
     assert next_step(group(4), [busy("a"), busy("b"), *young], 3, num_spare=2).leave == ("a",)
 
 
 def test_one_whose_worker_is_out_of_sight_stays() -> None:
-    lost = PodView(name="a", num_jobs=None, was_met=True)
-    assert next_step(group(2), [lost, busy("b", 9)], 1).leave == ("b",)
-    assert (
-        next_step(group(2), [PodView(name="a", num_jobs=None, is_leaving=True, was_met=True), busy("b")], 1).listed
-        == ()
-    )
+    hidden = PodView(name="a", num_jobs=None)
+    assert next_step(group(2), [hidden, busy("b", 9)], 1).leave == ("b",)
+    assert next_step(group(2), [replace(hidden, is_leaving=True), busy("b")], 1).listed == ()
+    lost = replace(hidden, is_lost=True)
+    assert next_step(group(2), [lost, busy("b", 9)], 1).leave == ("b",), "last of all"
+    assert next_step(group(2), [lost, hidden], 1).leave == ("a",)
+    assert next_step(group(2), [replace(lost, is_leaving=True), busy("b")], 1).listed == ("a",)
 
 
 @pytest.mark.parametrize(

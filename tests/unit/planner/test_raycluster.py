@@ -110,6 +110,32 @@ async def test_who_was_asked_to_leave_is_replaced_when_more_are_needed_again(pla
     assert max(said["decode"] for said in world.said) == 5 and world.said[-1]["decode"] == 4
 
 
+async def test_a_new_leader_takes_no_pod_for_unborn(
+    served: tuple[KubeServer, str], world: World, closing: AsyncExitStack
+) -> None:
+    """A worker that is cut off from Redis alone still serves."""
+    world.create(1, 2)
+    hidden = world.pods(GROUPS["decode"])[1]
+    world.hidden.add(hidden)
+    leader = Planner(world, served[1], "p2")
+    closing.push_async_callback(leader.close)
+    await rounds(leader, world, Target(1, 1), 1)
+    assert not world.workers[hidden].is_draining and hidden not in world.ending
+
+
+async def test_a_worker_long_out_of_sight_is_asked_before_its_pod_goes(planner: Planner, world: World) -> None:
+    world.create(1, 2)
+    await rounds(planner, world, Target(1, 2), 1)
+    world.hidden |= {*world.pods(GROUPS["decode"])}
+    world.clock.at += 130.0
+    await planner.until_pods_are_known()
+    await rounds(planner, world, Target(1, 1), 1)
+    assert world.replicas() == (1, 2), "it answers that it has work"
+    assert [world.workers[name].is_draining for name in world.pods(GROUPS["decode"])].count(True) == 1
+    await rounds(planner, world, Target(1, 1), 4)
+    assert world.replicas() == (1, 1)
+
+
 async def test_serve_is_told_no_fewer_than_the_pods_have_room_for(planner: Planner, world: World) -> None:
     """Though a worker is out of sight for a while: Serve would end one that nobody asked to leave."""
     world.create(1, 4)

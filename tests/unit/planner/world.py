@@ -55,6 +55,7 @@ class World:
     network: str = "10.0"
     ages: dict[str, int] = field(default_factory=dict)
     ending: dict[str, int] = field(default_factory=dict)
+    hidden: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.api.wrote = self._wrote
@@ -116,7 +117,8 @@ class World:
         ]
 
     def states(self) -> list[WorkerState]:
-        return [self._state(worker) for worker in self.workers.values()]
+        """Of those that are registered."""
+        return [self._state(worker) for name, worker in self.workers.items() if name not in self.hidden]
 
     def replicas(self) -> tuple[int, int]:
         """Of the prefill and of the decode group."""
