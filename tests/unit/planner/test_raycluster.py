@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from random import Random
@@ -351,6 +352,20 @@ async def test_of_two_planners_one_acts_and_the_other_takes_over(
     # One that stops in order leaves it at once.
     other.leadership.resign()
     assert (await planner.round(Target(4, 3))).outcome == "carried_out"  # type: ignore[union-attr]
+
+
+async def test_a_leader_that_is_stopped_leads_until_it_resigns(planner: Planner, world: World) -> None:
+    """Its loop may be in the midst of a decision."""
+    world.create(1, 2)
+    await planner.round(Target(1, 2))
+    stopped = asyncio.Event()
+    running = asyncio.create_task(planner.leadership.run(stopped))
+    stopped.set()
+    await running
+    assert planner.leadership.leads and world.holder == "p1"
+    planner.leadership.resign()
+    assert not planner.leadership.leads and world.holder == ""
+    assert not [call for call in world.api.calls if call.plural == "leases" and call.status == 409]
 
 
 async def test_a_leader_that_cannot_renew_stops_before_another_may_begin(
