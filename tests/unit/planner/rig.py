@@ -27,6 +27,7 @@ from tandem.stores.targets import TargetRecord
 from tests.unit.planner.world import CLUSTER, GROUPS, SERVICE, World
 
 LEASE_S = 15.0
+SINGLE = tuple(WorkerGroup(role, group) for role, group in GROUPS.items())
 
 
 def kube_api(url: str, who: str, timeout_s: float = 5.0) -> KubeApi:
@@ -65,7 +66,7 @@ class Planner:
         url: str,
         name: str,
         rayservice: str = SERVICE,
-        groups: tuple[WorkerGroup, ...] = tuple(WorkerGroup(role, group) for role, group in GROUPS.items()),
+        groups: tuple[WorkerGroup, ...] = SINGLE,
     ) -> None:
         self.world = world
         self.errors: list[KubeError] = []

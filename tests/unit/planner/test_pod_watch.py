@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from kubernetes import client, config
@@ -91,7 +92,7 @@ def test_a_token_that_is_not_there_is_a_failed_call() -> None:
     def missing(settings: client.Configuration) -> None:
         raise config.ConfigException("no token")
 
-    settings = client.Configuration(host="http://127.0.0.1:9", api_key={"authorization": "old"})
+    settings: Any = client.Configuration(host="http://127.0.0.1:9", api_key={"authorization": "old"})
     settings.refresh_api_key_hook = missing
     api = KubeApi(settings, "default", "p1", 1.0)
     with pytest.raises(KubeError, match="no token"):
