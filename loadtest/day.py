@@ -47,10 +47,6 @@ def requests(day: Day, entries: Sequence[Entry]) -> Iterator[Ask]:
         yield ask_of(entries[due.index], number, due.at_s, day.seed, f"copy {due.copy}")
 
 
-def count(day: Day, entries: Sequence[Entry]) -> int:
-    return len(_schedule(day, entries))
-
-
 def _schedule(day: Day, entries: Sequence[Entry]) -> list[_Due]:
     first_us, lasts_s = entries[0].due_us, (entries[-1].due_us - entries[0].due_us) / 1e6
     found: list[_Due] = []

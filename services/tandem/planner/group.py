@@ -3,7 +3,7 @@
 Fewer pods come in two steps. First the workers of those that are to go are asked to leave; only when nothing is left on
 them do they go, by name, and the group's number falls by no more than that. KubeRay deletes pods of its own choice when
 a group has more than its number: so it falls only while KubeRay has made exactly what the group asks for. More pods are
-asked for at once.
+asked for at once, and those that still drain come on top: they take no work any more.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ class GroupView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodView:
     """`num_jobs`: of its workers; None: it has none that is registered. `is_empty`: all its workers were asked to leave
-    and have nothing left. `was_met`: it had a worker before, so without one it is not merely starting."""
+    and have nothing left. `is_unborn`: it was seen to appear and never had one; any other with none in sight may have
+    one that serves. `is_lost`: it has been out of sight for long and does not answer. `is_ending`: it is being deleted,
+    and KubeRay counts it until it is gone unless it is listed."""
 
     name: str
     num_jobs: int | None
     is_leaving: bool = False
     is_empty: bool = False
-    was_met: bool = False
-
-    @property
-    def is_unborn(self) -> bool:
-        return self.num_jobs is None and not self.was_met
+    is_unborn: bool = False
+    is_lost: bool = False
+    is_ending: bool = False
 
     @property
     def may_go(self) -> bool:
-        return self.is_leaving and (self.is_empty or self.is_unborn)
+        return self.is_leaving and (self.is_empty or self.is_unborn or self.is_lost)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,56 +95,59 @@ class GroupStep:
 
 
 def next_step(group: GroupView, pods: Sequence[PodView], wanted: int, num_spare: int = 0) -> GroupStep:
-    """`pods` that are not being deleted yet; `wanted` of them, of which `num_spare` have no worker and stay so."""
+    """`pods` until they are gone; `wanted` of them, of which `num_spare` have no worker and stay so."""
     bounded = min(max(wanted, group.least), group.most)
     bound = f"group {group.name} may have {group.least} to {group.most} pods, not {wanted}"
     reasons: tuple[str, ...] = (bound,) if bounded != wanted else ()
-    present = [pod for pod in pods if pod.name not in group.listed]
-    gone = tuple(name for name in group.listed if any(pod.name == name for pod in pods))
+    present = [pod for pod in pods if not pod.is_ending and pod.name not in group.listed]
+    going = tuple(name for name in group.listed if any(pod.name == name for pod in pods))
     may_go = sorted(pod.name for pod in present if pod.may_go)
-    if bounded >= group.replicas:
+    draining = [pod for pod in present if pod.is_leaving and not pod.may_go]
+    number = min(bounded + len(draining), group.most)
+    if number >= group.replicas:
         # Who was to leave leaves all the same: a worker that drains takes no work any more. KubeRay makes new ones.
-        grown = (f"group {group.name} grows from {group.replicas} to {bounded} pods",)
-        reasons += grown if bounded > group.replicas else ()
-        return GroupStep(replicas=bounded, listed=(*gone, *may_go), reasons=(*reasons, *_replaced(group, may_go)))
+        grown = (f"group {group.name} grows from {group.replicas} to {number} pods",)
+        reasons += (*(grown if number > group.replicas else ()), *_replaced(group, may_go), *_waiting(group, draining))
+        return GroupStep(replicas=number, listed=(*going, *may_go), reasons=reasons)
     if len(present) != group.replicas:
         told = f"group {group.name} does not shrink before KubeRay has made {len(present)} pods {group.replicas}"
         return GroupStep(replicas=group.replicas, listed=group.listed, reasons=(*reasons, told))
-    replicas = max(bounded, group.replicas - len(may_go))
+    replicas = max(number, group.replicas - len(may_go))
     leave = _leavers(present, bounded, num_spare)
     return GroupStep(
         replicas=replicas,
-        listed=(*gone, *may_go) if may_go else group.listed,
+        listed=(*going, *may_go) if may_go else group.listed,
         leave=tuple(pod.name for pod in leave),
-        reasons=(*reasons, *_shrinking(group, present, leave, may_go, replicas)),
+        reasons=(*reasons, *_shrinking(group, leave, may_go, replicas), *_waiting(group, draining)),
     )
 
 
 def _leavers(present: Sequence[PodView], wanted: int, num_spare: int) -> list[PodView]:
     """Those that leave already count, and the spare ones do not. Who has no worker yet goes first, then
-    who has least to do; one whose worker is out of sight may be at work, and stays."""
+    who has least to do, last who is lost; one whose worker is out of sight may be at work, and stays."""
     leaving = [pod for pod in present if pod.is_leaving]
     staying = [pod for pod in present if not pod.is_leaving]
     room = max(1, len(present) // _LEAVE_SHARE) - len(leaving)
     number = max(0, min(len(staying) - wanted, room))
     order = sorted(staying, key=lambda pod: (pod.num_jobs or 0, pod.name))
     unborn = [pod for pod in order if pod.is_unborn]
-    return [*unborn[num_spare:], *(pod for pod in order if pod.num_jobs is not None)][:number]
+    lost = [pod for pod in order if pod.is_lost][max(0, num_spare - len(unborn)) :]
+    return [*unborn[num_spare:], *(pod for pod in order if pod.num_jobs is not None), *lost][:number]
 
 
 def _replaced(group: GroupView, may_go: Sequence[str]) -> tuple[str, ...]:
     return (f"group {group.name} replaces {', '.join(may_go)}, which had been asked to leave",) if may_go else ()
 
 
-def _shrinking(
-    group: GroupView, present: Sequence[PodView], leave: Sequence[PodView], may_go: Sequence[str], replicas: int
-) -> tuple[str, ...]:
+def _shrinking(group: GroupView, leave: Sequence[PodView], may_go: Sequence[str], replicas: int) -> tuple[str, ...]:
     told: list[str] = []
     if may_go:
         told.append(f"group {group.name} goes from {group.replicas} to {replicas} pods without {', '.join(may_go)}")
     if leave:
         told.append(f"group {group.name}: {', '.join(pod.name for pod in leave)} are asked to leave")
-    waits = [f"{pod.name} ({pod.num_jobs} jobs)" for pod in present if pod.is_leaving and not pod.may_go]
-    if waits:
-        told.append(f"group {group.name} waits until nothing is left on {', '.join(waits)}")
     return tuple(told)
+
+
+def _waiting(group: GroupView, draining: Sequence[PodView]) -> tuple[str, ...]:
+    waits = ", ".join(f"{pod.name} ({pod.num_jobs} jobs)" for pod in draining)
+    return (f"group {group.name} waits until nothing is left on {waits}",) if waits else ()

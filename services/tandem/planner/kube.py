@@ -123,7 +123,8 @@ class KubeApi:
             return call(*arguments, _preload_content=False, **options)
         except ApiException as error:
             raise _explained(error) from error
-        except (urllib3.exceptions.HTTPError, OSError) as error:
+        except (urllib3.exceptions.HTTPError, OSError, config.ConfigException) as error:
+            # The last: the token that is read anew at each call is not there.
             raise KubeError(0, f"{type(error).__name__}: {error}") from error
 
 
@@ -191,12 +192,10 @@ def _event(told: dict[str, Any]) -> PodEvent:
 
 def _pod(item: dict[str, Any]) -> Pod:
     metadata, status = item["metadata"], item.get("status", {})
-    conditions = {each["type"]: each["status"] for each in status.get("conditions", ())}
     return Pod(
         name=str(metadata["name"]),
         group=str(metadata.get("labels", {}).get("ray.io/group", "")),
         ip=str(status.get("podIP", "")),
-        is_ready=conditions.get("Ready") == "True",
         is_ending="deletionTimestamp" in metadata or status.get("phase") in ("Succeeded", "Failed"),
     )
 

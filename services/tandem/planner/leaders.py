@@ -47,14 +47,13 @@ class Leadership:
         return self._election.holder
 
     async def run(self, stopped: asyncio.Event) -> None:
-        """Until `stopped`; then the Lease is left to the next one."""
+        """Until `stopped`; the Lease is ours until `resign`, because a decision may still be under way."""
         while not stopped.is_set():
             await asyncio.to_thread(self.look)
             try:
                 await asyncio.wait_for(stopped.wait(), self._election.period_s)
             except TimeoutError:
                 continue
-        await asyncio.to_thread(self.resign)
 
     def look(self) -> None:
         """One look at the Lease, and a claim where there is one to make. Blocks."""

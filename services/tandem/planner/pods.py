@@ -13,6 +13,8 @@ from tandem.planner.kube_error import KubeError
 
 WINDOW_S = 20
 """How long one watch lasts, after which the next one goes on from where it ended."""
+SHORT_S = 1.0
+"""A watch that ends sooner, though without an error, is not begun again at once."""
 STALE_S = 60.0
 """What was heard last so long ago is not the truth any more."""
 
@@ -25,7 +27,6 @@ class Pod(NamedTuple):
     name: str
     group: str
     ip: str
-    is_ready: bool
     is_ending: bool
 
 
@@ -96,10 +97,18 @@ class PodWatch:
             try:
                 if not self._version:
                     self._list()
+                began = self._clock.now()
                 self._follow()
-                self._backoff.worked()
+                if self._clock.now() - began >= SHORT_S:
+                    self._backoff.worked()
+                else:
+                    self._is_closed.wait(self._backoff.failed())
             except KubeError as error:
                 self._failed(error)
+            except Exception as error:
+                # Whatever it is, a thread that ends would never know of a pod again.
+                self._version = ""
+                self._failed(KubeError(0, f"{type(error).__name__}: {error}"))
 
     def _list(self) -> None:
         pods, version = self._source.list_pods(self.selector)
@@ -137,6 +146,7 @@ class PodWatch:
         if error.is_gone:
             _log.info("the watch of pods is too far behind; they are listed anew")
             self._version = ""
+            self._is_closed.wait(self._backoff.failed())
             return
         with self._lock:
             self.problem = f"its pods cannot be watched: {error}"

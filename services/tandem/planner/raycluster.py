@@ -1,7 +1,7 @@
 """Plans the pods of a RayCluster whose own autoscaler is off: more at once, fewer after their workers have left; never
 two planners at a time.
 
-Serve is told its number of replicas too, but fewer only once their pods are gone: else it would end workers of its own
+Serve is told its number of replicas too, never fewer than the pods have room for: else it would end workers of its own
 choice, while those that were asked to leave go as well.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from tandem.core.worker_groups import WorkerGroup
 from tandem.planner.actuator import ActuatorFailed, Carried
@@ -36,6 +36,13 @@ _T = TypeVar("_T")
 
 class NotLeading(Exception):
     """Somebody else has the Lease by now."""
+
+
+class Settled(NamedTuple):
+    """What a step was, in sentences; and the workers, by role, that the pods have room for from then on."""
+
+    notes: tuple[str, ...]
+    num_workers: dict[str, int]
 
 
 class RayClusterActuator:
@@ -80,15 +87,16 @@ class RayClusterActuator:
         changed = chosen_for(decision.changes, mine)
         replicas = pool_targets(decision.target, mine, starting, changed)
         try:
-            notes = await self._retries.of(lambda: self._settle(replicas, workers))
+            settled = await self._retries.of(lambda: self._settle(replicas, workers))
         except NotLeading:
             return Carried("standby", {}, (f"{self._leadership.holder or 'nobody'} leads, not this planner",))
         there = Counter(worker.pool for worker in mine)
-        grouped = {group.role for group in self._groups}
-        told = {role: max(n, there[role]) if role in grouped else n for role, n in replicas.items()}
+        # Nor fewer than are registered: Serve may hear of a pod's end later than we do.
+        held = {role: max(number, there[role]) for role, number in settled.num_workers.items()}
+        told = {role: max(number, held.get(role, 0)) for role, number in replicas.items()}
         holder = await self._serve.say(model, told, decision.reasons)
         heard = () if self._serve.leads else (f"Serve still listens to planner {holder}",)
-        return Carried("carried_out", replicas, (*notes, *heard, *await self._serve.change_roles(changed)))
+        return Carried("carried_out", replicas, (*settled.notes, *heard, *await self._serve.change_roles(changed)))
 
     async def close(self) -> None:
         await asyncio.to_thread(self._finder.close)
@@ -96,8 +104,8 @@ class RayClusterActuator:
 
     # ---- inside
 
-    async def _settle(self, replicas: Mapping[str, int], workers: Sequence[WorkerState]) -> tuple[str, ...]:
-        """One look at the cluster, and one step towards that many; says what it was. Raises KubeError."""
+    async def _settle(self, replicas: Mapping[str, int], workers: Sequence[WorkerState]) -> Settled:
+        """One look at the cluster, and one step towards that many. Raises KubeError."""
         self._require_lead()
         cluster = await asyncio.to_thread(self._finder.read)
         pods = await asyncio.to_thread(self._finder.pods, cluster)
@@ -113,7 +121,11 @@ class RayClusterActuator:
             # Only on what was read: a conflict has all of it looked at again.
             only_on = {"op": "replace", "path": "/metadata/resourceVersion", "value": cluster.version}
             await asyncio.to_thread(self._patch, cluster.name, [*operations, only_on])
-        return tuple(reason for _, step in steps for reason in step.reasons)
+        there = {pod.name for pod in pods}
+        held = {
+            group.role: _num_workers(group, step, there) for group, (_, step) in zip(self._groups, steps, strict=True)
+        }
+        return Settled(tuple(reason for _, step in steps for reason in step.reasons), held)
 
     async def _steps(
         self, cluster: Cluster, replicas: Mapping[str, int], pods: Sequence[Pod], workers: Sequence[WorkerState]
@@ -142,6 +154,12 @@ class RayClusterActuator:
     def _require_lead(self) -> None:
         if not self._leadership.leads:
             raise NotLeading
+
+
+def _num_workers(group: WorkerGroup, step: GroupStep, there: Collection[str]) -> int:
+    """A pod that is to be deleted has its workers until it is gone, beside the ones that the group asks for."""
+    num_pods = step.replicas + sum(name in there for name in step.listed)
+    return max(0, num_pods - group.num_spare) * group.num_workers
 
 
 class Retries:

@@ -70,10 +70,6 @@ class Capability:
     max_num_seqs: int
     max_num_batched_tokens: int
 
-    @property
-    def num_kv_tokens(self) -> int:
-        return self.num_blocks * self.block_size
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:

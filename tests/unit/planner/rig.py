@@ -27,6 +27,7 @@ from tandem.stores.targets import TargetRecord
 from tests.unit.planner.world import CLUSTER, GROUPS, SERVICE, World
 
 LEASE_S = 15.0
+SINGLE = tuple(WorkerGroup(role, group) for role, group in GROUPS.items())
 
 
 def kube_api(url: str, who: str, timeout_s: float = 5.0) -> KubeApi:
@@ -59,7 +60,14 @@ class Said:
 class Planner:
     """`waits` are the seconds that it would have waited; `errors` the calls that failed."""
 
-    def __init__(self, world: World, url: str, name: str, rayservice: str = SERVICE) -> None:
+    def __init__(
+        self,
+        world: World,
+        url: str,
+        name: str,
+        rayservice: str = SERVICE,
+        groups: tuple[WorkerGroup, ...] = SINGLE,
+    ) -> None:
         self.world = world
         self.errors: list[KubeError] = []
         self.waits: list[float] = []
@@ -67,7 +75,6 @@ class Planner:
         clock = world.clock
         self.election = Election(name, LEASE_S)
         self.leadership = Leadership(self.election, self.api, "tandem-planner", clock, self.errors.append)
-        groups = tuple(WorkerGroup(role, group) for role, group in GROUPS.items())
         raycluster = "" if rayservice else CLUSTER
         self.watches: list[PodWatch] = []
         self.finder = ClusterFinder(self.api, rayservice, raycluster, groups, self._watch)
@@ -99,8 +106,8 @@ class Planner:
     async def until_pods_are_known(self) -> None:
         """The watch, where there is one, has caught up with the world."""
         if self.watches:
-            wanted = set(self.world.pods())
-            await eventually(lambda: {pod.name for pod in self.watches[-1].pods() or ()} == wanted)
+            wanted = {(name, name in self.world.ending) for name in self.world.pods()}
+            await eventually(lambda: {(pod.name, pod.is_ending) for pod in self.watches[-1].pods() or ()} == wanted)
 
     async def close(self) -> None:
         await self.actuator.close()

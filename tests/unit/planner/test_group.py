@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tandem.core.worker_groups import WorkerGroup, read_groups
@@ -27,6 +29,16 @@ def test_it_grows_at_once_and_within_its_bounds() -> None:
     assert not next_step(group(2), [busy("a"), busy("b")], 2).changes(group(2))
 
 
+def test_who_still_drains_comes_on_top_within_the_bounds() -> None:
+    pods = [busy("a"), busy("b"), busy("c"), leaving("d", is_empty=False)]
+    assert next_step(group(4), pods, 5).replicas == 6
+    assert next_step(group(4), pods, 9).replicas == 9
+    pods += [busy("e"), busy("f")]
+    pods[3] = leaving("d", is_empty=True)
+    step = next_step(group(6), pods, 5)
+    assert (step.replicas, step.listed, step.leave) == (5, ("d",), ())
+
+
 def test_who_has_least_to_do_is_asked_first() -> None:
     step = next_step(group(3), [busy("a", 5), busy("b", 1), busy("c", 3)], 2)
     assert step.leave == ("b",) and step.replicas == 3 and not step.changes(group(3))
@@ -48,6 +60,7 @@ def test_what_is_empty_goes_by_name_and_the_number_falls_with_it() -> None:
 
 def test_who_is_to_be_deleted_stays_named_until_it_is_gone() -> None:
     pods = [busy("a"), busy("b"), leaving("c", is_empty=True), leaving("d", is_empty=True)]
+    pods[2] = PodView(name="c", num_jobs=0, is_ending=True)
     step = next_step(group(3, "c", "long-gone"), pods, 2)
     assert (step.replicas, step.listed) == (2, ("c", "d"))
 
@@ -59,19 +72,20 @@ def test_it_does_not_shrink_while_kuberay_is_behind() -> None:
 
 
 def test_pods_without_workers_go_first_but_for_the_spare_ones() -> None:
-    young = [PodView(name="y", num_jobs=None), PodView(name="z", num_jobs=None)]
+    young = [PodView(name=name, num_jobs=None, is_unborn=True) for name in "yz"]
     assert next_step(group(4), [busy("a"), busy("b"), *young], 3).leave == ("y",)
     assert next_step(group(4), [busy("a"), busy("b"), *young], 3, num_spare=1).leave == ("z",)
     assert next_step(group(4), [busy("a"), busy("b"), *young], 3, num_spare=2).leave == ("a",)
 
 
 def test_one_whose_worker_is_out_of_sight_stays() -> None:
-    lost = PodView(name="a", num_jobs=None, was_met=True)
-    assert next_step(group(2), [lost, busy("b", 9)], 1).leave == ("b",)
-    assert (
-        next_step(group(2), [PodView(name="a", num_jobs=None, is_leaving=True, was_met=True), busy("b")], 1).listed
-        == ()
-    )
+    hidden = PodView(name="a", num_jobs=None)
+    assert next_step(group(2), [hidden, busy("b", 9)], 1).leave == ("b",)
+    assert next_step(group(2), [replace(hidden, is_leaving=True), busy("b")], 1).listed == ()
+    lost = replace(hidden, is_lost=True)
+    assert next_step(group(2), [lost, busy("b", 9)], 1).leave == ("b",), "last of all"
+    assert next_step(group(2), [lost, hidden], 1).leave == ("a",)
+    assert next_step(group(2), [replace(lost, is_leaving=True), busy("b")], 1).listed == ("a",)
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from random import Random
 
 import pytest
 
+from tandem.core.worker_groups import WorkerGroup
 from tandem.planner.actuator import Carried
 from tandem.scaling.decision import RoleChange, Target
 from tests.unit.planner.kube_server import Fault, KubeServer, kube_server
 from tests.unit.planner.rig import LEASE_S, Planner, eventually
 from tests.unit.planner.world import CLUSTER, GROUPS, SERVICE, World
+
+PAIRS = WorkerGroup("decode", GROUPS["decode"], num_workers=2, num_spare=1)
 
 
 @pytest.fixture
@@ -78,6 +82,14 @@ async def test_fewer_go_only_when_nothing_is_left_on_them(planner: Planner, worl
     assert lowered == [3, 2], "one after the other"
 
 
+async def test_a_pod_stays_named_while_it_ends(planner: Planner, world: World) -> None:
+    """Else KubeRay would count it, and delete another one in its place."""
+    world.grace = 9
+    world.create(1, 4)
+    await rounds(planner, world, Target(1, 2), 12)
+    assert world.replicas() == (1, 2) and len(world.ending) == 2
+
+
 async def test_a_pod_that_has_no_worker_yet_goes_first(planner: Planner, world: World) -> None:
     world.create(1, 2)
     await rounds(planner, world, Target(1, 4), 1)
@@ -85,7 +97,7 @@ async def test_a_pod_that_has_no_worker_yet_goes_first(planner: Planner, world: 
     assert len(young) == 2
     await rounds(planner, world, Target(1, 3), 1)
     assert world.replicas() == (1, 3) and not any(w.is_draining for w in world.workers.values())
-    assert len({*young} & {*world.pods()}) == 1
+    assert len({*young} & {*world.ending}) == 1
 
 
 async def test_who_was_asked_to_leave_is_replaced_when_more_are_needed_again(planner: Planner, world: World) -> None:
@@ -95,7 +107,53 @@ async def test_who_was_asked_to_leave_is_replaced_when_more_are_needed_again(pla
     await rounds(planner, world, Target(1, 4), 10)
     assert world.replicas() == (1, 4) and leaver not in world.pods()
     assert world.num_serving(GROUPS["decode"]) == 4
-    assert all(call.body[1]["value"] == 4 for call in world.api.writes())
+    assert [call.body[1]["value"] for call in world.api.writes()] == [5, 4], "not only when the leaver is empty"
+    assert max(said["decode"] for said in world.said) == 5 and world.said[-1]["decode"] == 4
+
+
+async def test_a_new_leader_takes_no_pod_for_unborn(
+    served: tuple[KubeServer, str], world: World, closing: AsyncExitStack
+) -> None:
+    """A worker that is cut off from Redis alone still serves."""
+    world.create(1, 2)
+    hidden = world.pods(GROUPS["decode"])[1]
+    world.hidden.add(hidden)
+    leader = Planner(world, served[1], "p2")
+    closing.push_async_callback(leader.close)
+    await rounds(leader, world, Target(1, 1), 1)
+    assert not world.workers[hidden].is_draining and hidden not in world.ending
+
+
+async def test_a_worker_long_out_of_sight_is_asked_before_its_pod_goes(planner: Planner, world: World) -> None:
+    world.create(1, 2)
+    await rounds(planner, world, Target(1, 2), 1)
+    world.hidden |= {*world.pods(GROUPS["decode"])}
+    world.clock.at += 130.0
+    await planner.until_pods_are_known()
+    await rounds(planner, world, Target(1, 1), 1)
+    assert world.replicas() == (1, 2), "it answers that it has work"
+    assert [world.workers[name].is_draining for name in world.pods(GROUPS["decode"])].count(True) == 1
+    await rounds(planner, world, Target(1, 1), 4)
+    assert world.replicas() == (1, 1)
+
+
+async def test_serve_is_told_no_fewer_than_the_pods_have_room_for(planner: Planner, world: World) -> None:
+    """Though a worker is out of sight for a while: Serve would end one that nobody asked to leave."""
+    world.create(1, 4)
+    await rounds(planner, world, Target(1, 2), 2)
+    hidden = next(name for name in world.pods(GROUPS["decode"]) if not world.workers[name].is_draining)
+    lost = world.workers.pop(hidden)
+    assert isinstance(done := await planner.round(Target(1, 2)), Carried), done
+    world.workers[hidden] = lost
+    assert world.replicas() == (1, 4) and world.said[-1]["decode"] == 4
+
+
+async def test_serve_is_told_whole_pods(served: tuple[KubeServer, str], world: World, closing: AsyncExitStack) -> None:
+    pairs = Planner(world, served[1], "p1", groups=(WorkerGroup("prefill", GROUPS["prefill"]), PAIRS))
+    closing.push_async_callback(pairs.close)
+    world.create(1, 4)
+    await pairs.round(Target(1, 5))
+    assert world.said == [{"prefill": 1, "decode": 6}], "a pod to spare, three of two workers each"
 
 
 async def test_a_conflict_is_read_again_and_decided_again(planner: Planner, world: World) -> None:
@@ -249,7 +307,7 @@ async def test_a_pod_that_died_unseen_is_not_counted_on(planner: Planner, world:
     world.reconcile()
     await planner.round(Target(1, 3))
     world.reconcile()
-    assert world.replicas() == (1, 3) and len(world.pods(GROUPS["decode"])) == 3
+    assert world.replicas() == (1, 3) and len({*world.pods(GROUPS["decode"])} - {*world.ending}) == 3
 
 
 async def test_a_worker_that_somebody_else_drained_is_replaced_after_a_while(planner: Planner, world: World) -> None:
@@ -294,6 +352,20 @@ async def test_of_two_planners_one_acts_and_the_other_takes_over(
     # One that stops in order leaves it at once.
     other.leadership.resign()
     assert (await planner.round(Target(4, 3))).outcome == "carried_out"  # type: ignore[union-attr]
+
+
+async def test_a_leader_that_is_stopped_leads_until_it_resigns(planner: Planner, world: World) -> None:
+    """Its loop may be in the midst of a decision."""
+    world.create(1, 2)
+    await planner.round(Target(1, 2))
+    stopped = asyncio.Event()
+    running = asyncio.create_task(planner.leadership.run(stopped))
+    stopped.set()
+    await running
+    assert planner.leadership.leads and world.holder == "p1"
+    planner.leadership.resign()
+    assert not planner.leadership.leads and world.holder == ""
+    assert not [call for call in world.api.calls if call.plural == "leases" and call.status == 409]
 
 
 async def test_a_leader_that_cannot_renew_stops_before_another_may_begin(

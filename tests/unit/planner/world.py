@@ -38,12 +38,14 @@ class Worker:
 
 @dataclass
 class World:
-    """`violations` is what must stay empty. A pod has its worker `start` steps after it was made."""
+    """`violations` is what must stay empty. A pod has its worker `start` steps after it was made, and is there for
+    `grace` steps after it was deleted."""
 
     api: KubeServer
     clock: Tick = field(default_factory=Tick)
     start: int = 2
     jobs: int = 3
+    grace: int = 2
     violations: list[str] = field(default_factory=list)
     workers: dict[str, Worker] = field(default_factory=dict)
     said: list[dict[str, int]] = field(default_factory=list)
@@ -52,6 +54,8 @@ class World:
     number: int = 0
     network: str = "10.0"
     ages: dict[str, int] = field(default_factory=dict)
+    ending: dict[str, int] = field(default_factory=dict)
+    hidden: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.api.wrote = self._wrote
@@ -80,23 +84,28 @@ class World:
         self.clock.at += seconds
         for worker in self.workers.values():
             worker.num_jobs = max(0, worker.num_jobs - 1) if worker.is_draining else self.jobs
+        for name in [name for name, left in self.ending.items() if not left]:
+            self.lose(name)
+        self.ending = {name: left - 1 for name, left in self.ending.items()}
         self.reconcile()
         for name in self.pods():
             self.ages[name] = self.ages.get(name, 0) + 1
-            if self.ages[name] > self.start and name not in self.workers:
+            if self.ages[name] > self.start and name not in self.workers and name not in self.ending:
                 self.workers[name] = self._worker(name)
 
     def reconcile(self) -> None:
-        """As KubeRay's operator: first who is named, then too few are made, or too many deleted at random."""
+        """As KubeRay's operator after a restart: first who is named, then too few are made, or too many deleted at
+        random. A pod that ends counts unless it is named."""
         with self.api.lock:
             for spec in self.api.get("rayclusters", CLUSTER)["spec"]["workerGroupSpecs"]:
-                for name in spec.get("scaleStrategy", {}).get("workersToDelete", ()):
-                    if name in self.pods():
-                        self.lose(name)
-                there = self.pods(spec["groupName"])
+                named = spec.get("scaleStrategy", {}).get("workersToDelete", ())
+                for name in {*named} & {*self.pods()}:
+                    self.end(name)
+                there = [name for name in self.pods(spec["groupName"]) if name not in named]
+                there.sort(key=lambda name: name not in self.ending)
                 for name in there[spec["replicas"] :]:
                     self.violations.append(f"{name} was deleted at random")
-                    self.lose(name)
+                    self.end(name)
                 for _ in range(spec["replicas"] - len(there)):
                     self._make(spec["groupName"])
 
@@ -108,7 +117,8 @@ class World:
         ]
 
     def states(self) -> list[WorkerState]:
-        return [self._state(worker) for worker in self.workers.values()]
+        """Of those that are registered."""
+        return [self._state(worker) for name, worker in self.workers.items() if name not in self.hidden]
 
     def replicas(self) -> tuple[int, int]:
         """Of the prefill and of the decode group."""
@@ -150,9 +160,18 @@ class World:
         name = f"{CLUSTER}-{group}-{self.number:04d}"
         self.api.put("pods", name, {"metadata": {"labels": labels}, "status": status})
 
+    def end(self, name: str) -> None:
+        """A pod is deleted, and ends in its own time."""
+        if name not in self.ending:
+            self.ending[name] = self.grace
+            pod = self.api.get("pods", name)
+            pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+            self.api.put("pods", name, pod)
+
     def lose(self, name: str) -> None:
         """A pod, and what is in it."""
         self.api.delete("pods", name)
+        self.ending.pop(name, None)
         self.workers.pop(name, None)
 
     def _worker(self, name: str) -> Worker:
