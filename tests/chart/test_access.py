@@ -20,7 +20,7 @@ from tandem.core.settings import from_environment, resolve
 from tandem.doctor.rbac import wanted_permissions
 from tandem.stores.client import Cluster, connect
 from tandem.stores.embedded import find_program
-from tests.chart.release import CHART, CI, Object, Rendered, ci, env, gateway, render
+from tests.chart.release import CHART, CI, Object, Rendered, ci, env, gateway, pods, render
 from tests.ports import free_port
 
 EACH = pytest.mark.parametrize("name", CI)
@@ -122,13 +122,24 @@ def secret_files(pod: Object) -> dict[str, tuple[str, str]]:
 
 @EACH
 def test_settings_name_files_that_are_mounted(name: str) -> None:
+    """In every pod that has the settings. Tenants are the business of gateways and of the doctor, who look at them."""
     rendered = ci(name)
     cluster, tenants = rendered.config["cluster"], rendered.config["gateway"].get("tenants")
-    files = {f"/etc/tandem-secrets/{path}" for path in secret_files(gateway(rendered))}
-    assert files == {*cluster.values()} | ({tenants} if tenants else set())
-    for group in [rendered.ray["rayClusterConfig"]["headGroupSpec"], *rendered.groups.values()]:
-        files = {f"/etc/tandem-secrets/{path}" for path in secret_files(group["template"]["spec"])}
-        assert files == {*cluster.values()}, "tenants are the gateways' business"
+    seen = set()
+    for where, pod in pods(rendered.objects):
+        settings = {"name": "config", "configMap": {"name": rendered.one("configmap")["metadata"]["name"]}}
+        if settings not in pod["spec"].get("volumes", ()):
+            continue
+        part = pod["metadata"]["labels"]["app.kubernetes.io/component"]
+        files = {f"/etc/tandem-secrets/{path}" for path in secret_files(pod["spec"])}
+        wanted = {*cluster.values()} | ({tenants} if tenants and part in ("gateway", "test") else set())
+        assert files == wanted, where
+        for container in pod["spec"]["containers"]:
+            assert {"/etc/tandem", "/etc/tandem-secrets"} <= {mount["mountPath"] for mount in container["volumeMounts"]}
+        seen.add(part)
+    planner = {"planner"} if rendered.has("planner-deployment") else set()
+    tests = {"test"} if rendered.has("tests/doctor") else set()
+    assert seen == {"gateway", "ray"} | planner | tests
 
 
 def test_nobody_is_asked_for_a_key_where_that_is_off() -> None:

@@ -111,7 +111,8 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
-{{/* Settings and secrets, as directories, so that files that change are seen: list of context and who reads them. */}}
+{{/* Settings and secrets, as directories, so that files that change are seen: list of context and who reads them.
+     Tenants are for gateways, and for the doctor, which reads all that the settings name. */}}
 {{- define "tandem.volumes" -}}
 {{- $root := first . -}}
 - name: config
@@ -126,7 +127,7 @@ imagePullSecrets:
           name: {{ . }}
           items: [{key: tls.crt, path: tls.crt}, {key: tls.key, path: tls.key}, {key: ca.crt, path: ca.crt}]
       {{- end }}
-      {{- if and (eq (last .) "gateway") (include "tandem.asksForKeys" $root) }}
+      {{- if and (has (last .) (list "gateway" "test")) (include "tandem.asksForKeys" $root) }}
       - secret:
           name: {{ include "tandem.tenantsSecret" $root }}
           items: [{key: {{ ternary $root.Values.tenants.key "tenants.yaml" (ne $root.Values.tenants.existingSecret "") }}, path: tenants.yaml}]
