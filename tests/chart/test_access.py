@@ -348,7 +348,7 @@ def test_prometheus_reaches_metrics_and_nothing_else() -> None:
         return [port["port"] for rule in found for port in rule["ports"]]
 
     assert from_monitoring(TRIAL.one("networkpolicy-gateway")) == ["http"]
-    assert from_monitoring(TRIAL.one("networkpolicy-ray")) == [9100]
+    assert from_monitoring(TRIAL.one("networkpolicy-ray")) == [9180]
     assert from_monitoring(TRIAL.one("networkpolicy-redis")) == []
 
 

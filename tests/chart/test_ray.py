@@ -111,15 +111,23 @@ def test_colocated_pools_share_pods_with_ports_of_their_own() -> None:
     group = NVLINK.groups["colocated"]
     assert slots(group) == {"tandem-decode": 1, "tandem-prefill": 1} and group["replicas"] == 1
     told = [NVLINK.applications[pool]["args"]["settings"]["worker"] for pool in ("decode", "prefill")]
-    assert [(one["port"], one["metrics_port"]) for one in told] == [(50051, 9100), (50052, 9101)]
+    assert [(one["port"], one["metrics_port"]) for one in told] == [(50051, 9180), (50052, 9181)]
     ports = {one["name"]: one["containerPort"] for one in worker(NVLINK, "colocated")["ports"]}
-    assert ports == {"serve": 8000, "grpc-0": 50051, "metrics-0": 9100, "grpc-1": 50052, "metrics-1": 9101}
+    assert ports == {"serve": 8000, "grpc-0": 50051, "metrics-0": 9180, "grpc-1": 50052, "metrics-1": 9181}
     on_cpus = render({"pools": {"prefill": {"colocate": True}, "decode": {"colocate": True}}})
     for rendered in (NVLINK, on_cpus):
         assert "UCX_TLS" not in env(worker(rendered, "colocated")), "UCX takes shared memory and CUDA IPC by itself"
     limits = worker(NVLINK, "colocated")["resources"]["limits"]
     assert limits == {"cpu": "32", "memory": "128Gi", "nvidia.com/gpu": 2}
     assert group["template"]["spec"]["nodeSelector"] and group["template"]["spec"]["tolerations"]
+
+
+def test_workers_on_the_nodes_network_leave_node_exporter_its_port() -> None:
+    """Ports of such a pod are the node's: where one is taken the pod waits for ever."""
+    for rendered in (RDMA, ON):
+        on_nodes = [one for one in rendered.groups.values() if one["template"]["spec"].get("hostNetwork")]
+        ports = {port["containerPort"] for one in on_nodes for port in containers(one["template"])[0]["ports"]}
+        assert ports and 9100 not in ports
 
 
 def test_some_pools_can_be_colocated_and_others_not() -> None:
