@@ -60,7 +60,7 @@ def test_an_external_redis_can_do_without_all_of_that() -> None:
 
 
 def test_a_whole_url_comes_from_a_secret() -> None:
-    rendered = render({"redis": {"mode": "external", "external": {"existingSecret": "store", "urlKey": "uri"}}})
+    rendered = render({"redis": {"mode": "external", "external": {"existingSecret": "store", "urlKey": "uri", "urlPort": 6380}}})
     told = env(gateway(rendered)["containers"][0])
     assert told["TANDEM_REDIS__URL"] == {"secretKeyRef": {"name": "store", "key": "uri"}}
     assert "STORE_PASSWORD" not in told
@@ -294,6 +294,54 @@ def test_gateways_are_asked_by_everybody_or_by_whom_values_name() -> None:
         "ingress"
     ][0]["from"]
     assert rules(named, "ingress", "test") == ["http", "grpc"]
+
+
+EVERYWHERE = {"ipBlock": {"cidr": "0.0.0.0/0"}}
+URL = {"existingSecret": "store", "urlKey": "uri", "urlPort": 6390}
+BEYOND: list[tuple[dict[str, Any], str, list[int]]] = [
+    ({"redis": {"mode": "external", "external": URL}}, "gateway", [6390]),
+    ({"redis": {"mode": "external", "external": {"addresses": ["a:1", "b:1", "c:2"]}}}, "gateway", [1, 2]),
+    ({"otel": {"endpoint": "http://collector.elsewhere:4319"}}, "gateway", [4319]),
+    ({"otel": {"endpoint": "https://[fd00::1]:4319/v1"}}, "gateway", [4319]),
+    ({"otel": {"endpoint": "https://collector"}}, "gateway", [443]),
+    ({"otel": {"endpoint": "http://collector", "protocol": "http/protobuf"}}, "gateway", [80]),
+    ({"otel": {"collector": {"enabled": True, "exportEndpoint": "tempo:4320"}}}, "collector", [4320]),
+]
+
+
+@pytest.mark.parametrize(("values", "who", "ports"), BEYOND, ids=str)
+def test_what_is_elsewhere_is_reached_at_its_ports_and_no_other(
+    values: dict[str, Any], who: str, ports: list[int]
+) -> None:
+    egress = render(values).one(f"networkpolicy-{who}")["spec"]["egress"]
+    (rule,) = [rule for rule in egress if EVERYWHERE in rule["to"]]
+    assert rule["ports"] == [{"protocol": "TCP", "port": port} for port in ports]
+
+
+@EACH
+def test_no_rule_opens_all_ports_but_among_ray_pods(name: str) -> None:
+    for policy in ci(name).kinds("NetworkPolicy"):
+        for rule in [*policy["spec"]["ingress"], *policy["spec"]["egress"]]:
+            assert rule.get("ports") or "ray" in components(rule.get("from", rule.get("to")))
+
+
+def test_a_list_without_peers_means_nobody() -> None:
+    keys = ("metricsFrom", "operatorFrom", "dns", "modelsTo", "apiServerTo", "redisTo", "otelTo")
+    collector = {"enabled": True, "exportEndpoint": "tempo:4317"}
+    for endpoint in ("", "http://elsewhere:4317"):
+        rendered = render(
+            {
+                "networkPolicy": {key: [] for key in keys},
+                "redis": {"mode": "external", "external": URL},
+                "otel": {"endpoint": endpoint, "collector": collector},
+            }
+        )
+        for policy in rendered.kinds("NetworkPolicy"):
+            assert all(rule.get("from") for rule in policy["spec"]["ingress"][1:])
+            assert all(rule["to"] for rule in policy["spec"]["egress"])
+        for way in ("ingress", "egress"):
+            assert rendered.one("networkpolicy-ray-head")["spec"][way] == []
+        assert rendered.one("networkpolicy-collector")["spec"]["egress"] == []
 
 
 def test_redis_is_for_our_pods_only() -> None:

@@ -83,6 +83,7 @@ BY_RULE: list[tuple[dict[str, Any], str]] = [
     ),
     ({"redis": {"mode": "external"}}, "redis.external.addresses is empty"),
     ({"redis": {"mode": "external", "external": {"urlKey": "url"}}}, "redis.external.existingSecret is empty"),
+    ({"redis": {"mode": "external", "external": {"existingSecret": "a", "urlKey": "url"}}}, "redis.external.urlPort is 0"),
     (
         {
             "redis": {"mode": "external", "external": {"addresses": ["a:1"], "isCluster": True}},

@@ -150,6 +150,9 @@
 {{- if and $external.urlKey (not $external.existingSecret) -}}
 {{- fail "redis.external.existingSecret is empty, and urlKey names a key of it" -}}
 {{- end -}}
+{{- if and $external.urlKey .Values.networkPolicy.enabled (not (or $external.addresses $external.urlPort)) -}}
+{{- fail "redis.external.urlPort is 0: network policies open the port that the URL of urlKey has" -}}
+{{- end -}}
 {{- if and $external.isCluster .Values.ray.gcsFaultTolerance.enabled -}}
 {{- fail "redis.external.isCluster: Ray keeps its state in a single Redis only, see ray.gcsFaultTolerance" -}}
 {{- end -}}
