@@ -162,16 +162,14 @@ def test_ranks_are_as_many_as_gpus() -> None:
     assert worker(TRIAL, "decode")["image"] == "tandem-worker:0.1.0"
 
 
-def test_rdma_takes_devices_locked_memory_and_ucx_variables() -> None:
+def test_rdma_takes_devices_and_ucx_variables() -> None:
     prefill, decode = worker(RDMA, "prefill"), worker(RDMA, "decode")
     assert prefill["resources"]["limits"]["rdma/hca_shared_devices_a"] == 4
     assert decode["resources"]["limits"]["rdma/hca_shared_devices_a"] == 8
-    assert prefill["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
     assert env(prefill)["UCX_NET_DEVICES"] == "mlx5_0:1,mlx5_1:1" and "tcp" not in env(prefill)["UCX_TLS"]
     pods = {pool: RDMA.groups[pool]["template"]["spec"] for pool in ("prefill", "decode")}
     assert "hostNetwork" not in pods["prefill"]
     assert (pods["decode"]["hostNetwork"], pods["decode"]["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
-    assert "add" not in worker(TRIAL, "decode")["securityContext"]["capabilities"]
     assert env(worker(TRIAL, "decode"))["UCX_TLS"] == "tcp", "containers of two pods share no memory"
 
 
@@ -242,11 +240,11 @@ def test_a_pool_s_own_pod() -> None:
 
 
 def test_a_pool_that_says_no_wins_over_a_default_that_says_yes() -> None:
-    defaults = {"gpus": 1, "ipcLock": True, "colocate": True, "ucx": {"UCX_TLS": "rc"}}
-    own = {"gpus": 0, "ipcLock": False, "colocate": False}
+    defaults = {"gpus": 1, "hostNetwork": True, "colocate": True, "ucx": {"UCX_TLS": "rc"}}
+    own = {"gpus": 0, "hostNetwork": False, "colocate": False}
     rendered = render({"poolDefaults": defaults, "pools": {"prefill": own, "decode": own}})
     assert rendered.groups.keys() == {"prefill", "decode"}
-    assert "add" not in worker(rendered, "prefill")["securityContext"]["capabilities"]
+    assert not any("hostNetwork" in group["template"]["spec"] for group in rendered.groups.values())
     assert env(worker(rendered, "prefill"))["UCX_TLS"] == "rc"
 
 

@@ -10,16 +10,13 @@ fsGroupChangePolicy: OnRootMismatch
 seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
-{{/* Of every container; the argument are capabilities that it has all the same. */}}
+{{/* Of every container. A capability added here is lost when a program starts that is not root. */}}
 {{- define "tandem.containerSecurity" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 runAsNonRoot: true
 capabilities:
   drop: [ALL]
-  {{- with . }}
-  add: {{ toJson . }}
-  {{- end }}
 {{- end }}
 
 {{/* Where pods run: the values that have nodeSelector, tolerations, affinity, priorityClassName. */}}

@@ -209,7 +209,7 @@ template:
         resources:
           {{- include "tandem.rayResources" $group | nindent 10 }}
         securityContext:
-          {{- include "tandem.containerSecurity" (ternary (list "IPC_LOCK") list $pod.ipcLock) | nindent 10 }}
+          {{- include "tandem.containerSecurity" . | nindent 10 }}
         volumeMounts:
           {{- include "tandem.rayMounts" $root | nindent 10 }}
     volumes:
@@ -235,7 +235,7 @@ template:
   resources:
     {{- toYaml $root.Values.cache.fetch.resources | nindent 4 }}
   securityContext:
-    {{- include "tandem.containerSecurity" list | nindent 4 }}
+    {{- include "tandem.containerSecurity" . | nindent 4 }}
   volumeMounts:
     - {name: tmp, mountPath: /tmp}
     - {name: cache, mountPath: /cache}
@@ -288,7 +288,7 @@ template:
         resources:
           {{- toYaml $head.resources | nindent 10 }}
         securityContext:
-          {{- include "tandem.containerSecurity" list | nindent 10 }}
+          {{- include "tandem.containerSecurity" . | nindent 10 }}
         volumeMounts:
           {{- include "tandem.rayMounts" . | nindent 10 }}
     volumes:

@@ -35,7 +35,7 @@ spec:
         requests: {cpu: 100m, memory: 256Mi}
         limits: {cpu: "1", memory: 512Mi}
       securityContext:
-        {{- include "tandem.containerSecurity" list | nindent 8 }}
+        {{- include "tandem.containerSecurity" . | nindent 8 }}
       volumeMounts:
         {{- include "tandem.mounts" $root | nindent 8 }}
   volumes:
