@@ -67,6 +67,7 @@ BY_RULE: list[tuple[dict[str, Any], str]] = [
         "planner.actuator is serve",
     ),
     ({"planner": {"enabled": True, "mode": "act", "actuator": "raycluster"}}, "planner.actuator is raycluster"),
+    ({"planner": {"enabled": True, "mode": "explain", "actuator": "raycluster"}}, "planner.actuator is raycluster"),
     ({"planner": {"enabled": True, "replicas": 2}}, "planner.replicas is 2"),
     ({"planner": {"groups": "prefill=mine"}}, "groups"),
     (

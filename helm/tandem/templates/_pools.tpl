@@ -132,9 +132,12 @@
 {{- fail (printf "pools.%s.colocate: planner.actuator raycluster plans worker groups, and this one is of several roles" $pool.name) -}}
 {{- end -}}
 {{- end -}}
-{{- if ne (eq .Values.planner.actuator "serve") .Values.ray.inTreeAutoscaling.enabled -}}
-{{- fail (printf "planner.actuator is %s, and ray.inTreeAutoscaling.enabled is %v: serve needs Ray's autoscaler, raycluster is instead of it" .Values.planner.actuator .Values.ray.inTreeAutoscaling.enabled) -}}
+{{- if and (eq .Values.planner.actuator "serve") (not .Values.ray.inTreeAutoscaling.enabled) -}}
+{{- fail "planner.actuator is serve, and ray.inTreeAutoscaling.enabled is false: pods are added by Ray's autoscaler" -}}
 {{- end -}}
+{{- end -}}
+{{- if and (include "tandem.patchesClusters" .) .Values.ray.inTreeAutoscaling.enabled -}}
+{{- fail "planner.actuator is raycluster, and ray.inTreeAutoscaling.enabled is true: a planner decides nothing, not even to explain it, where Ray's autoscaler writes the RayCluster" -}}
 {{- end -}}
 {{- if and (gt (int .Values.planner.replicas) 1) (eq .Values.planner.actuator "serve") -}}
 {{- fail (printf "planner.replicas is %v: without a Lease, which only planner.actuator raycluster has, there can be one" .Values.planner.replicas) -}}
