@@ -342,6 +342,13 @@ def test_a_model_can_be_fetched_before_ray_starts() -> None:
     assert "HF_TOKEN" not in env(worker(TRIAL, "decode"))
 
 
+def test_what_fetches_a_model_has_its_pool_s_variables() -> None:
+    """The hub may be behind a proxy, or elsewhere."""
+    (fetch,) = ON.groups["prefill"]["template"]["spec"]["initContainers"]
+    assert env(fetch)["NCCL_DEBUG"] == "WARN"
+    assert "NCCL_DEBUG" not in env(ON.groups["spare"]["template"]["spec"]["initContainers"][0])
+
+
 def test_what_fetches_a_model_is_a_program_that_runs(tmp_path: Any) -> None:
     (fetch,) = RDMA.groups["decode"]["template"]["spec"]["initContainers"]
     python, *arguments = fetch["command"]

@@ -216,9 +216,9 @@ template:
       {{- include "tandem.rayVolumes" (list $root $pod.sharedMemory) | nindent 6 }}
 {{- end }}
 
-{{/* Fetches and converts the model: list of context and group. */}}
+{{/* Fetches and converts the model: list of context and group, whose variables may say the way to the hub. */}}
 {{- define "tandem.fetch" -}}
-{{- $root := first . -}}
+{{- $root := first . -}}{{- $group := last . -}}
 - name: fetch-model
   image: {{ include "tandem.workerImage" $root }}
   imagePullPolicy: {{ $root.Values.image.worker.pullPolicy }}
@@ -232,6 +232,7 @@ template:
   env:
     - {name: MODEL, value: {{ $root.Values.model.id | quote }}}
     {{- include "tandem.hubToken" $root | nindent 4 }}
+    {{- include "tandem.ownEnv" $group.pod.env | nindent 4 }}
   resources:
     {{- toYaml $root.Values.cache.fetch.resources | nindent 4 }}
   securityContext:
