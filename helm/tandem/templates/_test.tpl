@@ -17,7 +17,7 @@ spec:
   restartPolicy: Never
   automountServiceAccountToken: false
   enableServiceLinks: false
-  activeDeadlineSeconds: 300
+  activeDeadlineSeconds: 720 # the doctor measures 16 ways, which may take half a minute each
   securityContext:
     {{- include "tandem.podSecurity" $root | nindent 4 }}
   {{- include "tandem.pullSecrets" $root | nindent 2 }}
