@@ -60,7 +60,9 @@ def test_an_external_redis_can_do_without_all_of_that() -> None:
 
 
 def test_a_whole_url_comes_from_a_secret() -> None:
-    rendered = render({"redis": {"mode": "external", "external": {"existingSecret": "store", "urlKey": "uri", "urlPort": 6380}}})
+    rendered = render(
+        {"redis": {"mode": "external", "external": {"existingSecret": "store", "urlKey": "uri", "urlPort": 6380}}}
+    )
     told = env(gateway(rendered)["containers"][0])
     assert told["TANDEM_REDIS__URL"] == {"secretKeyRef": {"name": "store", "key": "uri"}}
     assert "STORE_PASSWORD" not in told

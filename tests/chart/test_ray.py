@@ -330,6 +330,14 @@ def test_the_model_cache_is_of_each_pod_or_of_all() -> None:
     assert cache(RDMA)["persistentVolumeClaim"]["claimName"] == "models" and not RDMA.has("cache-pvc")
 
 
+@EACH
+def test_the_head_is_not_bound_to_where_the_model_cache_is(name: str) -> None:
+    pod = head(ci(name))["template"]["spec"]
+    assert "cache" not in {volume["name"] for volume in pod["volumes"]}
+    mounted = {mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in pod["volumes"]}
+
+
 def test_a_model_can_be_fetched_before_ray_starts() -> None:
     pod = RDMA.groups["decode"]["template"]["spec"]
     (fetch,) = pod["initContainers"]

@@ -133,24 +133,27 @@ resources: {{ printf "'%s'" (toJson $slots | quote) }}
     "requests" (merge (dict) $devices (default $pod.limits $pod.requests))) }}
 {{- end }}
 
-{{/* The container's volumes beside those of every pod: list of context and /dev/shm's size. */}}
+{{/* Volumes of every Ray pod: list of context and /dev/shm's size. */}}
 {{- define "tandem.rayVolumes" -}}
 {{- $root := first . -}}
 {{ include "tandem.volumes" (list $root "ray") }}
 - name: shm
   emptyDir: {medium: Memory, sizeLimit: {{ last . }}}
+{{- end }}
+
+{{/* The model cache, which only workers have: a claim for one node would bind the head to theirs. */}}
+{{- define "tandem.cacheVolume" -}}
 - name: cache
-{{- if eq $root.Values.cache.type "pvc" }}
-  persistentVolumeClaim: {claimName: {{ default (printf "%s-cache" (include "tandem.fullname" $root)) $root.Values.cache.existingClaim }}}
+{{- if eq .Values.cache.type "pvc" }}
+  persistentVolumeClaim: {claimName: {{ default (printf "%s-cache" (include "tandem.fullname" .)) .Values.cache.existingClaim }}}
 {{- else }}
-  emptyDir: {sizeLimit: {{ $root.Values.cache.size }}}
+  emptyDir: {sizeLimit: {{ .Values.cache.size }}}
 {{- end }}
 {{- end }}
 
 {{- define "tandem.rayMounts" -}}
 {{ include "tandem.mounts" . }}
 - {name: shm, mountPath: /dev/shm}
-- {name: cache, mountPath: /cache}
 {{- end }}
 
 {{/* The worker group of pools: list of context and group. KubeRay gives the container its command and its probes. */}}
@@ -212,8 +215,10 @@ template:
           {{- include "tandem.containerSecurity" . | nindent 10 }}
         volumeMounts:
           {{- include "tandem.rayMounts" $root | nindent 10 }}
+          - {name: cache, mountPath: /cache}
     volumes:
       {{- include "tandem.rayVolumes" (list $root $pod.sharedMemory) | nindent 6 }}
+      {{- include "tandem.cacheVolume" $root | nindent 6 }}
 {{- end }}
 
 {{/* Fetches and converts the model: list of context and group, whose variables may say the way to the hub. */}}
