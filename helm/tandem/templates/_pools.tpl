@@ -139,6 +139,10 @@
 {{- if and (include "tandem.patchesClusters" .) .Values.ray.inTreeAutoscaling.enabled -}}
 {{- fail "planner.actuator is raycluster, and ray.inTreeAutoscaling.enabled is true: a planner decides nothing, not even to explain it, where Ray's autoscaler writes the RayCluster" -}}
 {{- end -}}
+{{- $account := .Values.serviceAccount -}}
+{{- if and (include "tandem.patchesClusters" .) (not $account.create) (not $account.planner) -}}
+{{- fail "serviceAccount.planner is empty, and none is made: every pod with the account default could patch RayClusters" -}}
+{{- end -}}
 {{- if and (gt (int .Values.planner.replicas) 1) (eq .Values.planner.actuator "serve") -}}
 {{- fail (printf "planner.replicas is %v: without a Lease, which only planner.actuator raycluster has, there can be one" .Values.planner.replicas) -}}
 {{- end -}}
