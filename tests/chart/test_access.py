@@ -400,6 +400,7 @@ def test_prometheus_reaches_metrics_and_nothing_else() -> None:
     assert from_monitoring(TRIAL.one("networkpolicy-gateway")) == ["http"]
     assert from_monitoring(TRIAL.one("networkpolicy-ray")) == [9180]
     assert from_monitoring(TRIAL.one("networkpolicy-redis")) == []
+    assert from_monitoring(ci("mixed").one("networkpolicy-ray")) == [], "NIXL's ports are among the free ones"
 
 
 def test_models_are_fetched_over_https_or_not_at_all() -> None:

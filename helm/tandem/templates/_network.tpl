@@ -31,7 +31,8 @@ spec:
 {{- end }}
 {{- end }}
 
-{{/* A rule of egress; none where nobody is named, since an empty list would mean everybody: list of peers and ports. */}}
+{{/* A rule of egress; none where nobody is named, since an empty list would mean everybody: list of peers and
+     ports. */}}
 {{- define "tandem.egressTo" -}}
 {{- $ports := last . -}}
 {{- with first . }}
@@ -90,15 +91,28 @@ spec:
 {{ include "tandem.egressTo" (list .Values.networkPolicy.apiServerTo (list 443 6443)) }}
 {{- end }}
 
-{{/* Ports of workers: list of context and the first one. Where a pod has several workers of a pool these take free ones,
-     which are those that Linux draws from. */}}
-{{- define "tandem.workerPorts" -}}
+{{/* Ports of workers that have ports of their own: list of context and the first one. */}}
+{{- define "tandem.fixedPorts" -}}
 {{- $root := first . -}}{{- $first := last . -}}
 {{- $ports := list -}}
 {{- range $group := (include "tandem.groups" $root | fromYaml).groups -}}
 {{- range $index, $pool := $group.pools -}}
 {{- $port := include "tandem.workerPort" (list $first $pool $index) | int -}}
-{{- $ports = append $ports (ternary (dict "protocol" "TCP" "port" $port) (dict "protocol" "TCP" "port" 32768 "endPort" 60999) (gt $port 0)) -}}
+{{- if $port }}{{ $ports = append $ports (dict "protocol" "TCP" "port" $port) }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{ toYaml (uniq $ports) }}
+{{- end }}
+
+{{/* Ports of all workers: list of context and the first one. Where a pod has several workers of a pool these take free
+     ones, which are those that Linux draws from; so does NIXL, which is for who must ask such workers only. */}}
+{{- define "tandem.workerPorts" -}}
+{{- $ports := include "tandem.fixedPorts" . | fromYamlArray -}}
+{{- range $group := (include "tandem.groups" (first .) | fromYaml).groups -}}
+{{- range $group.pools -}}
+{{- if gt (int .replicasPerPod) 1 -}}
+{{- $ports = append $ports (dict "protocol" "TCP" "port" 32768 "endPort" 60999) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{ toYaml (uniq $ports) }}
