@@ -20,7 +20,7 @@ from tandem.core.settings import from_environment, resolve
 from tandem.doctor.rbac import wanted_permissions
 from tandem.stores.client import Cluster, connect
 from tandem.stores.embedded import find_program
-from tests.chart.release import CHART, CI, Object, Rendered, ci, env, gateway, render
+from tests.chart.release import CHART, CI, Object, Rendered, ci, env, gateway, pods, render
 from tests.ports import free_port
 
 EACH = pytest.mark.parametrize("name", CI)
@@ -60,7 +60,9 @@ def test_an_external_redis_can_do_without_all_of_that() -> None:
 
 
 def test_a_whole_url_comes_from_a_secret() -> None:
-    rendered = render({"redis": {"mode": "external", "external": {"existingSecret": "store", "urlKey": "uri"}}})
+    rendered = render(
+        {"redis": {"mode": "external", "external": {"existingSecret": "store", "urlKey": "uri", "urlPort": 6380}}}
+    )
     told = env(gateway(rendered)["containers"][0])
     assert told["TANDEM_REDIS__URL"] == {"secretKeyRef": {"name": "store", "key": "uri"}}
     assert "STORE_PASSWORD" not in told
@@ -122,13 +124,24 @@ def secret_files(pod: Object) -> dict[str, tuple[str, str]]:
 
 @EACH
 def test_settings_name_files_that_are_mounted(name: str) -> None:
+    """In every pod that has the settings. Tenants are the business of gateways and of the doctor, who look at them."""
     rendered = ci(name)
     cluster, tenants = rendered.config["cluster"], rendered.config["gateway"].get("tenants")
-    files = {f"/etc/tandem-secrets/{path}" for path in secret_files(gateway(rendered))}
-    assert files == {*cluster.values()} | ({tenants} if tenants else set())
-    for group in [rendered.ray["rayClusterConfig"]["headGroupSpec"], *rendered.groups.values()]:
-        files = {f"/etc/tandem-secrets/{path}" for path in secret_files(group["template"]["spec"])}
-        assert files == {*cluster.values()}, "tenants are the gateways' business"
+    seen = set()
+    for where, pod in pods(rendered.objects):
+        settings = {"name": "config", "configMap": {"name": rendered.one("configmap")["metadata"]["name"]}}
+        if settings not in pod["spec"].get("volumes", ()):
+            continue
+        part = pod["metadata"]["labels"]["app.kubernetes.io/component"]
+        files = {f"/etc/tandem-secrets/{path}" for path in secret_files(pod["spec"])}
+        wanted = {*cluster.values()} | ({tenants} if tenants and part in ("gateway", "test") else set())
+        assert files == wanted, where
+        for container in pod["spec"]["containers"]:
+            assert {"/etc/tandem", "/etc/tandem-secrets"} <= {mount["mountPath"] for mount in container["volumeMounts"]}
+        seen.add(part)
+    planner = {"planner"} if rendered.has("planner-deployment") else set()
+    tests = {"test"} if rendered.has("tests/doctor") else set()
+    assert seen == {"gateway", "ray"} | planner | tests
 
 
 def test_nobody_is_asked_for_a_key_where_that_is_off() -> None:
@@ -285,6 +298,54 @@ def test_gateways_are_asked_by_everybody_or_by_whom_values_name() -> None:
     assert rules(named, "ingress", "test") == ["http", "grpc"]
 
 
+EVERYWHERE = {"ipBlock": {"cidr": "0.0.0.0/0"}}
+URL = {"existingSecret": "store", "urlKey": "uri", "urlPort": 6390}
+BEYOND: list[tuple[dict[str, Any], str, list[int]]] = [
+    ({"redis": {"mode": "external", "external": URL}}, "gateway", [6390]),
+    ({"redis": {"mode": "external", "external": {"addresses": ["a:1", "b:1", "c:2"]}}}, "gateway", [1, 2]),
+    ({"otel": {"endpoint": "http://collector.elsewhere:4319"}}, "gateway", [4319]),
+    ({"otel": {"endpoint": "https://[fd00::1]:4319/v1"}}, "gateway", [4319]),
+    ({"otel": {"endpoint": "https://collector"}}, "gateway", [443]),
+    ({"otel": {"endpoint": "http://collector", "protocol": "http/protobuf"}}, "gateway", [80]),
+    ({"otel": {"collector": {"enabled": True, "exportEndpoint": "tempo:4320"}}}, "collector", [4320]),
+]
+
+
+@pytest.mark.parametrize(("values", "who", "ports"), BEYOND, ids=str)
+def test_what_is_elsewhere_is_reached_at_its_ports_and_no_other(
+    values: dict[str, Any], who: str, ports: list[int]
+) -> None:
+    egress = render(values).one(f"networkpolicy-{who}")["spec"]["egress"]
+    (rule,) = [rule for rule in egress if EVERYWHERE in rule["to"]]
+    assert rule["ports"] == [{"protocol": "TCP", "port": port} for port in ports]
+
+
+@EACH
+def test_no_rule_opens_all_ports_but_among_ray_pods(name: str) -> None:
+    for policy in ci(name).kinds("NetworkPolicy"):
+        for rule in [*policy["spec"]["ingress"], *policy["spec"]["egress"]]:
+            assert rule.get("ports") or "ray" in components(rule.get("from", rule.get("to")))
+
+
+def test_a_list_without_peers_means_nobody() -> None:
+    keys = ("metricsFrom", "operatorFrom", "dns", "modelsTo", "apiServerTo", "redisTo", "otelTo")
+    collector = {"enabled": True, "exportEndpoint": "tempo:4317"}
+    for endpoint in ("", "http://elsewhere:4317"):
+        rendered = render(
+            {
+                "networkPolicy": {key: [] for key in keys},
+                "redis": {"mode": "external", "external": URL},
+                "otel": {"endpoint": endpoint, "collector": collector},
+            }
+        )
+        for policy in rendered.kinds("NetworkPolicy"):
+            assert all(rule.get("from") for rule in policy["spec"]["ingress"][1:])
+            assert all(rule["to"] for rule in policy["spec"]["egress"])
+        for way in ("ingress", "egress"):
+            assert rendered.one("networkpolicy-ray-head")["spec"][way] == []
+        assert rendered.one("networkpolicy-collector")["spec"]["egress"] == []
+
+
 def test_redis_is_for_our_pods_only() -> None:
     policy = TRIAL.one("networkpolicy-redis")
     assert policy["spec"]["egress"] == []
@@ -337,8 +398,9 @@ def test_prometheus_reaches_metrics_and_nothing_else() -> None:
         return [port["port"] for rule in found for port in rule["ports"]]
 
     assert from_monitoring(TRIAL.one("networkpolicy-gateway")) == ["http"]
-    assert from_monitoring(TRIAL.one("networkpolicy-ray")) == [9100]
+    assert from_monitoring(TRIAL.one("networkpolicy-ray")) == [9180]
     assert from_monitoring(TRIAL.one("networkpolicy-redis")) == []
+    assert from_monitoring(ci("mixed").one("networkpolicy-ray")) == [], "NIXL's ports are among the free ones"
 
 
 def test_models_are_fetched_over_https_or_not_at_all() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tandem.core.config import Config
 from tandem.core.settings import resolve
 from tandem.gateway.health import PROBES
-from tests.chart.release import CI, ci, env, gateway, render
+from tests.chart.release import CHART, CI, ROOT, ci, env, gateway, render
 
 EACH = pytest.mark.parametrize("name", CI)
 OFF = ci("everything-off")
@@ -173,3 +173,14 @@ def test_variables_are_ones_that_the_program_takes(name: str) -> None:
     for position, one in enumerate(gateway(ci(name))["containers"][0]["env"]):
         for used in re.findall(r"\$\((\w+)\)", one.get("value", "")):
             assert used in names[:position], "a variable can use only those before it"
+
+
+def test_a_rollout_may_wait_for_workers_as_long_as_one_is_told_to() -> None:
+    """deploy/README and the notes wait half an hour; Kubernetes gives a rollout up after ten minutes by itself."""
+    deadline = ci("cpu-trial").one("gateway-deployment")["spec"]["progressDeadlineSeconds"]
+    waits = re.findall(r"rollout status .*--timeout=(\d+)m", (ROOT / "deploy" / "README.md").read_text())
+    waits += re.findall(r"rollout status .*--timeout=(\d+)m", (CHART / "templates" / "NOTES.txt").read_text())
+    assert len(waits) >= 2 and all(deadline >= int(minutes) * 60 for minutes in waits)
+    patient = render({"gateway": {"progressDeadlineSeconds": 7200}})
+    assert patient.one("gateway-deployment")["spec"]["progressDeadlineSeconds"] == 7200
+    assert "progressDeadlineSeconds" not in patient.config["gateway"]

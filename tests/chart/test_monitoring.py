@@ -4,6 +4,7 @@ seen here."""
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.chart.release import CI, ROOT, Object, ci, containers, env, pods, render
+from tandem.doctor.pairs import FEW_PAIRS, MEASURE_S
+from tests.chart.release import CHART, CI, ROOT, Object, ci, containers, env, pods, render
 from tests.deploy.programs import program
 
 DEPLOY = ROOT / "deploy"
@@ -164,6 +166,16 @@ def test_helm_test_asks_over_http_and_grpc_and_has_the_doctor_look(name: str) ->
     assert told["GRPC"] == f"{service['metadata']['name']}:{ports['grpc']}"
     (doctor,) = found["tests/doctor"]["spec"]["containers"]
     assert doctor["command"][:3] == ["tandem", "doctor", "--pairs"]
+    assert doctor["command"][3:5] == ["--url", told["HTTP"]], "the gateway is looked at too"
+
+
+def test_the_doctor_of_helm_test_has_time_for_all_that_it_measures() -> None:
+    """And Helm waits for it: by itself it waits five minutes."""
+    deadline = TRIAL.one("tests/doctor")["spec"]["activeDeadlineSeconds"]
+    assert deadline > FEW_PAIRS * MEASURE_S + 60
+    told = [(CHART / "templates" / "NOTES.txt").read_text(), (DEPLOY / "README.md").read_text()]
+    waits = [int(minutes) for text in told for minutes in re.findall(r"test .*--logs --timeout (\d+)m", text)]
+    assert len(waits) == 2 and all(minutes * 60 > deadline for minutes in waits)
 
 
 def test_its_pods_have_a_key_where_the_chart_drew_one() -> None:

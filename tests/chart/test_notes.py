@@ -55,3 +55,7 @@ def test_everything_on_leads_to_where_it_is() -> None:
     told = of("everything-on")
     assert "From outside: https://llm.example.org" in told and "Grafana's sidecar" in told
     assert "service/serving-gateway 8000:443" in told
+
+
+def test_workers_that_nobody_scrapes_are_spoken_of() -> None:
+    assert "/metrics/targets" in of("mixed") and "/metrics/targets" not in of("cpu-trial")

@@ -111,15 +111,23 @@ def test_colocated_pools_share_pods_with_ports_of_their_own() -> None:
     group = NVLINK.groups["colocated"]
     assert slots(group) == {"tandem-decode": 1, "tandem-prefill": 1} and group["replicas"] == 1
     told = [NVLINK.applications[pool]["args"]["settings"]["worker"] for pool in ("decode", "prefill")]
-    assert [(one["port"], one["metrics_port"]) for one in told] == [(50051, 9100), (50052, 9101)]
+    assert [(one["port"], one["metrics_port"]) for one in told] == [(50051, 9180), (50052, 9181)]
     ports = {one["name"]: one["containerPort"] for one in worker(NVLINK, "colocated")["ports"]}
-    assert ports == {"serve": 8000, "grpc-0": 50051, "metrics-0": 9100, "grpc-1": 50052, "metrics-1": 9101}
+    assert ports == {"serve": 8000, "grpc-0": 50051, "metrics-0": 9180, "grpc-1": 50052, "metrics-1": 9181}
     on_cpus = render({"pools": {"prefill": {"colocate": True}, "decode": {"colocate": True}}})
     for rendered in (NVLINK, on_cpus):
         assert "UCX_TLS" not in env(worker(rendered, "colocated")), "UCX takes shared memory and CUDA IPC by itself"
     limits = worker(NVLINK, "colocated")["resources"]["limits"]
     assert limits == {"cpu": "32", "memory": "128Gi", "nvidia.com/gpu": 2}
     assert group["template"]["spec"]["nodeSelector"] and group["template"]["spec"]["tolerations"]
+
+
+def test_workers_on_the_nodes_network_leave_node_exporter_its_port() -> None:
+    """Ports of such a pod are the node's: where one is taken the pod waits for ever."""
+    for rendered in (RDMA, ON):
+        on_nodes = [one for one in rendered.groups.values() if one["template"]["spec"].get("hostNetwork")]
+        ports = {port["containerPort"] for one in on_nodes for port in containers(one["template"])[0]["ports"]}
+        assert ports and 9100 not in ports
 
 
 def test_some_pools_can_be_colocated_and_others_not() -> None:
@@ -154,16 +162,14 @@ def test_ranks_are_as_many_as_gpus() -> None:
     assert worker(TRIAL, "decode")["image"] == "tandem-worker:0.1.0"
 
 
-def test_rdma_takes_devices_locked_memory_and_ucx_variables() -> None:
+def test_rdma_takes_devices_and_ucx_variables() -> None:
     prefill, decode = worker(RDMA, "prefill"), worker(RDMA, "decode")
     assert prefill["resources"]["limits"]["rdma/hca_shared_devices_a"] == 4
     assert decode["resources"]["limits"]["rdma/hca_shared_devices_a"] == 8
-    assert prefill["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
     assert env(prefill)["UCX_NET_DEVICES"] == "mlx5_0:1,mlx5_1:1" and "tcp" not in env(prefill)["UCX_TLS"]
     pods = {pool: RDMA.groups[pool]["template"]["spec"] for pool in ("prefill", "decode")}
     assert "hostNetwork" not in pods["prefill"]
     assert (pods["decode"]["hostNetwork"], pods["decode"]["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
-    assert "add" not in worker(TRIAL, "decode")["securityContext"]["capabilities"]
     assert env(worker(TRIAL, "decode"))["UCX_TLS"] == "tcp", "containers of two pods share no memory"
 
 
@@ -234,11 +240,11 @@ def test_a_pool_s_own_pod() -> None:
 
 
 def test_a_pool_that_says_no_wins_over_a_default_that_says_yes() -> None:
-    defaults = {"gpus": 1, "ipcLock": True, "colocate": True, "ucx": {"UCX_TLS": "rc"}}
-    own = {"gpus": 0, "ipcLock": False, "colocate": False}
+    defaults = {"gpus": 1, "hostNetwork": True, "colocate": True, "ucx": {"UCX_TLS": "rc"}}
+    own = {"gpus": 0, "hostNetwork": False, "colocate": False}
     rendered = render({"poolDefaults": defaults, "pools": {"prefill": own, "decode": own}})
     assert rendered.groups.keys() == {"prefill", "decode"}
-    assert "add" not in worker(rendered, "prefill")["securityContext"]["capabilities"]
+    assert not any("hostNetwork" in group["template"]["spec"] for group in rendered.groups.values())
     assert env(worker(rendered, "prefill"))["UCX_TLS"] == "rc"
 
 
@@ -324,6 +330,14 @@ def test_the_model_cache_is_of_each_pod_or_of_all() -> None:
     assert cache(RDMA)["persistentVolumeClaim"]["claimName"] == "models" and not RDMA.has("cache-pvc")
 
 
+@EACH
+def test_the_head_is_not_bound_to_where_the_model_cache_is(name: str) -> None:
+    pod = head(ci(name))["template"]["spec"]
+    assert "cache" not in {volume["name"] for volume in pod["volumes"]}
+    mounted = {mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in pod["volumes"]}
+
+
 def test_a_model_can_be_fetched_before_ray_starts() -> None:
     pod = RDMA.groups["decode"]["template"]["spec"]
     (fetch,) = pod["initContainers"]
@@ -334,6 +348,13 @@ def test_a_model_can_be_fetched_before_ray_starts() -> None:
     assert fetch["image"] == worker(RDMA, "decode")["image"]
     assert "initContainers" not in TRIAL.groups["decode"]["template"]["spec"]
     assert "HF_TOKEN" not in env(worker(TRIAL, "decode"))
+
+
+def test_what_fetches_a_model_has_its_pool_s_variables() -> None:
+    """The hub may be behind a proxy, or elsewhere."""
+    (fetch,) = ON.groups["prefill"]["template"]["spec"]["initContainers"]
+    assert env(fetch)["NCCL_DEBUG"] == "WARN"
+    assert "NCCL_DEBUG" not in env(ON.groups["spare"]["template"]["spec"]["initContainers"][0])
 
 
 def test_what_fetches_a_model_is_a_program_that_runs(tmp_path: Any) -> None:

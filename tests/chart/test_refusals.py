@@ -48,6 +48,7 @@ BY_SCHEMA: list[tuple[dict[str, Any], str]] = [
     ({"ray": {"version": "2.60"}}, "ray.version"),
     ({"planner": {"percentile": 100, "mode": "on"}}, "planner.mode"),
     ({"cache": {"type": "hostPath"}}, "cache.type"),
+    ({"cache": {"accessModes": ["ReadWriteOncePod"]}}, "cache.accessModes.0"),
     ({"otel": {"samplerArg": "2"}}, "otel.samplerArg"),
     ({"networkPolicy": {"dns": [{"podSelectors": {}}]}}, "networkPolicy.dns.0"),
 ]
@@ -67,7 +68,16 @@ BY_RULE: list[tuple[dict[str, Any], str]] = [
         "planner.actuator is serve",
     ),
     ({"planner": {"enabled": True, "mode": "act", "actuator": "raycluster"}}, "planner.actuator is raycluster"),
+    ({"planner": {"enabled": True, "mode": "explain", "actuator": "raycluster"}}, "planner.actuator is raycluster"),
     ({"planner": {"enabled": True, "replicas": 2}}, "planner.replicas is 2"),
+    (
+        {
+            "planner": {"enabled": True, "actuator": "raycluster"},
+            "ray": {"inTreeAutoscaling": {"enabled": False}},
+            "serviceAccount": {"create": False},
+        },
+        "serviceAccount.planner is empty",
+    ),
     ({"planner": {"groups": "prefill=mine"}}, "groups"),
     (
         {"planner": {"enabled": True, "mode": "act"}, "pools": {"more": {"role": "prefill"}}},
@@ -83,6 +93,10 @@ BY_RULE: list[tuple[dict[str, Any], str]] = [
     ),
     ({"redis": {"mode": "external"}}, "redis.external.addresses is empty"),
     ({"redis": {"mode": "external", "external": {"urlKey": "url"}}}, "redis.external.existingSecret is empty"),
+    (
+        {"redis": {"mode": "external", "external": {"existingSecret": "a", "urlKey": "url"}}},
+        "redis.external.urlPort is 0",
+    ),
     (
         {
             "redis": {"mode": "external", "external": {"addresses": ["a:1"], "isCluster": True}},

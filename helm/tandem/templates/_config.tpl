@@ -33,8 +33,8 @@
 {{- end }}
 
 {{- define "tandem.gatewaySettings" -}}
-{{- $settings := omit .Values.gateway "replicas" "preStopSeconds" "autoscaling" "pdb" "topologySpread" "resources" "service"
-    "ingress" "httpRoute" "grpcRoute" "env" "podAnnotations" "podLabels" "nodeSelector" "tolerations" "affinity"
+{{- $settings := omit .Values.gateway "replicas" "progressDeadlineSeconds" "preStopSeconds" "autoscaling" "pdb" "topologySpread" "resources"
+    "service" "ingress" "httpRoute" "grpcRoute" "env" "podAnnotations" "podLabels" "nodeSelector" "tolerations" "affinity"
     "priorityClassName" -}}
 {{- $_ := set $settings "host" "0.0.0.0" -}}
 {{- if include "tandem.asksForKeys" . -}}

@@ -18,7 +18,8 @@ metadata:
 {{- end }}
 
 {{/* Where workers are scraped. Those that take free ports, several of a pool in a pod, are not here: gateways list them at
-     /metrics/targets, for Prometheus' HTTP service discovery. */}}
+     /metrics/targets, for Prometheus' HTTP service discovery. `worker` tells workers apart, as boards and alerts need;
+     ids, which end in what Ray draws, are known there only. */}}
 {{- define "tandem.podEndpoints" -}}
 {{- $root := . -}}
 {{- range $group := (include "tandem.groups" . | fromYaml).groups }}

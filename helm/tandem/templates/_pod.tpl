@@ -10,16 +10,13 @@ fsGroupChangePolicy: OnRootMismatch
 seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
-{{/* Of every container; the argument are capabilities that it has all the same. */}}
+{{/* Of every container. A capability added here is lost when a program starts that is not root. */}}
 {{- define "tandem.containerSecurity" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 runAsNonRoot: true
 capabilities:
   drop: [ALL]
-  {{- with . }}
-  add: {{ toJson . }}
-  {{- end }}
 {{- end }}
 
 {{/* Where pods run: the values that have nodeSelector, tolerations, affinity, priorityClassName. */}}
@@ -111,7 +108,8 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
-{{/* Settings and secrets, as directories, so that files that change are seen: list of context and who reads them. */}}
+{{/* Settings and secrets, as directories, so that files that change are seen: list of context and who reads them.
+     Tenants are for gateways, and for the doctor, which reads all that the settings name. */}}
 {{- define "tandem.volumes" -}}
 {{- $root := first . -}}
 - name: config
@@ -126,7 +124,7 @@ imagePullSecrets:
           name: {{ . }}
           items: [{key: tls.crt, path: tls.crt}, {key: tls.key, path: tls.key}, {key: ca.crt, path: ca.crt}]
       {{- end }}
-      {{- if and (eq (last .) "gateway") (include "tandem.asksForKeys" $root) }}
+      {{- if and (has (last .) (list "gateway" "test")) (include "tandem.asksForKeys" $root) }}
       - secret:
           name: {{ include "tandem.tenantsSecret" $root }}
           items: [{key: {{ ternary $root.Values.tenants.key "tenants.yaml" (ne $root.Values.tenants.existingSecret "") }}, path: tenants.yaml}]

@@ -132,9 +132,16 @@
 {{- fail (printf "pools.%s.colocate: planner.actuator raycluster plans worker groups, and this one is of several roles" $pool.name) -}}
 {{- end -}}
 {{- end -}}
-{{- if ne (eq .Values.planner.actuator "serve") .Values.ray.inTreeAutoscaling.enabled -}}
-{{- fail (printf "planner.actuator is %s, and ray.inTreeAutoscaling.enabled is %v: serve needs Ray's autoscaler, raycluster is instead of it" .Values.planner.actuator .Values.ray.inTreeAutoscaling.enabled) -}}
+{{- if and (eq .Values.planner.actuator "serve") (not .Values.ray.inTreeAutoscaling.enabled) -}}
+{{- fail "planner.actuator is serve, and ray.inTreeAutoscaling.enabled is false: pods are added by Ray's autoscaler" -}}
 {{- end -}}
+{{- end -}}
+{{- if and (include "tandem.patchesClusters" .) .Values.ray.inTreeAutoscaling.enabled -}}
+{{- fail "planner.actuator is raycluster, and ray.inTreeAutoscaling.enabled is true: a planner decides nothing, not even to explain it, where Ray's autoscaler writes the RayCluster" -}}
+{{- end -}}
+{{- $account := .Values.serviceAccount -}}
+{{- if and (include "tandem.patchesClusters" .) (not $account.create) (not $account.planner) -}}
+{{- fail "serviceAccount.planner is empty, and none is made: every pod with the account default could patch RayClusters" -}}
 {{- end -}}
 {{- if and (gt (int .Values.planner.replicas) 1) (eq .Values.planner.actuator "serve") -}}
 {{- fail (printf "planner.replicas is %v: without a Lease, which only planner.actuator raycluster has, there can be one" .Values.planner.replicas) -}}
@@ -149,6 +156,9 @@
 {{- end -}}
 {{- if and $external.urlKey (not $external.existingSecret) -}}
 {{- fail "redis.external.existingSecret is empty, and urlKey names a key of it" -}}
+{{- end -}}
+{{- if and $external.urlKey .Values.networkPolicy.enabled (not (or $external.addresses $external.urlPort)) -}}
+{{- fail "redis.external.urlPort is 0: network policies open the port that the URL of urlKey has" -}}
 {{- end -}}
 {{- if and $external.isCluster .Values.ray.gcsFaultTolerance.enabled -}}
 {{- fail "redis.external.isCluster: Ray keeps its state in a single Redis only, see ray.gcsFaultTolerance" -}}

@@ -133,24 +133,27 @@ resources: {{ printf "'%s'" (toJson $slots | quote) }}
     "requests" (merge (dict) $devices (default $pod.limits $pod.requests))) }}
 {{- end }}
 
-{{/* The container's volumes beside those of every pod: list of context and /dev/shm's size. */}}
+{{/* Volumes of every Ray pod: list of context and /dev/shm's size. */}}
 {{- define "tandem.rayVolumes" -}}
 {{- $root := first . -}}
 {{ include "tandem.volumes" (list $root "ray") }}
 - name: shm
   emptyDir: {medium: Memory, sizeLimit: {{ last . }}}
+{{- end }}
+
+{{/* The model cache, which only workers have: a claim for one node would bind the head to theirs. */}}
+{{- define "tandem.cacheVolume" -}}
 - name: cache
-{{- if eq $root.Values.cache.type "pvc" }}
-  persistentVolumeClaim: {claimName: {{ default (printf "%s-cache" (include "tandem.fullname" $root)) $root.Values.cache.existingClaim }}}
+{{- if eq .Values.cache.type "pvc" }}
+  persistentVolumeClaim: {claimName: {{ default (printf "%s-cache" (include "tandem.fullname" .)) .Values.cache.existingClaim }}}
 {{- else }}
-  emptyDir: {sizeLimit: {{ $root.Values.cache.size }}}
+  emptyDir: {sizeLimit: {{ .Values.cache.size }}}
 {{- end }}
 {{- end }}
 
 {{- define "tandem.rayMounts" -}}
 {{ include "tandem.mounts" . }}
 - {name: shm, mountPath: /dev/shm}
-- {name: cache, mountPath: /cache}
 {{- end }}
 
 {{/* The worker group of pools: list of context and group. KubeRay gives the container its command and its probes. */}}
@@ -209,16 +212,18 @@ template:
         resources:
           {{- include "tandem.rayResources" $group | nindent 10 }}
         securityContext:
-          {{- include "tandem.containerSecurity" (ternary (list "IPC_LOCK") list $pod.ipcLock) | nindent 10 }}
+          {{- include "tandem.containerSecurity" . | nindent 10 }}
         volumeMounts:
           {{- include "tandem.rayMounts" $root | nindent 10 }}
+          - {name: cache, mountPath: /cache}
     volumes:
       {{- include "tandem.rayVolumes" (list $root $pod.sharedMemory) | nindent 6 }}
+      {{- include "tandem.cacheVolume" $root | nindent 6 }}
 {{- end }}
 
-{{/* Fetches and converts the model: list of context and group. */}}
+{{/* Fetches and converts the model: list of context and group, whose variables may say the way to the hub. */}}
 {{- define "tandem.fetch" -}}
-{{- $root := first . -}}
+{{- $root := first . -}}{{- $group := last . -}}
 - name: fetch-model
   image: {{ include "tandem.workerImage" $root }}
   imagePullPolicy: {{ $root.Values.image.worker.pullPolicy }}
@@ -232,10 +237,11 @@ template:
   env:
     - {name: MODEL, value: {{ $root.Values.model.id | quote }}}
     {{- include "tandem.hubToken" $root | nindent 4 }}
+    {{- include "tandem.ownEnv" $group.pod.env | nindent 4 }}
   resources:
     {{- toYaml $root.Values.cache.fetch.resources | nindent 4 }}
   securityContext:
-    {{- include "tandem.containerSecurity" list | nindent 4 }}
+    {{- include "tandem.containerSecurity" . | nindent 4 }}
   volumeMounts:
     - {name: tmp, mountPath: /tmp}
     - {name: cache, mountPath: /cache}
@@ -288,7 +294,7 @@ template:
         resources:
           {{- toYaml $head.resources | nindent 10 }}
         securityContext:
-          {{- include "tandem.containerSecurity" list | nindent 10 }}
+          {{- include "tandem.containerSecurity" . | nindent 10 }}
         volumeMounts:
           {{- include "tandem.rayMounts" . | nindent 10 }}
     volumes:

@@ -17,7 +17,7 @@ spec:
   restartPolicy: Never
   automountServiceAccountToken: false
   enableServiceLinks: false
-  activeDeadlineSeconds: 300
+  activeDeadlineSeconds: 720 # the doctor measures 16 ways, which may take half a minute each
   securityContext:
     {{- include "tandem.podSecurity" $root | nindent 4 }}
   {{- include "tandem.pullSecrets" $root | nindent 2 }}
@@ -35,7 +35,7 @@ spec:
         requests: {cpu: 100m, memory: 256Mi}
         limits: {cpu: "1", memory: 512Mi}
       securityContext:
-        {{- include "tandem.containerSecurity" list | nindent 8 }}
+        {{- include "tandem.containerSecurity" . | nindent 8 }}
       volumeMounts:
         {{- include "tandem.mounts" $root | nindent 8 }}
   volumes:
