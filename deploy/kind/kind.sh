@@ -2,7 +2,7 @@
 # Tandem on a Kubernetes in containers of this machine, with workers on CPUs: makes the images and the cluster, installs
 # KubeRay's operator and the chart, waits until it serves and runs the chart's tests.
 #
-#   kind.sh [--print] up      what is there already is kept and brought up to date
+#   kind.sh [--print] up      what is there already is kept; settings are brought up to date, and code by down and up
 #   kind.sh [--print] down    delete the cluster and all that is in it
 #
 # --print says the commands and runs none. Those who wrote this had no engine of containers: its commands have been
@@ -72,7 +72,7 @@ build_images() {
     local index=()
     [ -z "${TANDEM_TORCH_INDEX:-}" ] || index=(--build-arg "TANDEM_TORCH_INDEX=$TANDEM_TORCH_INDEX")
     run docker build --file deploy/Dockerfile.gateway --tag "tandem-gateway:$1" .
-    run docker build --file deploy/Dockerfile.worker --target cpu "${index[@]}" --tag "tandem-worker:$1" .
+    run docker build --file deploy/Dockerfile.worker --target cpu ${index[@]+"${index[@]}"} --tag "tandem-worker:$1" .
 }
 
 install_kuberay() {

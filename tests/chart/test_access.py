@@ -194,9 +194,9 @@ def test_only_a_planner_that_patches_has_rights_and_no_more_than_it_needs(name: 
     (role,), (binding,) = rendered.kinds("Role"), rendered.kinds("RoleBinding")
     assert {resource: rule["verbs"] for rule in role["rules"] for resource in rule["resources"]} == {
         "leases": ["get", "create", "update"],
-        "pods": ["get", "list", "watch"],
-        "rayservices": ["get", "list", "watch"],
-        "rayclusters": ["get", "list", "watch", "patch"],
+        "pods": ["list", "watch"],
+        "rayservices": ["get"],
+        "rayclusters": ["get", "patch"],
     }
     granted = {
         (g, r, v) for rule in role["rules"] for g in rule["apiGroups"] for r in rule["resources"] for v in rule["verbs"]

@@ -44,7 +44,8 @@ def judge_memlock(limits: Limits, pool_bytes: int, uses_rdma: bool) -> Finding:
         "memlock",
         f"{_size(limits.memlock)} may be locked, and RDMA locks the KV pool of {_size(pool_bytes)} and its own queues",
         "`ulimit -l unlimited` (limits.conf: `* - memlock unlimited`; systemd: LimitMEMLOCK=infinity; "
-        "docker: --ulimit memlock=-1); in a pod `pools.<name>.ipcLock: true`",
+        "docker: --ulimit memlock=-1; Kubernetes: LimitMEMLOCK=infinity of the nodes' containerd or CRI-O, of which "
+        "pods have it)",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tandem.doctor.finding import Finding, fail, ok, skip
+from tandem.doctor.finding import Finding, ok, skip
 from tandem.doctor.system import System
 
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -28,12 +28,8 @@ def read_pod(system: System) -> Pod:
     )
 
 
-def judge_pod(pod: Pod, *, asks_server: bool) -> tuple[Finding, ...]:
-    """`asks_server`: something that runs with these settings asks the API server."""
+def judge_pod(pod: Pod) -> Finding:
     if not pod.api:
-        return (skip("pod", "KUBERNETES_SERVICE_HOST is unset: this is no pod"),)
-    found = [ok("pod", f"in namespace {pod.namespace or 'unknown'}, API server {pod.api}")]
-    if not pod.has_token and asks_server:
-        fix = "`automountServiceAccountToken: true` of the pod that runs the planner"
-        found.append(fail("pod", "there is no token of a service account, and the planner asks the API server", fix))
-    return tuple(found)
+        return skip("pod", "KUBERNETES_SERVICE_HOST is unset: this is no pod")
+    token = "a" if pod.has_token else "no"
+    return ok("pod", f"in namespace {pod.namespace or 'unknown'}, API server {pod.api}, {token} token to ask it")

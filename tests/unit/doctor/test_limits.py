@@ -48,7 +48,7 @@ def test_rdma_locks_the_pool(memlock: int, pool: int) -> None:
     """Also where its size is not known before the weights are loaded."""
     finding = judge_memlock(Limits(memlock, False, 1), pool, uses_rdma=True)
     assert_fails(finding, "memlock", "RDMA locks the KV pool", "`ulimit -l unlimited`")
-    assert "`pools.<name>.ipcLock: true`" in finding.fix
+    assert "LimitMEMLOCK=infinity of the nodes' containerd or CRI-O" in finding.fix
 
 
 def test_without_rdma_nothing_is_locked() -> None:
