@@ -6,8 +6,8 @@ The sides have short turns, over rounds in which each has several, and then othe
 processes on one core; a stream's one process that turns telemetry off and on, or with `--before` two. What counts is
 processor time, which the kernel books to each process: it holds on a busy machine too.
 
-With telemetry: a step is told to all who look at steps, metrics are scraped once in a round, and a gateway also logs
-each request as JSON to a file, traces each to a receiver of OTLP, and has a console polling as often. Without: nobody
+With telemetry: a step is told to all who look at steps, metrics are scraped, and a gateway also logs each request as
+JSON to a file, traces each to a receiver of OTLP, and has a console that asks once in a round. Without: nobody
 looks, and what counts by itself counts nothing. Streams are measured twice: with every request traced, and with one in
 a hundred, as the chart has it. `--before` is a checkout of an older commit, which is the side without then: what
 telemetry has cost in all, ledgers and time stamps that every request has among it.

@@ -5,9 +5,10 @@ often, as an engine does, and so its messages carry the tokens of all that run. 
 of whoever came first, the fewer the later the others come: then whatever a request costs more makes all tokens of all
 others cost more, and it is the worker that is measured.
 
-Who looks at the gateway with telemetry does so once in a round, for which a core takes a second or more: a scrape, and
-a console's poll. All turns of the round bear it, and what sending their spans costs, alike. Neighbouring turns of the
-two sides are compared, because a noisy machine changes within seconds.
+Who looks at the gateway with telemetry does so after the turns of a round: a scrape, of which a turn bears as much as
+of its seconds are in those between two, and a console's poll, which brings what all turns left and is borne by them
+alike, as is sending their spans. Neighbouring turns of the two sides are compared, because a noisy machine changes
+within seconds.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ NUM_STREAMS = 32
 STEP_S = 0.005
 """Between two messages of a worker. The gateway is busy for half of it: where tokens wait, several leave at once."""
 IDLE_S = 0.5
+SCRAPE_S = 10.0
+"""As deploy/prometheus/prometheus.yml and the chart have it."""
 _STAGGER_S = 0.01
 """Between the beginnings of two streams of a turn, so that answers do not end all at once."""
 
@@ -86,8 +89,10 @@ class Looker:
         self._url = url
         self._seen = "life=&since=0"
 
-    def look(self) -> None:
+    def scrape(self) -> None:
         get(f"{self._url}/metrics")
+
+    def poll(self) -> None:
         state = json.loads(get(f"{self._url}/console/state?{self._seen}"))
         self._seen = f"life={state['gateway']['life']}&since={state['number']}"
 
@@ -116,15 +121,19 @@ class Streams:
         """Turns without and with, in pairs of neighbours."""
         idle = [await self._spent(child, asyncio.sleep(IDLE_S)) for child in self._sides]
         spent: tuple[list[float], list[float]] = ([], [])
+        seconds = 0.0
         for side in TURNS:
             child, nothing = self._sides[side], idle[side]
             child.ask({"telemetry": side == 1, "flush": False})
             turn = await self._spent(child, self._turn(side))
+            seconds += turn.wall_s
             spent[side].append(turn.cpu_s - turn.wall_s * nothing.cpu_s / nothing.wall_s)
         told = self._sides[1]
-        look = await self._spent(told, asyncio.to_thread(self._looker.look))
+        scrape = await self._spent(told, asyncio.to_thread(self._looker.scrape))
+        poll = await self._spent(told, asyncio.to_thread(self._looker.poll))
         flush = await self._spent(told, asyncio.to_thread(told.ask, {"telemetry": True, "flush": True}))
-        shared_s = (look.cpu_s + flush.cpu_s) / NUM_TURNS
+        turn_s = seconds / len(TURNS)
+        shared_s = scrape.cpu_s * turn_s / SCRAPE_S + (poll.cpu_s + flush.cpu_s) / NUM_TURNS
         num_tokens = NUM_STREAMS * NUM_TOKENS
         return [
             (StreamTurn(num_tokens=num_tokens, cpu_s=off), StreamTurn(num_tokens=num_tokens, cpu_s=on + shared_s))
