@@ -27,17 +27,20 @@ class ServeActuator:
         self._targets = targets
         self._census = census
         self._said: set[str] = set()
+        self._known: dict[str, dict[str, int]] = {}
         self.leads = False
 
     async def starting(self, model: str, workers: Sequence[WorkerState]) -> dict[str, int]:
-        """What Serve means to have counts, else what it was told last."""
+        """What Serve means to have counts, else what it was told last, else what was known before: a Redis that has
+        just begun anew knows nothing, and a few workers already, who are not all."""
         try:
             said = await self._targets.read(model)
-            deployed = {**(said.replicas if said is not None else {}), **await self._targets.deployed(model)}
+            told = {**(said.replicas if said is not None else {}), **await self._targets.deployed(model)}
         except TargetsUnavailable as error:
             raise ActuatorFailed(f"the target cannot be read: {error}") from error
+        known = self._known[model] = self._known.get(model, {}) | told
         there = Counter(worker.pool for worker in workers if worker.model == model and not worker.is_draining)
-        return {role: max(0, number - there[role]) for role, number in deployed.items()}
+        return {role: max(0, number - there[role]) for role, number in known.items()}
 
     async def carry_out(
         self, model: str, decision: Decision, workers: Sequence[WorkerState], starting: Mapping[str, int]

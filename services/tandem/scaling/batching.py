@@ -31,14 +31,19 @@ def step_s(worker: Capability, batch: float, context: float) -> float:
     return alone + batch * _each_s(worker, context)
 
 
+def is_in_reach(worker: Capability, context: float, itl_s: float) -> bool:
+    """Whether a step of one sequence takes `itl_s` at most: where it takes longer no number of workers helps."""
+    return worker.cost.base_s + _each_s(worker, context) <= itl_s
+
+
 def largest_batch(worker: Capability, context: float, itl_s: float | None) -> int:
-    """Sequences of a step that takes `itl_s` at most, fit into the KV blocks and may run; 1 at least, because where
-    even one is too slow, no number of workers helps."""
+    """Sequences of a step that takes `itl_s` at most, where that is in reach, fit into the KV blocks and may run; 1 at
+    least."""
     num_blocks = max(1.0, context / worker.block_size)
     most = min(float(worker.max_num_seqs), KV_SHARE * worker.num_blocks / num_blocks)
-    if itl_s is not None:
-        each_s = _each_s(worker, context)
-        most = min(most, (itl_s - worker.cost.base_s) / each_s if each_s > 0 else math.inf)
+    each_s = _each_s(worker, context)
+    if itl_s is not None and each_s > 0 and is_in_reach(worker, context, itl_s):
+        most = min(most, (itl_s - worker.cost.base_s) / each_s)
     return max(1, math.floor(most))
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from tandem.scaling import bursts
-from tandem.scaling.batching import Decoding, decode_workers, largest_batch
+from tandem.scaling.batching import Decoding, decode_workers, is_in_reach, largest_batch, step_s
 from tandem.scaling.correction import Correction
 from tandem.scaling.decision import Decision, Forecast, RoleChange, Target
 from tandem.scaling.forecast import dispersion, expected_level, expected_rate
@@ -152,8 +152,20 @@ class Scaler:
         held = Target(*(steady.settled(number) for steady, number in zip(self._steady, changed, strict=True)))
         target = self._left_safely(observed, changed, held)
         self._asked = bounded
-        reasons = (*_why(forecast, needed), *(_why_role(role, n, t) for role, n, t in _moves(current, target)))
+        reasons = (
+            *_why(forecast, needed),
+            *self._why_late(forecast),
+            *(_why_role(role, n, t) for role, n, t in _moves(current, target)),
+        )
         return Decision(target=target, changes=changes, needed=needed, forecast=forecast, reasons=reasons)
+
+    def _why_late(self, forecast: Forecast) -> tuple[str, ...]:
+        itl_s, context = self._policy.slo.itl_s, forecast.mean_context
+        worker = self._workers.decode if self._workers is not None else None
+        if itl_s is None or worker is None or is_in_reach(worker, context, itl_s):
+            return ()
+        alone_ms = 1e3 * step_s(worker, 1, context)
+        return (f"a sequence alone takes {alone_ms:.3g} ms a token, more than slo.itl_ms: no number of workers helps",)
 
     def _changes(self, observed: Observed, current: Target, bounded: Target) -> tuple[RoleChange, ...]:
         if not self._policy.change_roles:

@@ -31,6 +31,13 @@ def test_a_batch_fits_into_the_blocks_and_is_no_larger_than_may_run() -> None:
     assert largest_batch(WORKER, 1e9, 1e-6) == 1
 
 
+def test_a_target_that_one_sequence_alone_misses_buys_no_workers() -> None:
+    """Its step takes 7.11 ms."""
+    assert largest_batch(WORKER, 2000.0, 7.12e-3) == 1
+    assert largest_batch(WORKER, 2000.0, 7.1e-3) == largest_batch(WORKER, 2000.0, None)
+    assert decode_workers(WORKER, WORK, 1e-3, 0.01, 0.15) == decode_workers(WORKER, WORK, None, 0.01, 0.15)
+
+
 def test_a_batch_is_as_many_steps_as_come_while_it_takes_one() -> None:
     """Little's law: rate of steps = batch / seconds of a step."""
     batch = mean_batch(WORKER, WORK, 3)

@@ -104,3 +104,12 @@ def test_what_waits_is_to_be_done_before_a_new_worker_serves() -> None:
     assert Scaler(POLICY).decide(behind).needed.prefill > Scaler(POLICY).decide(quiet).needed.prefill
     crowded = replace(quiet, num_running_seqs=2000)
     assert Scaler(POLICY).decide(crowded).needed.decode > Scaler(POLICY).decide(quiet).needed.decode
+
+
+def test_a_target_out_of_reach_is_said_to_be_and_buys_no_worker_for_each_sequence() -> None:
+    """A step of one sequence takes 7.1 ms."""
+    tight, free = (Scaler(replace(POLICY, slo=Slo(ttft_s=2.0, itl_s=itl_s))) for itl_s in (5e-3, None))
+    decision = driven(tight, [20.0] * 3, Target(1, 1))[0]
+    assert decision.needed.decode == driven(free, [20.0] * 3, Target(1, 1))[0].needed.decode
+    assert "alone takes 7.11 ms a token, more than slo.itl_ms: no number of workers helps" in " ".join(decision.reasons)
+    assert "no number" not in " ".join(driven(Scaler(POLICY), [20.0] * 3, Target(1, 1))[0].reasons)
