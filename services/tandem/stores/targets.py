@@ -58,11 +58,14 @@ class TargetRecord:
         replicas = content.get("replicas")
         if not isinstance(replicas, dict) or not all(_is_count(number) for number in replicas.values()):
             raise ValueError(f"replicas are no counts by role: {replicas!r}")
+        reasons = content.get("reasons", [])
+        if not isinstance(reasons, list):
+            raise ValueError(f"reasons are no list: {reasons!r}")
         return cls(
             model=str(content.get("model")),
             planner=PlannerId(str(content.get("planner"))),
             replicas=replicas,
-            reasons=tuple(map(str, content.get("reasons", ()))),
+            reasons=tuple(map(str, reasons)),
         )
 
 
