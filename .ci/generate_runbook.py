@@ -39,8 +39,9 @@ $ kubectl -n tandem exec deploy/tandem-gateway -- tandem doctor --all-pairs --co
 $ kubectl -n tandem logs deploy/tandem-planner --since=15m                # with planner.enabled
 ```
 
-A worker's name begins with its pod's, where pods have the nodes' network with its node's. `kubectl delete pod POD` drains its workers and ends them; KubeRay starts another
-pod. More workers, another setting or the release before: [README.md](README.md).
+A worker's name begins with its pod's, where pods have the nodes' network with its node's. `kubectl delete pod POD`
+drains its workers and ends them; KubeRay starts another pod. More workers, another setting or the release before:
+[README.md](README.md).
 """
 
 

@@ -127,7 +127,14 @@ NO_REASONS = '{"schema": 1, "replicas": {"decode": 1}, "reasons": null}'
 
 async def test_targets_of_another_version_are_none(redis_url: str, namespace: str) -> None:
     targets, redis = Targets(redis_url, namespace), connect(redis_url)
-    for text in ("no json", "[]", '{"schema": 2}', '{"schema": 1, "replicas": {"decode": -1}}', '{"schema": 1}', NO_REASONS):
+    for text in (
+        "no json",
+        "[]",
+        '{"schema": 2}',
+        '{"schema": 1, "replicas": {"decode": -1}}',
+        '{"schema": 1}',
+        NO_REASONS,
+    ):
         await redis.set(targets._keys(MODEL)[0], text)
         assert await targets.read(MODEL) is None
     await redis.aclose()
