@@ -12,7 +12,9 @@ from tandem.obs.otel_environment import OtelSettings, Protocol
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricExporter
-    from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.sdk.resources import Resource
+
+    from tandem.obs.span_sender import SpanExporter
 
 MAX_BATCH = 2000
 """Series in one message: with twenty buckets each they stay below the 4 MiB that a gRPC server takes."""
@@ -43,18 +45,21 @@ class Sparingly(logging.Filter):
 _sparingly = Sparingly()
 
 
-def span_exporters(settings: OtelSettings) -> list[SpanExporter]:
-    return [_otlp_spans(settings.traces_protocol) if name == "otlp" else _console_spans() for name in settings.traces]
+def span_exporters(settings: OtelSettings, resource: Resource) -> list[SpanExporter]:
+    protocol = settings.traces_protocol
+    return [_otlp_spans(protocol, resource) if name == "otlp" else _console_spans(resource) for name in settings.traces]
 
 
 def metric_exporters(settings: OtelSettings) -> list[MetricExporter]:
     return [_otlp_metrics(settings) if name == "otlp" else _console_metrics() for name in settings.metrics]
 
 
-def _console_spans() -> SpanExporter:
+def _console_spans(resource: Resource) -> SpanExporter:
     from opentelemetry.sdk.trace.export import ConsoleSpanExporter
 
-    return ConsoleSpanExporter()
+    from tandem.obs.readable_spans import ReadableSpans
+
+    return ReadableSpans(ConsoleSpanExporter(), resource)
 
 
 def _console_metrics() -> MetricExporter:
@@ -63,15 +68,17 @@ def _console_metrics() -> MetricExporter:
     return ConsoleMetricExporter()
 
 
-def _otlp_spans(protocol: Protocol) -> SpanExporter:
+def _otlp_spans(protocol: Protocol, resource: Resource) -> SpanExporter:
+    from tandem.obs.otlp_spans import SpanEncoder
+
     _log_sparingly()
     if protocol == "grpc":
         from tandem.obs.otlp_grpc_spans import GrpcSpanExporter
 
-        return GrpcSpanExporter()
+        return GrpcSpanExporter(SpanEncoder(resource))
     from tandem.obs.otlp_http_spans import HttpSpanExporter
 
-    return HttpSpanExporter()
+    return HttpSpanExporter(SpanEncoder(resource))
 
 
 def _otlp_metrics(settings: OtelSettings) -> MetricExporter:

@@ -6,11 +6,21 @@ from collections.abc import Sequence
 
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
 
-from tandem.obs.otlp_spans import encode_spans
+from tandem.obs.otlp_spans import SpanEncoder
+from tandem.obs.tracing import EndedSpan
 
 
 class GrpcSpanExporter(OTLPSpanExporter):
-    def _translate_data(self, data: Sequence[ReadableSpan]) -> ExportTraceServiceRequest:
-        return encode_spans(data)
+    """Of our spans, not of the SDK's."""
+
+    def __init__(self, encoder: SpanEncoder) -> None:
+        super().__init__()
+        self._encoder = encoder
+
+    def export(self, spans: Sequence[EndedSpan]) -> SpanExportResult:  # type: ignore[override]
+        return self._export(spans)  # type: ignore[arg-type]
+
+    def _translate_data(self, data: Sequence[EndedSpan]) -> ExportTraceServiceRequest:  # type: ignore[override]
+        return self._encoder.encode(data)

@@ -1,107 +1,46 @@
-"""Makes OpenTelemetry's spans of records that are over; never decides what they tell, and never sends them.
+"""Gives spans that are over their place in a trace; never decides what they tell, and never sends them.
 
-Not by the SDK's tracer: a span that can be open, changed and ended by anybody costs it thirty microseconds, and ours
-need none of that. Nor by its samplers, which every request would ask: they decide the same. Ids and limits are its own.
+Not by OpenTelemetry's tracer: a span that can be open, changed and ended by anybody costs it thirty microseconds, and
+ours need none of that. Nor by its samplers, which every request would ask: they decide the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from opentelemetry.attributes import BoundedAttributes
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import Event, ReadableSpan, SpanLimits
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.sdk.util import BoundedList
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import (
-    SpanContext,
-    SpanKind,
-    Status,
-    StatusCode,
-    TraceFlags,
-)
 
 from tandem.obs.otel_environment import Sampling
-from tandem.obs.tracing import Attributes, SpanEvent, SpanRecord
+from tandem.obs.trace_context import RANDOM, SAMPLED, TraceParent
+from tandem.obs.tracing import EndedSpan
 
-_KINDS = {"internal": SpanKind.INTERNAL, "server": SpanKind.SERVER, "client": SpanKind.CLIENT}
-_FINE = Status(StatusCode.UNSET)
-_SCOPE = InstrumentationScope("tandem")
-_SAMPLED = TraceFlags.SAMPLED
-_RANDOM = (1 << 64) - 1
-"""Of a trace's id, the bits by which all programs of a trace decide alike."""
+_RANDOM_BITS = (1 << 64) - 1
+"""Of a trace's id, those by which all programs of a trace decide alike."""
 
 
 class SpanMaker:
-    """The Spans of one process. `put_one` takes each span that is made, those inside another before it."""
+    """The Spans of one process. `put_one` takes each span, those inside another before it."""
 
-    def __init__(self, resource: Resource, sampling: Sampling, put_one: Callable[[ReadableSpan], None]) -> None:
-        self._resource = resource
+    def __init__(self, sampling: Sampling, put_one: Callable[[EndedSpan], None]) -> None:
         self._heeds_parent = sampling.heeds_parent
-        self._bound = round(sampling.ratio * (_RANDOM + 1))
+        self._bound = round(sampling.ratio * (_RANDOM_BITS + 1))
         self._put_one = put_one
         self._ids = RandomIdGenerator()
-        self._limits = SpanLimits()
 
-    def sample(self, parent: SpanContext | None) -> SpanContext | None:
+    def sample(self, parent: TraceParent | None) -> TraceParent | None:
         if parent is None:
-            trace, flags, state = self._ids.generate_trace_id(), _SAMPLED | TraceFlags.RANDOM_TRACE_ID, None
+            trace, flags = self._ids.generate_trace_id(), SAMPLED | RANDOM
         else:
-            trace, state = parent.trace_id, parent.trace_state
-            flags = _SAMPLED | (parent.trace_flags & TraceFlags.RANDOM_TRACE_ID)
+            trace, flags = parent.trace, SAMPLED | (parent.flags & RANDOM)
         if parent is not None and self._heeds_parent:
-            is_sampled = parent.trace_flags.sampled
+            is_sampled = parent.is_sampled
         else:
-            is_sampled = trace & _RANDOM < self._bound
-        if not is_sampled:
-            return None
-        own = self._ids.generate_span_id()
-        return SpanContext(trace, own, is_remote=False, trace_flags=TraceFlags(flags), trace_state=state)
+            is_sampled = trace & _RANDOM_BITS < self._bound
+        return TraceParent(trace, self._ids.generate_span_id(), flags) if is_sampled else None
 
-    def put(self, context: SpanContext, parent: SpanContext | None, span: SpanRecord) -> None:
-        for child in span.children:
-            own = SpanContext(
-                context.trace_id,
-                self._ids.generate_span_id(),
-                is_remote=False,
-                trace_flags=context.trace_flags,
-                trace_state=context.trace_state,
-            )
-            self.put(own, context, child)
-        self._put_one(
-            ReadableSpan(
-                span.name,
-                context,
-                parent,
-                self._resource,
-                self._bounded(span.attributes),
-                self._events(span.events) if span.events else (),
-                kind=_KINDS[span.kind],
-                status=Status(StatusCode.ERROR, span.error) if span.error else _FINE,
-                start_time=_ns(span.start),
-                end_time=_ns(span.end),
-                instrumentation_scope=_SCOPE,
-            )
-        )
-
-    def _bounded(self, attributes: Attributes) -> Attributes | BoundedAttributes:
-        """Within the limits; it is told how many had no place."""
-        most, chars = self._limits.max_span_attributes, self._limits.max_span_attribute_length
-        if chars is None and (most is None or len(attributes) <= most):
-            return attributes
-        return BoundedAttributes(most, dict(attributes), max_value_len=chars)
-
-    def _events(self, events: tuple[SpanEvent, ...]) -> Sequence[Event]:
-        """The last ones, within the limits."""
-        most, chars = self._limits.max_event_attributes, self._limits.max_attribute_length
-        told = [
-            Event(each.name, BoundedAttributes(most, dict(each.attributes), max_value_len=chars), _ns(each.at))
-            for each in events
-        ]
-        bounded: Sequence[Event] = BoundedList.from_seq(self._limits.max_events, told)
-        return bounded
-
-
-def _ns(seconds: float) -> int:
-    return round(seconds * 1e9)
+    def put(self, span: EndedSpan) -> None:
+        trace, _, flags = span.own
+        for child in span.told.children:
+            own = TraceParent(trace, self._ids.generate_span_id(), flags)
+            self.put(EndedSpan(own, span.own, False, span.state, child))
+        self._put_one(span)

@@ -10,10 +10,11 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from threading import Event, Thread
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export import SpanExportResult
+
+from tandem.obs.tracing import EndedSpan
 
 _log = logging.getLogger(__name__)
 
@@ -26,6 +27,14 @@ class Batching(NamedTuple):
     delay_s: float = 5.0
 
 
+class SpanExporter(Protocol):
+    """As OpenTelemetry's."""
+
+    def export(self, spans: Sequence[EndedSpan]) -> SpanExportResult: ...
+
+    def shutdown(self) -> None: ...
+
+
 class SpanSender:
     """What comes when too many wait replaces the oldest. `num_dropped`: spans that were left out so, or that a receiver
     did not take."""
@@ -35,7 +44,7 @@ class SpanSender:
         self._num_refused = 0
         self._exporters = exporters
         self._batching = batching
-        self._waiting: deque[ReadableSpan] = deque(maxlen=batching.max_waiting)
+        self._waiting: deque[EndedSpan] = deque(maxlen=batching.max_waiting)
         self._is_due = Event()
         self._is_over = False
         self._is_closed = False
@@ -47,7 +56,7 @@ class SpanSender:
         """Two threads count, each its own."""
         return self._num_replaced + self._num_refused
 
-    def put(self, span: ReadableSpan) -> None:
+    def put(self, span: EndedSpan) -> None:
         """By one thread at a time. What comes after `close` is not sent."""
         waiting = self._waiting
         if len(waiting) == self._batching.max_waiting:
@@ -86,7 +95,7 @@ class SpanSender:
             for exporter in self._exporters:
                 self._send(exporter, batch)
 
-    def _send(self, exporter: SpanExporter, batch: Sequence[ReadableSpan]) -> None:
+    def _send(self, exporter: SpanExporter, batch: Sequence[EndedSpan]) -> None:
         try:
             if not self._is_closed and exporter.export(batch) is SpanExportResult.SUCCESS:
                 return

@@ -95,8 +95,8 @@ def _traced(resource: Resource, settings: OtelSettings) -> tuple[Tracing, SpanSe
     from tandem.obs.span_sender import Batching, SpanSender
 
     batching = Batching(settings.max_spans, settings.max_span_batch, settings.spans_delay_s)
-    sender = SpanSender(span_exporters(settings), batching)
-    return Tracing(SpanMaker(resource, settings.sampling, sender.put)), sender
+    sender = SpanSender(span_exporters(settings, resource), batching)
+    return Tracing(SpanMaker(settings.sampling, sender.put)), sender
 
 
 def _metric_sender(metrics: Metrics, resource: Resource, settings: OtelSettings) -> MetricSender:

@@ -16,7 +16,10 @@ _KEY = r"(?:[a-z][a-z0-9_\-*/]{0,255}|[a-z0-9][a-z0-9_\-*/]{0,240}@[a-z][a-z0-9_
 _VALUE = r"[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
 _MEMBER = re.compile(f"({_KEY})=({_VALUE})")
 _MAX_MEMBERS = 32
-_SAMPLED = 1
+SAMPLED, RANDOM = 1, 2
+"""Bits of the flags; the other says that the last 56 bits of the trace's id are random."""
+TRACE_DIGITS = slice(3, 35)
+"""Of a traceparent: its trace's id."""
 
 
 class TraceParent(NamedTuple):
@@ -28,7 +31,7 @@ class TraceParent(NamedTuple):
 
     @property
     def is_sampled(self) -> bool:
-        return bool(self.flags & _SAMPLED)
+        return bool(self.flags & SAMPLED)
 
 
 def parse_traceparent(text: str) -> TraceParent | None:
@@ -55,3 +58,8 @@ def parse_tracestate(text: str) -> list[tuple[str, str]]:
     pairs = [(match[1], match[2]) for match in found if match is not None]
     is_valid = len(pairs) == len(found) == len({key for key, _ in pairs}) and len(pairs) <= _MAX_MEMBERS
     return pairs if is_valid else []
+
+
+def known_tracestate(text: str) -> str:
+    """What of it is to be kept, without what says nothing."""
+    return ",".join(f"{key}={value}" for key, value in parse_tracestate(text))

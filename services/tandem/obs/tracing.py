@@ -7,12 +7,9 @@ root only the ids are there from its beginning, because they travel on.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
-from opentelemetry.trace import SpanContext, TraceFlags, TraceState
-
-from tandem.obs.trace_context import TraceParent, format_traceparent, parse_traceparent, parse_tracestate
+from tandem.obs.trace_context import TRACE_DIGITS, TraceParent, format_traceparent, known_tracestate, parse_traceparent
 
 Attributes = Mapping[str, str | int | float | bool | tuple[str, ...]]
 Kind = Literal["internal", "server", "client"]
@@ -26,8 +23,7 @@ class SpanEvent(NamedTuple):
     attributes: Attributes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpanRecord:
+class SpanRecord(NamedTuple):
     """A span that is over, with those inside it. `start` and `end` are seconds since the epoch. `error` says what went
     wrong; empty: nothing."""
 
@@ -41,14 +37,25 @@ class SpanRecord:
     kind: Kind = "internal"
 
 
-class Spans(Protocol):
-    """Whoever makes spans of records, and has them sent."""
+class EndedSpan(NamedTuple):
+    """A span with its place in a trace. `parent` is in another program where the span `is_entry`; None: the trace
+    begins here. `state`: the trace's tracestate header, if any."""
 
-    def sample(self, parent: SpanContext | None) -> SpanContext | None:
+    own: TraceParent
+    parent: TraceParent | None
+    is_entry: bool
+    state: str
+    told: SpanRecord
+
+
+class Spans(Protocol):
+    """Whoever places spans, and has them sent."""
+
+    def sample(self, parent: TraceParent | None) -> TraceParent | None:
         """Of a span to come, in its parent's trace or a new one; None where that is not sampled."""
         ...
 
-    def put(self, context: SpanContext, parent: SpanContext | None, span: SpanRecord) -> None:
+    def put(self, span: EndedSpan) -> None:
         """What was sampled is over, and with it all that is inside. Must not block."""
         ...
 
@@ -60,20 +67,22 @@ class Trace:
     where nothing is traced here the client's own, unchanged; empty where it has none.
     """
 
-    __slots__ = ("_parent", "_root", "_spans", "id", "traceparent")
+    __slots__ = ("_parent", "_root", "_spans", "_state", "id", "traceparent")
 
     def __init__(
         self,
         traceparent: str,
         spans: Spans | None = None,
-        root: SpanContext | None = None,
-        parent: SpanContext | None = None,
+        root: TraceParent | None = None,
+        parent: TraceParent | None = None,
+        state: str = "",
     ) -> None:
         self.traceparent = traceparent
         self._spans = spans
         self._root = root
         self._parent = parent
-        self.id = "" if root is None else f"{root.trace_id:032x}"
+        self._state = state
+        self.id = "" if root is None else traceparent[TRACE_DIGITS]
 
     @property
     def is_sampled(self) -> bool:
@@ -82,7 +91,7 @@ class Trace:
     def end(self, span: SpanRecord) -> None:
         """Exactly once."""
         if self._spans is not None and self._root is not None:
-            self._spans.put(self._root, self._parent, span)
+            self._spans.put(EndedSpan(self._root, self._parent, True, self._state, span))
 
 
 class Tracing:
@@ -97,22 +106,20 @@ class Tracing:
         own = traceparent if parent is not None else ""
         if self._spans is None:
             return Trace(own)
-        told = None if parent is None else _remote(parent, tracestate)
-        root = self._spans.sample(told)
+        root = self._spans.sample(parent)
         if root is None:
             return Trace(own)
-        passed_on = format_traceparent(TraceParent(root.trace_id, root.span_id, root.trace_flags))
-        return Trace(passed_on, self._spans, root, told)
+        state = known_tracestate(tracestate) if parent is not None and tracestate else ""
+        return Trace(format_traceparent(root), self._spans, root, parent, state)
 
     def record(self, traceparent: str, span: SpanRecord) -> None:
         """A span whose parent is elsewhere; nothing where that one is not sampled."""
         parent = parse_traceparent(traceparent) if self._spans is not None and traceparent else None
         if self._spans is None or parent is None or not parent.is_sampled:
             return
-        told = _remote(parent, "")
-        context = self._spans.sample(told)
-        if context is not None:
-            self._spans.put(context, told, span)
+        own = self._spans.sample(parent)
+        if own is not None:
+            self._spans.put(EndedSpan(own, parent, True, "", span))
 
     def is_wanted(self, traceparent: str) -> bool:
         """Whether `record` would do something, so that nobody puts a record together for nothing."""
@@ -123,10 +130,3 @@ class Tracing:
 
 
 OFF = Tracing(None)
-
-
-def _remote(parent: TraceParent, tracestate: str) -> SpanContext:
-    state = TraceState(parse_tracestate(tracestate)) if tracestate else None
-    return SpanContext(
-        parent.trace, parent.span, is_remote=True, trace_flags=TraceFlags(parent.flags), trace_state=state
-    )

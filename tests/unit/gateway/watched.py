@@ -24,8 +24,10 @@ from tandem.gateway.ports import Dispatch
 from tandem.gateway.record import AnswerRecord
 from tandem.obs.metrics import Family, Metrics
 from tandem.obs.otel_environment import Sampling
+from tandem.obs.readable_spans import readable
+from tandem.obs.span_limits import Limits
 from tandem.obs.span_maker import SpanMaker
-from tandem.obs.tracing import Tracing
+from tandem.obs.tracing import EndedSpan, Tracing
 from tests.unit.gateway.rig import Rig, is_probe
 from tests.unit.gateway.scripted_worker import ScriptedWorker, until
 
@@ -51,7 +53,7 @@ class Watched:
         self.metrics = Metrics()
         self.records = Records()
         self.spans: list[ReadableSpan] = []
-        tracing = Tracing(SpanMaker(Resource({}), Sampling(), self.spans.append))
+        tracing = Tracing(SpanMaker(Sampling(), self._span_ended))
         self.chronicles = Chronicles(rig.clock, Measures(self.metrics), tracing, [self.records])
         self.answers = Answers(dispatch, encoders, self.chronicles, Manners())
 
@@ -71,6 +73,9 @@ class Watched:
         await asyncio.wait({asked})
         (record,) = self.records.taken
         return record
+
+    def _span_ended(self, span: EndedSpan) -> None:
+        self.spans.append(readable(span, Resource({}), Limits()))
 
     def ended_spans(self) -> dict[str, ReadableSpan]:
         return {span.name: span for span in self.spans}

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans as encode_by_sdk
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan
 
 from tandem.obs.otel_environment import Sampling
-from tandem.obs.otlp_spans import encode_spans
+from tandem.obs.otlp_spans import SpanEncoder
+from tandem.obs.readable_spans import readable
+from tandem.obs.span_limits import Limits
 from tandem.obs.span_maker import SpanMaker
-from tandem.obs.tracing import SpanEvent, SpanRecord, Tracing
+from tandem.obs.tracing import EndedSpan, SpanEvent, SpanRecord, Tracing
 
 RESOURCE = Resource({"service.name": "tandem-gateway", "process.pid": 7, "tags": ("a", "b")}, "https://schema")
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -47,36 +52,52 @@ SPANS = st.recursive(st.just(()), lambda inside: st.lists(records(inside), max_s
 HEADERS = st.sampled_from([("", ""), *((f"00-{'ab' * 16}-{'cd' * 8}-{flags}", "b=1,a=2") for flags in ("01", "03"))])
 
 
+def ended(told: Sequence[SpanRecord], *headers: str) -> list[EndedSpan]:
+    """In a trace of its own each, or in the header's."""
+    made: list[EndedSpan] = []
+    tracing = Tracing(SpanMaker(Sampling(), made.append))
+    for span in told:
+        tracing.begin(*headers or ("", "")).end(span)
+    return made
+
+
+def by_sdk(spans: Sequence[EndedSpan]) -> ExportTraceServiceRequest:
+    limits = Limits()
+    told: ExportTraceServiceRequest = encode_by_sdk([readable(span, RESOURCE, limits) for span in spans])
+    return told
+
+
 @given(SPANS, HEADERS)
 def test_spans_are_encoded_as_the_sdk_does(told: tuple[SpanRecord, ...], headers: tuple[str, str]) -> None:
-    made: list[ReadableSpan] = []
-    tracing = Tracing(SpanMaker(RESOURCE, Sampling(), made.append))
-    for span in told:
-        tracing.begin(*headers).end(span)
-    assert encode_spans(made) == encode_by_sdk(made)
+    made = ended(told, *headers)
+    assert SpanEncoder(RESOURCE).encode(made) == by_sdk(made)
+
+
+@pytest.mark.parametrize("values", [(1, True, 1.0), (0.0, -0.0, 0, False), ("1", 1), (("a",), "a", ("a", "b"))])
+def test_values_that_are_equal_are_still_told_apart(values: tuple[Any, ...]) -> None:
+    spans = [SpanRecord(name="x", start=1.0, end=2.0, attributes={"said": said}) for said in (*values, *values)]
+    made = ended(spans)
+    told = SpanEncoder(RESOURCE).encode(made)
+    assert told.SerializeToString(deterministic=True) == by_sdk(made).SerializeToString(deterministic=True)
 
 
 def test_what_limits_left_out_is_told_as_the_sdk_does(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "OTEL_SPAN_EVENT_COUNT_LIMIT", "OTEL_EVENT_ATTRIBUTE_COUNT_LIMIT"):
         monkeypatch.setenv(name, "1")
-    made: list[ReadableSpan] = []
     wide = {"a": 1, "b": 2, "c": 3}
     events = tuple(SpanEvent("e", 1.0, wide) for _ in range(4))
     span = SpanRecord(name="x", start=1.0, end=2.0, attributes=wide, events=events)
-    Tracing(SpanMaker(RESOURCE, Sampling(), made.append)).begin("", "").end(span)
-    told = encode_spans(made)
+    made = ended([span])
+    told = SpanEncoder(RESOURCE).encode(made)
     (one,) = told.resource_spans[0].scope_spans[0].spans
     dropped = (one.dropped_attributes_count, one.dropped_events_count, one.events[0].dropped_attributes_count)
-    assert dropped == (2, 3, 2) and told == encode_by_sdk(made)
+    assert dropped == (2, 3, 2) and told == by_sdk(made)
 
 
 @pytest.mark.parametrize("value", [2**63, "\ud800", None])
 def test_a_span_without_a_form_is_left_out_alone(value: object, caplog: pytest.LogCaptureFixture) -> None:
-    made: list[ReadableSpan] = []
-    tracing = Tracing(SpanMaker(RESOURCE, Sampling(), made.append))
-    for name, told in (("a", "x"), ("b", value), ("c", "z")):
-        span = SpanRecord(name=name, start=1.0, end=2.0, attributes={"said": told})  # type: ignore[dict-item]
-        tracing.begin("", "").end(span)
-    (scope,) = encode_spans(made).resource_spans[0].scope_spans
+    told = [("a", "x"), ("b", value), ("c", "z")]
+    made = ended([SpanRecord(name=name, start=1.0, end=2.0, attributes={"said": said}) for name, said in told])
+    (scope,) = SpanEncoder(RESOURCE).encode(made).resource_spans[0].scope_spans
     assert [span.name for span in scope.spans] == ["a", "c"]
     assert [record.message for record in caplog.records] == ["telemetry: the span 'b' cannot be sent"]

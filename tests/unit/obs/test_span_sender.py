@@ -6,13 +6,16 @@ import threading
 from collections.abc import Sequence
 
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export import SpanExportResult
 
 from tandem.obs.span_sender import Batching, SpanSender
+from tandem.obs.trace_context import TraceParent
+from tandem.obs.tracing import EndedSpan, SpanRecord
+
+OWN = TraceParent(1, 2, 3)
 
 
-class Stuck(SpanExporter):
+class Stuck:
     """Until it is shut down."""
 
     def __init__(self) -> None:
@@ -23,9 +26,9 @@ class Stuck(SpanExporter):
         self.is_called = threading.Event()
         self._is_over = threading.Event()
 
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+    def export(self, spans: Sequence[EndedSpan]) -> SpanExportResult:
         self.num_calls += 1
-        self.names += [span.name for span in spans]
+        self.names += [span.told.name for span in spans]
         self.largest = max(self.largest, len(spans))
         self.is_called.set()
         assert self._is_over.wait(60.0)
@@ -36,15 +39,15 @@ class Stuck(SpanExporter):
         self._is_over.set()
 
 
-class Taken(SpanExporter):
+class Taken:
     """Fails at its first call, in the worst way."""
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
         self.num_shutdowns = 0
 
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        self.batches.append([span.name for span in spans])
+    def export(self, spans: Sequence[EndedSpan]) -> SpanExportResult:
+        self.batches.append([span.told.name for span in spans])
         if len(self.batches) == 1:
             raise RuntimeError("not today")
         return SpanExportResult.SUCCESS
@@ -56,7 +59,7 @@ class Taken(SpanExporter):
 def put(sender: SpanSender, count: int) -> list[str]:
     names = [f"s{number}" for number in range(count)]
     for name in names:
-        sender.put(ReadableSpan(name))
+        sender.put(EndedSpan(OWN, None, True, "", SpanRecord(name=name, start=1.0, end=2.0, attributes={})))
     return names
 
 

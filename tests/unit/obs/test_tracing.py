@@ -22,9 +22,11 @@ from opentelemetry.trace import (
 )
 
 from tandem.obs.otel_environment import Sampling, read_otel
+from tandem.obs.readable_spans import readable
+from tandem.obs.span_limits import Limits
 from tandem.obs.span_maker import SpanMaker
-from tandem.obs.trace_context import parse_traceparent, parse_tracestate
-from tandem.obs.tracing import OFF, SpanEvent, SpanRecord, Tracing
+from tandem.obs.trace_context import TraceParent, parse_traceparent, parse_tracestate
+from tandem.obs.tracing import OFF, EndedSpan, SpanEvent, SpanRecord, Tracing
 
 CLIENT = f"00-{'ab' * 16}-{'cd' * 8}-01"
 USUAL = Sampling()
@@ -36,7 +38,11 @@ class Traced:
 
     def __init__(self, sampling: Sampling = USUAL) -> None:
         self.made: list[ReadableSpan] = []
-        self.tracing = Tracing(SpanMaker(Resource({}), sampling, self.made.append))
+        self.tracing = Tracing(SpanMaker(sampling, self._ended))
+        self._limits = Limits()
+
+    def _ended(self, span: EndedSpan) -> None:
+        self.made.append(readable(span, Resource({}), self._limits))
 
     @property
     def spans(self) -> dict[str, ReadableSpan]:
@@ -180,16 +186,15 @@ def test_it_is_sampled_as_the_sdk_does(variables: dict[str, str], parent: SpanCo
         for name, value in variables.items():
             patch.setenv(name, value)
         sampler = _get_from_env_or_default()
-    maker = SpanMaker(Resource({}), read_otel(variables | {"OTEL_TRACES_EXPORTER": "otlp"}).sampling, [].append)
+    maker = SpanMaker(read_otel(variables | {"OTEL_TRACES_EXPORTER": "otlp"}).sampling, [].append)
     maker._ids = Ids(trace)
     trace = trace if parent is None else parent.trace_id
     context = None if parent is None else set_span_in_context(NonRecordingSpan(parent))
     decided = sampler.should_sample(context, trace, "request")
-    made = maker.sample(parent)
+    made = maker.sample(None if parent is None else TraceParent(parent.trace_id, parent.span_id, parent.trace_flags))
     assert (made is not None) == (decided.decision is Decision.RECORD_AND_SAMPLE)
     if made is not None:
-        assert made.trace_id == trace and made.trace_flags.sampled
-        assert made.trace_state.to_header() == ("" if parent is None else "vendor=1")
+        assert made.trace == trace and made.is_sampled
 
 
 class Ids(RandomIdGenerator):
