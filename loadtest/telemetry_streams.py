@@ -123,17 +123,18 @@ class Streams:
         spent: tuple[list[float], list[float]] = ([], [])
         seconds = 0.0
         for side in TURNS:
-            child, nothing = self._sides[side], idle[side]
+            child = self._sides[side]
             child.ask({"telemetry": side == 1, "flush": False})
             turn = await self._spent(child, self._turn(side))
             seconds += turn.wall_s
-            spent[side].append(turn.cpu_s - turn.wall_s * nothing.cpu_s / nothing.wall_s)
+            spent[side].append(turn.beyond(idle[side]))
         told = self._sides[1]
         scrape = await self._spent(told, asyncio.to_thread(self._looker.scrape))
         poll = await self._spent(told, asyncio.to_thread(self._looker.poll))
         flush = await self._spent(told, asyncio.to_thread(told.ask, {"telemetry": True, "flush": True}))
         turn_s = seconds / len(TURNS)
-        shared_s = scrape.cpu_s * turn_s / SCRAPE_S + (poll.cpu_s + flush.cpu_s) / NUM_TURNS
+        looked_s = scrape.beyond(idle[1]) * turn_s / SCRAPE_S
+        shared_s = looked_s + (poll.beyond(idle[1]) + flush.beyond(idle[1])) / NUM_TURNS
         num_tokens = NUM_STREAMS * NUM_TOKENS
         return [
             (StreamTurn(num_tokens=num_tokens, cpu_s=off), StreamTurn(num_tokens=num_tokens, cpu_s=on + shared_s))
@@ -156,6 +157,10 @@ class Streams:
 class _Spent(NamedTuple):
     wall_s: float
     cpu_s: float
+
+    def beyond(self, idle: _Spent) -> float:
+        """Processor time, less what as much time takes in which nothing is asked."""
+        return self.cpu_s - self.wall_s * idle.cpu_s / idle.wall_s
 
 
 def measure_streams(place: Place, num_rounds: int, step_s: float, ratio: float) -> list[tuple[StreamTurn, StreamTurn]]:

@@ -11,7 +11,7 @@ from tandem.core.slo import Slo
 from tandem.core.stages import Stage
 from tandem.gateway.record import CANCELLED, FINISHED, AnswerRecord
 from tandem.obs import instruments as have
-from tandem.obs.metrics import OTHER, Buckets, Histogram, Metrics
+from tandem.obs.metrics import OTHER, Buckets, Metrics
 from tandem.sched.targets import NO_TARGETS, LatencyTargets, Target
 
 OPERATIONS = {"chat": "chat", "completion": "text_completion"}
@@ -62,19 +62,21 @@ class Measures:
 
     def begun(self, endpoint: str, model: str, tenant: str, lane: Lane, first_token_s: float, trace: str) -> None:
         """The first token of an answer left."""
-        _record(self._first_token, first_token_s, trace, OPERATIONS[endpoint], model, tenant, lane.label)
+        series = self._first_token.of(OPERATIONS[endpoint], model, tenant, lane.label)
+        _record(series, first_token_s, trace, wall_ns() / 1e9)
 
     def answered(self, record: AnswerRecord) -> None:
-        told = (OPERATIONS[record.endpoint], record.model or OTHER, record.tenant, record.lane)
+        model, trace, at = record.model or OTHER, record.trace, wall_ns() / 1e9
+        told = (OPERATIONS[record.endpoint], model, record.tenant, record.lane)
         is_finished = record.outcome == FINISHED
         self._requests.add(1, record.endpoint, record.outcome, record.lane, record.tenant)
-        _record(self._duration, record.total_s, record.trace, *told, "" if is_finished else record.outcome)
+        _record(self._duration.of(*told, "" if is_finished else record.outcome), record.total_s, trace, at)
         if is_finished and record.token_s is not None:
-            _record(self._output_token, record.token_s, record.trace, *told)
+            _record(self._output_token.of(*told), record.token_s, trace, at)
         # Where it never was says nothing of how long others were there.
         for stage, seconds in zip(_STAGES, record.stages, strict=True):
             if seconds > 0:
-                _record(self._stages, seconds, record.trace, stage, record.lane, record.model or OTHER)
+                _record(self._stages.of(stage, record.lane, model), seconds, trace, at)
         self._count_tokens(record, told)
         if record.path:
             self._placements.add(1, record.path, record.reason)
@@ -119,9 +121,8 @@ def _promises(target: Target) -> list[tuple[str, Slo]]:
     return [*kept, ("both", whole)] if kept else []
 
 
-def _record(histogram: Histogram, seconds: float, trace: str, *values: str) -> None:
-    series = histogram.of(*values)
+def _record(series: Buckets, seconds: float, trace: str, at: float) -> None:
     if trace:
-        series.record_traced(seconds, trace, wall_ns() / 1e9)
+        series.record_traced(seconds, trace, at)
     else:
         series.record(seconds)

@@ -39,8 +39,9 @@ class Pace:
 
     def left(self, choice: int) -> None:
         """Called for every token of every stream."""
-        stamps = self._stamps.get(choice)
-        if stamps is None:
+        try:
+            stamps = self._stamps[choice]
+        except KeyError:
             self._first(choice, self._now())
             return
         stamps.append(self._now())

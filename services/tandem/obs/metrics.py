@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from typing import NamedTuple
 
 from tandem.obs.instrument import Instrument, Kind
@@ -62,11 +61,15 @@ class Buckets:
     def record_sorted(self, values: Sequence[float]) -> None:
         """As `record`, for what is gathered first because it comes too often. They rise, so that bounds are looked for
         among values: there are fewer bounds."""
-        counts, below = self.counts, 0
-        for place, upto in enumerate(map(bisect_right, repeat(values), self._bounds)):
+        if not values:
+            return
+        counts, bounds, below = self.counts, self._bounds, 0
+        first, last = bisect_left(bounds, values[0]), bisect_left(bounds, values[-1])
+        for place in range(first, last):
+            upto = bisect_right(values, bounds[place])
             counts[place] += upto - below
             below = upto
-        counts[-1] += len(values) - below
+        counts[last] += len(values) - below
         self.sum += sum(values)
 
     def record_traced(self, value: float, trace: str, at: float) -> None:
