@@ -28,6 +28,27 @@ class Added(msgspec.Struct, frozen=True, kw_only=True):
         return "OVER" if self.low > limit else "not decided"
 
 
+class Timed(msgspec.Struct, frozen=True, array_like=True):
+    """A cost, and what a piece of work that is always the same took meanwhile. Both above 0."""
+
+    cost: float
+    yardstick: float
+
+
+def levelled(pairs: Sequence[tuple[Timed, Timed]]) -> tuple[list[tuple[float, float]], float]:
+    """Costs as they would be were the machine always as fast as it is on average, and the power of the yardstick that
+    they follow. By least squares over all rounds, each side about its own mean, so that nothing in which the sides
+    differ is taken for speed (analysis of covariance)."""
+    if not pairs:
+        return [], 0.0
+    logs = np.log([[(each.cost, each.yardstick) for each in pair] for pair in pairs])
+    cost, yardstick = (logs - logs.mean(axis=0)).reshape(-1, 2).T
+    spread = float(yardstick @ yardstick)
+    power = float(cost @ yardstick) / spread if spread > 0 else 0.0
+    costs = np.exp(logs[..., 0] - power * (logs[..., 1] - logs[..., 1].mean()))
+    return [(float(off), float(on)) for off, on in costs], power
+
+
 def added(pairs: Sequence[tuple[float, float]], seed: int = 1) -> Added:
     """Of costs (off, on), both above 0. Raises ValueError without any."""
     if not pairs:

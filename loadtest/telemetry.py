@@ -4,7 +4,8 @@
 
 The sides have short turns, over rounds in which each has several, and then others of fresh processes. A step's are two
 processes on one core; a stream's one process that turns telemetry off and on, or with `--before` two. What counts is
-processor time, which the kernel books to each process: it holds on a busy machine too.
+processor time, which the kernel books to each process: it holds on a busy machine too. How fast the machine is changes
+all the same, with what strangers do on it; a stream's turns are levelled by a yardstick that runs beside them.
 
 With telemetry: a step is told to all who look at steps, metrics are scraped, and a gateway also logs each request as
 JSON to a file, traces each to a receiver of OTLP, and has a console that asks once in a round. Without: nobody
@@ -23,7 +24,7 @@ from pathlib import Path
 
 import msgspec
 
-from loadtest.paired import Added, added
+from loadtest.paired import Added, added, levelled
 from loadtest.tables import table
 from loadtest.telemetry_sides import Place
 from loadtest.telemetry_steps import BATCHES, StepRound, measure_steps
@@ -104,14 +105,17 @@ def text(report: Report) -> str:
         rows.append(_row(f"a step of {batch}", added(spent), report.step_s))
     streams = "\n"
     if report.streams:
-        tokens = {
-            ratio: added([(off.token_s, on.token_s) for off, on in pairs]) for ratio, pairs in report.streams.items()
+        found = {
+            ratio: levelled([(off.token, on.token) for off, on in pairs]) for ratio, pairs in report.streams.items()
         }
+        tokens = {ratio: added(costs) for ratio, (costs, _) in found.items()}
         rows += [_row(f"a streamed token, {ratio:.0%} traced", token, 0.0) for ratio, token in tokens.items()]
         token = tokens[max(tokens)]
+        powers = " and ".join(f"{power:.2f}" for _, power in found.values())
         streams = (
             f" Streams: {NUM_STREAMS} of {NUM_TOKENS} tokens each, one every {report.stream_step_s * 1e3:g} ms; a core"
-            f" is enough for {1 / token.off:,.0f} tokens/s without and {1 / token.on:,.0f} with most of it.\n"
+            f" is enough for {1 / token.off:,.0f} tokens/s without and {1 / token.on:,.0f} with most of it. Their turns"
+            f" are compared as on a core of one speed; they follow its yardstick by the power {powers}.\n"
         )
     return (
         f"What telemetry adds, in processor time; without: {without}.\n\n{table(heads, rows)}\n"

@@ -67,6 +67,24 @@ class Child:
         self._process.stdout.close()
 
 
+class Yardstick:
+    """Of the core where sides run; of no use where that may be any."""
+
+    def __init__(self, place: Place, stack: ExitStack) -> None:
+        command = [sys.executable, "-m", "loadtest.yardstick", "--core", str(place.core)]
+        self._child = None if place.core < 0 else Child(stack, command, os.environ)
+        self._pieces, self._seconds = 0, 0.0
+
+    def lap(self) -> float:
+        """What its piece of work took on average since the last lap, in seconds."""
+        if self._child is None:
+            return 1.0
+        told = self._child.ask({})
+        pieces, seconds = told["pieces"] - self._pieces, told["seconds"] - self._seconds
+        self._pieces, self._seconds = told["pieces"], told["seconds"]
+        return seconds / pieces if pieces else 1.0
+
+
 def get(url: str) -> bytes:
     """Not through a proxy that the environment names."""
     with _DIRECT.open(url, timeout=PATIENCE_S) as response:

@@ -8,7 +8,7 @@ others cost more, and it is the worker that is measured.
 Who looks at the gateway with telemetry does so after the turns of a round: a scrape, of which a turn bears as much as
 of its seconds are in those between two, and a console's poll, which brings what all turns left and is borne by them
 alike, as is sending their spans. Neighbouring turns of the two sides are compared, because a noisy machine changes
-within seconds.
+within seconds, and a yardstick runs beside them because seconds are not short enough.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ import uvloop
 
 from loadtest.door_backend import BY_STEP
 from loadtest.door_client import Connection, ask
-from loadtest.telemetry_sides import NUM_TURNS, TURNS, Child, Place, get, pushing, sink
+from loadtest.paired import Timed
+from loadtest.telemetry_sides import NUM_TURNS, TURNS, Child, Place, Yardstick, get, pushing, sink
 from tandem.core.clock import SystemClock
 from tandem.stores.embedded import EmbeddedServer
 
@@ -51,11 +52,13 @@ class StreamTurn(msgspec.Struct, frozen=True, kw_only=True):
 
     num_tokens: int
     cpu_s: float
+    yardstick_s: float
+    """What a piece of work that is always the same took on that core in that turn."""
 
     @property
-    def token_s(self) -> float:
-        """Processor time."""
-        return self.cpu_s / self.num_tokens
+    def token(self) -> Timed:
+        """Processor time, in seconds."""
+        return Timed(self.cpu_s / self.num_tokens, self.yardstick_s)
 
 
 class Gateways:
@@ -80,6 +83,7 @@ class Gateways:
 
         told = start("on", "--log", str(self.log), **pushed)
         self.sides = [told if place.before is None else start("off"), told]
+        self.yardstick = Yardstick(place, stack)
 
 
 class Looker:
@@ -100,8 +104,9 @@ class Looker:
 class Streams:
     """The connections to both, and their rounds."""
 
-    def __init__(self, sides: Sequence[Child]) -> None:
+    def __init__(self, sides: Sequence[Child], yardstick: Yardstick) -> None:
         self._sides = sides
+        self._yardstick = yardstick
         self._clock = SystemClock()
         self._request = ask(BY_STEP, NUM_TOKENS, stream=True)
         self._connections: list[list[Connection]] = []
@@ -120,14 +125,15 @@ class Streams:
     async def round(self) -> list[tuple[StreamTurn, StreamTurn]]:
         """Turns without and with, in pairs of neighbours."""
         idle = [await self._spent(child, asyncio.sleep(IDLE_S)) for child in self._sides]
-        spent: tuple[list[float], list[float]] = ([], [])
+        turns: tuple[list[StreamTurn], list[StreamTurn]] = ([], [])
         seconds = 0.0
         for side in TURNS:
             child = self._sides[side]
             child.ask({"telemetry": side == 1, "flush": False})
+            self._yardstick.lap()
             turn = await self._spent(child, self._turn(side))
             seconds += turn.wall_s
-            spent[side].append(turn.beyond(idle[side]))
+            turns[side].append(_stream_turn(turn.beyond(idle[side]), self._yardstick.lap()))
         told = self._sides[1]
         scrape = await self._spent(told, asyncio.to_thread(self._looker.scrape))
         poll = await self._spent(told, asyncio.to_thread(self._looker.poll))
@@ -135,11 +141,7 @@ class Streams:
         turn_s = seconds / len(TURNS)
         looked_s = scrape.beyond(idle[1]) * turn_s / SCRAPE_S
         shared_s = looked_s + (poll.beyond(idle[1]) + flush.beyond(idle[1])) / NUM_TURNS
-        num_tokens = NUM_STREAMS * NUM_TOKENS
-        return [
-            (StreamTurn(num_tokens=num_tokens, cpu_s=off), StreamTurn(num_tokens=num_tokens, cpu_s=on + shared_s))
-            for off, on in zip(*spent, strict=True)
-        ]
+        return [(off, _stream_turn(on.cpu_s + shared_s, on.yardstick_s)) for off, on in zip(*turns, strict=True)]
 
     async def _spent(self, child: Child, work: Awaitable[object]) -> _Spent:
         began, cpu_s = self._clock.now(), child.cpu_s()
@@ -163,6 +165,10 @@ class _Spent(NamedTuple):
         return self.cpu_s - self.wall_s * idle.cpu_s / idle.wall_s
 
 
+def _stream_turn(cpu_s: float, yardstick_s: float) -> StreamTurn:
+    return StreamTurn(num_tokens=NUM_STREAMS * NUM_TOKENS, cpu_s=cpu_s, yardstick_s=yardstick_s)
+
+
 def measure_streams(place: Place, num_rounds: int, step_s: float, ratio: float) -> list[tuple[StreamTurn, StreamTurn]]:
     """Turns (without, with) of fresh processes. A worker makes a step each `step_s`; 0: whenever there is room. Of the
     requests a share of `ratio` is traced."""
@@ -176,7 +182,7 @@ def measure_streams(place: Place, num_rounds: int, step_s: float, ratio: float) 
 
 
 async def _rounds(gateways: Gateways, num_rounds: int) -> list[tuple[StreamTurn, StreamTurn]]:
-    streams = Streams(gateways.sides)
+    streams = Streams(gateways.sides, gateways.yardstick)
     async with AsyncExitStack() as stack:
         await streams.open()
         stack.callback(streams.close)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from loadtest.paired import added
+from loadtest.paired import Timed, added, levelled
 
 
 def noisy(share: float, noise: float, count: int) -> list[tuple[float, float]]:
@@ -37,3 +37,38 @@ def test_medians_are_of_each_side() -> None:
 def test_nothing_has_no_share() -> None:
     with pytest.raises(ValueError, match="no pairs"):
         added([])
+
+
+def wandering(share: float, power: float, count: int) -> list[tuple[Timed, Timed]]:
+    """Rounds on a machine whose speed is another one each time, beside a yardstick that costs follow by a power."""
+    chance = np.random.default_rng(5)
+    pairs = []
+    for slow in chance.uniform(1, 2, (count, 2)):
+        noise = 1 + chance.normal(0, 0.01, (2, 2))
+        off, on = (
+            Timed(50.0 * ratio * speed**power * heard[0], 0.2 * speed * heard[1])
+            for ratio, speed, heard in zip((1.0, 1 + share), slow, noise, strict=True)
+        )
+        pairs.append((off, on))
+    return pairs
+
+
+def test_a_yardstick_takes_the_machine_s_speed_out() -> None:
+    pairs = wandering(0.02, 0.8, 60)
+    costs, power = levelled(pairs)
+    assert power == pytest.approx(0.8, abs=0.03)
+    found, blind = added(costs), added([(off.cost, on.cost) for off, on in pairs])
+    assert 0.01 < found.low < found.share < found.high < 0.03
+    assert blind.high - blind.low > 5 * (found.high - found.low)
+
+
+def test_what_the_sides_differ_in_is_not_taken_for_speed() -> None:
+    pairs = [(Timed(1.0, 0.1), Timed(2.0, 0.2)), (Timed(1.5, 0.1), Timed(3.0, 0.2))]
+    costs, power = levelled(pairs)
+    assert power == 0.0 and np.allclose(costs, [(1.0, 2.0), (1.5, 3.0)])
+
+
+def test_without_a_yardstick_costs_stay_as_they_are() -> None:
+    costs, power = levelled([(Timed(2.0, 1.0), Timed(3.0, 1.0)), (Timed(4.0, 1.0), Timed(5.0, 1.0))])
+    assert power == 0.0 and np.allclose(costs, [(2.0, 3.0), (4.0, 5.0)])
+    assert levelled([]) == ([], 0.0)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import time
 from contextlib import ExitStack
 
 import pytest
 
 from loadtest.telemetry import Report, text
-from loadtest.telemetry_sides import NUM_TURNS, TURNS, pushing, sink
+from loadtest.telemetry_sides import NUM_TURNS, TURNS, Place, Yardstick, pushing, sink
 from loadtest.telemetry_steps import StepRound
 from loadtest.telemetry_streams import StreamTurn
 from tandem.obs.telemetry import Telemetry
@@ -18,8 +20,8 @@ def report(before: str = "") -> Report:
     """Steps of 100 us of which telemetry adds 42, tokens of 50 us of which it adds 1."""
     steps = StepRound(steps=1000, wall_s=1.0, cpu_s=0.1), StepRound(steps=1000, wall_s=1.0, cpu_s=0.142)
     streams = (
-        StreamTurn(num_tokens=10_000, cpu_s=0.5),
-        StreamTurn(num_tokens=10_000, cpu_s=0.51),
+        StreamTurn(num_tokens=10_000, cpu_s=0.5, yardstick_s=0.1),
+        StreamTurn(num_tokens=10_000, cpu_s=0.51, yardstick_s=0.1),
     )
     return Report(
         step_s=0.002,
@@ -44,6 +46,16 @@ def test_sides_take_turns_alike() -> None:
     assert TURNS.count(0) == TURNS.count(1) == NUM_TURNS
     places = [sum(number for number, side in enumerate(TURNS) if side == each) for each in (0, 1)]
     assert places[0] == places[1], "a machine that gets slower slows both"
+
+
+def test_its_yardstick_tells_how_long_a_piece_of_work_takes() -> None:
+    with ExitStack() as stack:
+        yardstick = Yardstick(Place(max(os.sched_getaffinity(0)), None), stack)
+        time.sleep(0.1)
+        first = yardstick.lap()
+        time.sleep(0.1)
+        assert 0 < first < 0.1 and 0 < yardstick.lap() < 0.1
+        assert Yardstick(Place(-1, None), stack).lap() == 1.0
 
 
 def test_its_receiver_takes_what_a_program_pushes(monkeypatch: pytest.MonkeyPatch) -> None:
