@@ -72,3 +72,7 @@ def test_without_a_yardstick_costs_stay_as_they_are() -> None:
     costs, power = levelled([(Timed(2.0, 1.0), Timed(3.0, 1.0)), (Timed(4.0, 1.0), Timed(5.0, 1.0))])
     assert power == 0.0 and np.allclose(costs, [(2.0, 3.0), (4.0, 5.0)])
     assert levelled([]) == ([], 0.0)
+
+
+def test_a_share_is_the_middle_of_any_two() -> None:
+    assert added([(1.0, 1.0), (1.0, 2.0), (1.0, 6.0)]).share == 1.75
