@@ -113,7 +113,7 @@ def test_what_an_autoscaler_is_shown_adds_up() -> None:
     told = [observed.demand for observed, _ in script.seen]
     assert all(demand is not None and demand.seconds == 1.0 for demand in told)
     whole = sum(demand.num_requests for demand in told if demand is not None)
-    ended = sum(demand.num_ended for demand in told if demand is not None)
+    ended = sum(demand.num_served for demand in told if demand is not None)
     output = sum(demand.num_output_tokens for demand in told if demand is not None)
     everyone = run.report.groups[0]
     assert whole == len(asks) and ended <= whole and 0 < output <= everyone.num_output

@@ -28,7 +28,7 @@ class DemandTally:
     def __init__(self, targets: LatencyTargets, active: Mapping[RequestId, ActiveRequest]) -> None:
         self._active = active
         self._totals: dict[str, DemandTotals] = {}
-        self._late_s = {lane.label: targets.lane(lane).ttft_s for lane in Lane}
+        self._slos = {lane.label: targets.lane(lane).slo for lane in Lane}
 
     def totals(self) -> Mapping[str, DemandTotals]:
         """Since the beginning; the caller's own."""
@@ -52,6 +52,7 @@ class DemandTally:
         """The first token of it was drawn, and so many tokens of its prompt were in a cache."""
         num_new = len(request.prompt_tokens) - num_cached
         totals = self._of(request.model)
+        totals.num_served += 1
         totals.num_cached_tokens += num_cached
         totals.num_prefill_pairs += num_new * num_cached + num_new * (num_new + 1) // 2
 
@@ -65,8 +66,9 @@ class DemandTally:
         if record.outcome in _NO_ROOM:
             totals.num_failed += 1
         elif record.outcome != CANCELLED and record.first_token_s is not None:
-            late_s = self._late_s[record.lane]
-            totals.num_late_ttft += late_s > 0 and record.first_token_s > late_s
+            slo = self._slos[record.lane]
+            totals.num_late_ttft += slo.is_late(record.first_token_s)
+            totals.num_late_itl += not slo.is_met(0.0, record.num_late_gaps, record.num_gaps)
 
     def _of(self, model: str) -> DemandTotals:
         totals = self._totals.get(model)

@@ -115,7 +115,7 @@ class Measures:
 
 def _promises(target: Target) -> list[tuple[str, Slo]]:
     """Each by itself, and all of them; none where nothing is promised."""
-    whole = Slo(target.ttft_s or None, target.itl_s or None)
+    whole = target.slo
     each = [("ttft", Slo(whole.ttft_s)), ("itl", Slo(itl_s=whole.itl_s))]
     kept = [(name, slo) for name, slo in each if slo != Slo()]
     return [*kept, ("both", whole)] if kept else []

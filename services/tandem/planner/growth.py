@@ -54,6 +54,9 @@ class DemandGrowth:
             one.name: sum(getattr(totals, one.name) - getattr(before, one.name) for totals, before in counted)
             for one in fields(DemandTotals)
         }
+        # A gateway of the version before does not count whom it serves, and then nobody knows of how many.
+        if any(totals.num_prefill_pairs and not totals.num_served for totals, _ in counted):
+            grown["num_served"] = grown["num_late_itl"] = 0
         # Totals of one life never fall; if somebody else wrote them it must not become a negative rate.
         return Grown(
             Demand(seconds=now - since, **{name: max(0, n) for name, n in grown.items()}), "", backlog, len(told)

@@ -22,12 +22,13 @@ class Means:
     def of(cls, total: Demand) -> Means:
         """What caches have is read as a share of prompts, because it is known later than what came. Where nobody counts
         pairs, lengths are taken to vary as exponential times do."""
-        number, ended = max(1, total.num_requests), total.num_ended or max(1, total.num_requests)
+        number = max(1, total.num_requests)
+        served = total.num_served or number
         whole = total.num_input_tokens / number
-        cached = min(whole, total.num_cached_tokens / ended)
+        cached = min(whole, total.num_cached_tokens / served)
         fresh = whole - cached
-        pairs = fresh * cached + fresh * fresh if total.num_prefill_pairs is None else total.num_prefill_pairs / ended
-        return cls(fresh, cached, pairs, total.num_output_tokens / ended)
+        pairs = fresh * cached + fresh * fresh if total.num_prefill_pairs is None else total.num_prefill_pairs / served
+        return cls(fresh, cached, pairs, total.num_output_tokens / served)
 
     @property
     def cached_share(self) -> float:

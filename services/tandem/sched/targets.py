@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tandem.core.config import SloConfig
 from tandem.core.lane import Lane
+from tandem.core.slo import Slo
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +15,10 @@ class Target:
 
     ttft_s: float = 0.0
     itl_s: float = 0.0
+
+    @property
+    def slo(self) -> Slo:
+        return Slo(self.ttft_s or None, self.itl_s or None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

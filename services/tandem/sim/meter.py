@@ -11,7 +11,7 @@ from tandem.sim.trace import Trace
 from tandem.workload.ask import Ask
 
 _COUNTS = (
-    "num_requests", "num_input_tokens", "num_ended", "num_cached_tokens", "num_output_tokens", "num_prefill_pairs",
+    "num_requests", "num_input_tokens", "num_served", "num_cached_tokens", "num_output_tokens", "num_prefill_pairs",
     "num_late_ttft", "num_late_itl", "num_late_gaps", "num_gaps", "num_failed",
 )  # fmt: skip
 
@@ -38,7 +38,7 @@ class Meter:
 
     def ended(self, trace: Trace) -> None:
         counts, outcome = self._counts, trace.outcome
-        counts["num_ended"] += 1
+        counts["num_served"] += bool(trace.token_times)
         counts["num_output_tokens"] += len(trace.token_times)
         if not isinstance(outcome, Finished):
             counts["num_failed"] += 1

@@ -44,6 +44,7 @@ def test_requests_count_as_they_come_and_pairs_at_the_first_token() -> None:
     counted = told.totals()["tiny"]
     # Six tokens behind four: each attends to these, and to those of the six up to itself.
     assert (counted.num_cached_tokens, counted.num_prefill_pairs) == (4, 6 * 4 + 1 + 2 + 3 + 4 + 5 + 6)
+    assert counted.num_served == 1
     counted.num_requests = 99
     assert told.totals()["tiny"].num_requests == 1, "whoever asks has a copy"
 
@@ -52,10 +53,10 @@ def test_answers_count_when_they_end() -> None:
     told, _ = tally()
     told.came(request(10))
     told.answered(record(usage=Usage(10, 7, 2), first_token_s=0.201, num_gaps=6, num_late_gaps=2))
-    told.answered(record(usage=Usage(10, 3, 2), first_token_s=0.2, num_gaps=2))
+    told.answered(record(usage=Usage(10, 3, 2), first_token_s=0.2, num_gaps=20, num_late_gaps=1))
     counted = told.totals()["tiny"]
-    assert (counted.num_output_tokens, counted.num_gaps, counted.num_late_gaps) == (10, 8, 2)
-    assert (counted.num_late_ttft, counted.num_failed) == (1, 0)
+    assert (counted.num_output_tokens, counted.num_gaps, counted.num_late_gaps) == (10, 26, 3)
+    assert (counted.num_late_ttft, counted.num_late_itl, counted.num_failed) == (1, 1, 0)
 
 
 @pytest.mark.parametrize(

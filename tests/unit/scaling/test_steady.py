@@ -105,11 +105,18 @@ def demand(**counts: int) -> Demand:
 
 
 def test_means_of_what_came_and_of_what_ended() -> None:
-    means = Means.of(demand(num_ended=5, num_cached_tokens=2500, num_prefill_pairs=10_000_000))
+    means = Means.of(demand(num_served=5, num_cached_tokens=2500, num_prefill_pairs=10_000_000))
     assert (means.num_fresh, means.num_cached, means.num_pairs, means.num_output) == (1500.0, 500.0, 2e6, 100.0)
     assert means.context == 2050.0 and means.cached_share == 0.25
     assert Means.of(demand()).num_output == 50.0
     assert Means.of(demand(num_requests=0, num_input_tokens=0)).context == 500 / 2
+
+
+def test_what_was_refused_makes_answers_no_shorter() -> None:
+    few, many = (
+        Means.of(demand(num_requests=number, num_input_tokens=2000 * number, num_served=10)) for number in (10, 40)
+    )
+    assert few.num_output == many.num_output == 50.0 and few.num_fresh == many.num_fresh
 
 
 def test_pairs_tell_how_lengths_vary() -> None:
