@@ -11,12 +11,10 @@ from typing import Protocol
 
 import grpc.aio
 
-from tandem.core.clock import Clock
+from tandem.core.clock import Clock, wall_ns
 from tandem.core.errors import TandemError
 from tandem.core.ids import WorkerRef
-from tandem.doctor.check import on_thread
 from tandem.doctor.finding import Finding, fail, ok, skip, warn, wrong
-from tandem.doctor.front import date_of
 from tandem.doctor.skew import Skew
 from tandem.stores.record import WorkerRecord
 from tandem.wire.gen import worker_pb2
@@ -121,16 +119,17 @@ def skews_of(fleet: Fleet) -> list[Skew]:
 async def _describe(members: Members, record: WorkerRecord, clock: Clock) -> Worker:
     ref = record.worker
     known = (ref, record.effective_role, record.model, record.fingerprint)
+    asked_ns, began = wall_ns(), clock.now()
     try:
         async with members.stub(ref) as stub:
             said = await stub.Describe(worker_pb2.DescribeRequest(), timeout=ANSWER_S)
+            within_s = (clock.now() - began) / 2
     except grpc.aio.AioRpcError as error:
         is_stranger = error.code() is grpc.StatusCode.UNAUTHENTICATED
         return Worker(*known, problem=reason_of(error), is_stranger=is_stranger)
     except TandemError as error:
         return Worker(*known, problem=error.message, is_stranger=True)
-    url = f"http://{said.metrics_address}"
-    skew = await on_thread(lambda: date_of(url, "/health", ref.id, clock)) if said.metrics_address else None
+    ahead_s = (said.wall_ns - asked_ns) / 1e9 - within_s
     return Worker(
         ref,
         said.role,
@@ -140,7 +139,7 @@ async def _describe(members: Members, record: WorkerRecord, clock: Clock) -> Wor
         redis_problem=said.redis_problem,
         transport=said.transport_kind,
         layout=record.layout,
-        skew=skew,
+        skew=Skew(ref.id, ahead_s, within_s) if said.wall_ns else None,
     )
 
 

@@ -77,15 +77,7 @@ class _Answer:
     skew: Skew | None
 
 
-def date_of(url: str, path: str, who: str, clock: Clock) -> Skew | None:
-    """By the Date of an answer; None where nobody answers, or says none."""
-    try:
-        return _get(url, path, clock, who).skew
-    except (OSError, http.client.HTTPException, ValueError):
-        return None
-
-
-def _get(url: str, path: str, clock: Clock, who: str = "") -> _Answer:
+def _get(url: str, path: str, clock: Clock) -> _Answer:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{url!r} is no http:// or https:// address")
@@ -96,7 +88,7 @@ def _get(url: str, path: str, clock: Clock, who: str = "") -> _Answer:
         answer = connection.getresponse()
         took = clock.now() - began
         body = answer.read(_MAX_BODY)
-        return _Answer(answer.status, body, _skew(answer.getheader("Date"), who or url, asked + took / 2, took / 2))
+        return _Answer(answer.status, body, _skew(answer.getheader("Date"), url, asked + took / 2, took / 2))
 
 
 def _skew(date: str | None, who: str, at: float, within: float) -> Skew | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from tandem.core.clock import wall_ns
 from tandem.stores.health import RedisHealth
 from tandem.wire.gen import worker_pb2
 from tandem.wire.trust import Trust
@@ -38,6 +39,7 @@ class Introduction:
         reply = self.identity.describe(with_bundle=with_bundle)
         reply.role = self.role
         reply.metrics_address = self.metrics_address
+        reply.wall_ns = wall_ns()
         reply.redis_problem = self._redis.problem or ""
         reply.num_redis_errors = self._redis.num_errors.total()
         self._trust.sign_reply(metadata, reply)

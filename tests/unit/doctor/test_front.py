@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from tandem.core.clock import SystemClock
-from tandem.doctor.front import Front, date_of, judge_front, read_front
+from tandem.doctor.front import Front, judge_front, read_front
 from tests.ports import free_port
 from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_skips, assert_warns
 
@@ -77,9 +77,9 @@ def test_one_that_does_not_answer() -> None:
 
 
 def test_its_clock_is_that_of_its_answers() -> None:
-    with answering({"/health": (200, {})}, "Mon, 01 Jan 2001 00:00:00 GMT") as url:
-        old = date_of(url, "/health", "w0", CLOCK)
-    assert old is not None and old.who == "w0" and old.ahead_s < -(20 * 365 * 86_400)
-    with answering({"/health": (200, {})}, "no date") as url:
-        assert date_of(url, "/health", "w0", CLOCK) is None
-    assert date_of(f"http://127.0.0.1:{free_port()}", "/health", "w0", CLOCK) is None
+    healthy = {"/health": (200, {}), "/ready": (200, {"status": "ready"})}
+    with answering(healthy, "Mon, 01 Jan 2001 00:00:00 GMT") as url:
+        old = read_front(url, CLOCK).skew
+    assert old is not None and old.who == url and old.ahead_s < -(20 * 365 * 86_400)
+    with answering(healthy, "no date") as url:
+        assert read_front(url, CLOCK).skew is None
