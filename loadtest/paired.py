@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -13,9 +14,9 @@ CONFIDENCE = 0.95
 
 class Added(msgspec.Struct, frozen=True, kw_only=True):
     """What `on` costs more than `off` over pairs of neighbouring rounds, as a share of `off`, and where that lies with
-    `CONFIDENCE` (the bootstrap over pairs). It is the median of the means of any two pairs (Hodges and Lehmann, 1963):
-    as deaf to rounds that were held up as the median of all, and sure of as much with two thirds of the pairs. `off`
-    and `on` are the medians of each by itself."""
+    `CONFIDENCE` (the bootstrap over pairs). It is by the median of the means of any two ratios, as logarithms (Hodges
+    and Lehmann, 1963): nearly as deaf to rounds that were held up as the median of all, and surer where noise is as it
+    usually is. `off` and `on` are the medians of each by itself."""
 
     num_pairs: int
     off: float
@@ -39,8 +40,8 @@ class Timed(msgspec.Struct, frozen=True, array_like=True):
 
 def levelled(pairs: Sequence[tuple[Timed, Timed]]) -> tuple[list[tuple[float, float]], float]:
     """Costs as they would be were the machine always as fast as it is on average, and the power of the yardstick that
-    they follow. By least squares over all rounds, each side about its own mean, so that nothing in which the sides
-    differ is taken for speed (analysis of covariance)."""
+    they follow: by least squares over all rounds, each side about its own mean (analysis of covariance). The yardstick
+    is to be one that neither side makes longer: what they do to it themselves is taken for speed. See `drift`."""
     if not pairs:
         return [], 0.0
     logs = np.log([[(each.cost, each.yardstick) for each in pair] for pair in pairs])
@@ -51,22 +52,27 @@ def levelled(pairs: Sequence[tuple[Timed, Timed]]) -> tuple[list[tuple[float, fl
     return [(float(off), float(on)) for off, on in costs], power
 
 
+def drift(pairs: Sequence[tuple[Timed, Timed]]) -> Added:
+    """By how much the yardstick is longer beside `on`. Nothing, if only others decide how fast the machine is."""
+    return added([(off.yardstick, on.yardstick) for off, on in pairs])
+
+
 def added(pairs: Sequence[tuple[float, float]], seed: int = 1) -> Added:
     """Of costs (off, on), both above 0. Raises ValueError without any."""
     if not pairs:
         raise ValueError("no pairs")
     costs = np.asarray(pairs, dtype=float)
-    shares = costs[:, 1] / costs[:, 0] - 1
-    drawn = np.random.default_rng(seed).integers(len(shares), size=(DRAWS, len(shares)))
-    low, high = np.quantile([_middle(shares[each]) for each in drawn], [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    ratios = np.log(costs[:, 1] / costs[:, 0])
+    drawn = np.random.default_rng(seed).integers(len(ratios), size=(DRAWS, len(ratios)))
+    low, high = np.quantile([_middle(ratios[each]) for each in drawn], [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     off, on = np.median(costs, axis=0)
     return Added(
         num_pairs=len(pairs),
         off=float(off),
         on=float(on),
-        share=_middle(shares),
-        low=float(low),
-        high=float(high),
+        share=math.expm1(_middle(ratios)),
+        low=math.expm1(low),
+        high=math.expm1(high),
     )
 
 

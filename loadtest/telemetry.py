@@ -24,7 +24,7 @@ from pathlib import Path
 
 import msgspec
 
-from loadtest.paired import Added, added, levelled
+from loadtest.paired import Added, added, drift, levelled
 from loadtest.tables import table
 from loadtest.telemetry_sides import Place
 from loadtest.telemetry_steps import BATCHES, StepRound, measure_steps
@@ -112,10 +112,13 @@ def text(report: Report) -> str:
         rows += [_row(f"a streamed token, {ratio:.0%} traced", token, 0.0) for ratio, token in tokens.items()]
         token = tokens[max(tokens)]
         powers = " and ".join(f"{power:.2f}" for _, power in found.values())
+        drifts = [drift([(off.token, on.token) for off, on in pairs]) for pairs in report.streams.values()]
+        longer = " and ".join(f"{each.share:+.2%} ({each.low:+.2%} to {each.high:+.2%})" for each in drifts)
         streams = (
             f" Streams: {NUM_STREAMS} of {NUM_TOKENS} tokens each, one every {report.stream_step_s * 1e3:g} ms; a core"
             f" is enough for {1 / token.off:,.0f} tokens/s without and {1 / token.on:,.0f} with most of it. Their turns"
-            f" are compared as on a core of one speed; they follow its yardstick by the power {powers}.\n"
+            f" are compared as on a core of one speed; they follow its yardstick by the power {powers}, and"
+            f" beside telemetry that is longer by {longer}.\n"
         )
     return (
         f"What telemetry adds, in processor time; without: {without}.\n\n{table(heads, rows)}\n"

@@ -80,9 +80,11 @@ class Yardstick:
         if self._child is None:
             return 1.0
         told = self._child.ask({})
+        if told["pieces"] == self._pieces:
+            raise RuntimeError("the yardstick had no time for a single piece of work")
         pieces, seconds = told["pieces"] - self._pieces, told["seconds"] - self._seconds
         self._pieces, self._seconds = told["pieces"], told["seconds"]
-        return seconds / pieces if pieces else 1.0
+        return float(seconds / pieces)
 
 
 def get(url: str) -> bytes:

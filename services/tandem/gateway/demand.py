@@ -66,9 +66,7 @@ class DemandTally:
         if record.outcome in _NO_ROOM:
             totals.num_failed += 1
         elif record.outcome != CANCELLED and record.first_token_s is not None:
-            slo = self._slos[record.lane]
-            totals.num_late_ttft += slo.is_late(record.first_token_s)
-            totals.num_late_itl += not slo.is_met(0.0, record.num_late_gaps, record.num_gaps)
+            totals.num_late_ttft += self._slos[record.lane].is_late(record.first_token_s)
 
     def _of(self, model: str) -> DemandTotals:
         totals = self._totals.get(model)

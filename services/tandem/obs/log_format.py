@@ -24,6 +24,8 @@ MAX_EXCEPTION = 16384
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _JSON = json.JSONEncoder(default=str, separators=(",", ":"))
 _FAST_JSON = msgspec.json.Encoder(enc_hook=str)
+_OWN = frozenset(("timestamp", "severity", "logger", "message", "service", "instance", "pid", "thread", "exception"))
+"""Names of what each line of JSON has."""
 _WORD = re.compile(r"[!#-<>-~]+")
 
 
@@ -43,7 +45,13 @@ def fields(**values: Any) -> dict[str, Any]:
 
 class Fields(msgspec.Struct, omit_defaults=True, frozen=True):
     """As `fields`, and instead of it, of lines of which there are many: a type has its names once, not in each line.
-    Nothing of the running request is added. None as a default: there is none. Texts have bounds of their own."""
+    Nothing of the running request is added. None as a default: there is none. Texts have bounds of their own. TypeError
+    refuses a type one of whose names a line has anyway."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if taken := _OWN.intersection(cls.__annotations__):
+            raise TypeError(f"{cls.__name__} has what a line has anyway: {', '.join(sorted(taken))}")
 
     def extra(self) -> dict[str, Any]:
         return {"fields": self}
@@ -108,7 +116,7 @@ class JsonFormatter(logging.Formatter):
 def _json(*parts: Mapping[str, Any] | Fields) -> str | None:
     """One object. The quick encoder knows fewer values than the other, and does not write all in ASCII: None."""
     try:
-        told = b",".join(_FAST_JSON.encode(part)[1:-1] for part in parts)
+        told = b",".join(filter(None, (_FAST_JSON.encode(part)[1:-1] for part in parts)))
     except Exception:
         return None
     return f"{{{told.decode()}}}" if told.isascii() else None

@@ -56,10 +56,11 @@ class SpanEncoder:
         request.CopyFrom(self._start)
         of_scope = request.resource_spans[0].scope_spans[0]
         for span in spans:
+            num_before = len(of_scope.spans)
             try:
                 self._encode(span.told, _placed(span, of_scope))
-            except (TypeError, ValueError):
-                del of_scope.spans[-1]
+            except (TypeError, ValueError, OverflowError):
+                del of_scope.spans[num_before:]
                 _log.exception("telemetry: the span %r cannot be sent", span.told.name)
         return request
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tandem.core.ids import GatewayId
 from tandem.scaling.observed import Demand
@@ -50,17 +50,15 @@ class DemandGrowth:
             for gateway, totals in told.items()
             if gateway in known or gateway in begun
         ]
-        grown = {
-            one.name: sum(getattr(totals, one.name) - getattr(before, one.name) for totals, before in counted)
+        # Totals of one life never fall; if somebody else wrote them it must not become a negative rate.
+        grown: dict[str, Any] = {
+            one.name: max(0, sum(getattr(totals, one.name) - getattr(before, one.name) for totals, before in counted))
             for one in fields(DemandTotals)
         }
         # A gateway of the version before does not count whom it serves, and then nobody knows of how many.
         if any(totals.num_prefill_pairs and not totals.num_served for totals, _ in counted):
-            grown["num_served"] = grown["num_late_itl"] = 0
-        # Totals of one life never fall; if somebody else wrote them it must not become a negative rate.
-        return Grown(
-            Demand(seconds=now - since, **{name: max(0, n) for name, n in grown.items()}), "", backlog, len(told)
-        )
+            grown["num_served"] = None
+        return Grown(Demand(seconds=now - since, **grown), "", backlog, len(told))
 
 
 def _problem(records: Sequence[DemandRecord]) -> str:

@@ -23,7 +23,7 @@ class Means:
         """What caches have is read as a share of prompts, because it is known later than what came. Where nobody counts
         pairs, lengths are taken to vary as exponential times do."""
         number = max(1, total.num_requests)
-        served = total.num_served or number
+        served = number if total.num_served is None else max(1, total.num_served)
         whole = total.num_input_tokens / number
         cached = min(whole, total.num_cached_tokens / served)
         fresh = whole - cached

@@ -15,12 +15,12 @@ class Demand:
     """What came and what was served of one model in an interval of `seconds`, at all gateways together.
 
     `num_requests` and `num_input_tokens` count as requests come. All else counts later, and is read by the `num_served`
-    that had a first token, because what was refused tells nothing of how long answers are (0: nobody counts them, and
-    it is read by those that came): `num_cached_tokens` of inputs that prefix caches had,
+    that had a first token, because what was refused tells nothing of how long answers are (None: nobody counts them,
+    and it is read by those that came): `num_cached_tokens` of inputs that prefix caches had,
     `num_prefill_pairs`, the sum over prompts of (token computed, token it attends to) pairs as of `StepFeatures` (None:
     nobody counts them), `num_late_ttft` requests whose first token came after its target, `num_late_itl` that had more
-    late gaps than a good one may (`Slo.is_met`), `num_late_gaps` of `num_gaps` between two tokens, and `num_failed`
-    requests for which the cluster had no room.
+    late gaps than a good one may (`Slo.is_met`; None: nobody counts them), `num_late_gaps` of `num_gaps` between two
+    tokens, and `num_failed` requests for which the cluster had no room.
     """
 
     seconds: float
@@ -29,9 +29,9 @@ class Demand:
     num_cached_tokens: int
     num_output_tokens: int
     num_prefill_pairs: int | None = None
-    num_served: int = 0
+    num_served: int | None = None
     num_late_ttft: int = 0
-    num_late_itl: int = 0
+    num_late_itl: int | None = None
     num_late_gaps: int = 0
     num_gaps: int = 0
     num_failed: int = 0

@@ -90,11 +90,12 @@ class Scaler:
     def _correct(self, observed: Observed, demand: Demand) -> None:
         pools = (observed.prefill, observed.decode)
         had_enough = all(pool.num_serving >= asked for pool, asked in zip(pools, self._asked, strict=True))
-        by_request = (demand.num_late_itl, demand.num_served)
-        by_gap = (demand.num_late_gaps, demand.num_gaps)
+        num_served, num_late_itl = demand.num_served, demand.num_late_itl
         counts = (
-            (demand.num_late_ttft, demand.num_served or demand.num_requests),
-            by_request if demand.num_served else by_gap,
+            (demand.num_late_ttft, demand.num_requests if num_served is None else num_served),
+            (demand.num_late_gaps, demand.num_gaps)
+            if num_served is None or num_late_itl is None
+            else (num_late_itl, num_served),
         )
         for correction, (num_late, num_all) in zip(self._corrections, counts, strict=True):
             correction.add(observed.at, num_late, num_all, had_enough=had_enough)

@@ -36,8 +36,7 @@ class DemandUnavailable(Exception):
 class DemandTotals:
     """Of one model, since the gateway began. Requests and input tokens count as they come; those that are served, what
     was cached of their inputs and the prefill pairs at the first token; the rest at the end. `num_prefill_pairs`: the
-    sum over prompts of (token computed, token it attends to) pairs. `num_late_itl`: answers that had more late gaps
-    than a good one may."""
+    sum over prompts of (token computed, token it attends to) pairs."""
 
     num_requests: int = 0
     num_input_tokens: int = 0
@@ -46,7 +45,6 @@ class DemandTotals:
     num_output_tokens: int = 0
     num_served: int = 0
     num_late_ttft: int = 0
-    num_late_itl: int = 0
     num_gaps: int = 0
     num_late_gaps: int = 0
     num_failed: int = 0

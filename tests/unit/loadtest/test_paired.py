@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from loadtest.paired import Timed, added, levelled
+from loadtest.paired import Timed, added, drift, levelled
 
 
 def noisy(share: float, noise: float, count: int) -> list[tuple[float, float]]:
@@ -62,7 +62,7 @@ def test_a_yardstick_takes_the_machine_s_speed_out() -> None:
     assert blind.high - blind.low > 5 * (found.high - found.low)
 
 
-def test_what_the_sides_differ_in_is_not_taken_for_speed() -> None:
+def test_a_yardstick_that_stands_still_levels_nothing() -> None:
     pairs = [(Timed(1.0, 0.1), Timed(2.0, 0.2)), (Timed(1.5, 0.1), Timed(3.0, 0.2))]
     costs, power = levelled(pairs)
     assert power == 0.0 and np.allclose(costs, [(1.0, 2.0), (1.5, 3.0)])
@@ -75,4 +75,12 @@ def test_without_a_yardstick_costs_stay_as_they_are() -> None:
 
 
 def test_a_share_is_the_middle_of_any_two() -> None:
-    assert added([(1.0, 1.0), (1.0, 2.0), (1.0, 6.0)]).share == 1.75
+    assert added([(1.0, 1.0), (1.0, 4.0), (1.0, 64.0)]).share == pytest.approx(2 ** ((2 + 3) / 2) - 1)
+
+
+def test_what_a_side_does_to_the_yardstick_is_told() -> None:
+    pairs = [(off, Timed(on.cost, on.yardstick * 1.02)) for off, on in wandering(0.02, 0.8, 400)]
+    found = drift(pairs)
+    assert found.low < 0.02 < found.high
+    costs, _ = levelled(pairs)
+    assert added(costs).share == pytest.approx(1.02 / 1.02**0.8 - 1, abs=0.004)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 from typing import Any
 
 import pytest
 
 from tandem.obs.log_context import InRequest, traced
-from tandem.obs.log_format import MAX_EXCEPTION, MAX_MESSAGE, JsonFormatter, Origin, TextFormatter, fields
+from tandem.obs.log_format import MAX_EXCEPTION, MAX_MESSAGE, Fields, JsonFormatter, Origin, TextFormatter, fields
 
 HOSTILE = (
     'a\nb\r\nc\x1b[2J\x00\x85\u2028\u2029\ud800"\\ é\t2026-11-22T00:00:00Z',
@@ -114,3 +115,36 @@ def test_no_exception_is_none() -> None:
     made = record("m")
     made.exc_info = sys.exc_info()
     assert "exception" not in json.loads(JSON.format(made)) and "\n" not in TEXT.format(made)
+
+
+class Ended(Fields, frozen=True):
+    model: str | None = None
+    seconds: float | None = None
+    workers: tuple[str, ...] | None = None
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        Ended("m", 0.5, ("a", "b")),
+        Ended(),
+        Ended("é\u2028"),
+        Ended("\ud800"),
+        Ended("x\n", math.inf),
+        Ended(seconds=0.0, workers=()),
+    ],
+)
+@pytest.mark.parametrize("error", [None, raised("not today")])
+def test_fields_of_a_type_are_told_as_any(told: Ended, error: BaseException | None) -> None:
+    given = {name: value for name in Ended.__struct_fields__ if (value := getattr(told, name)) is not None}
+    typed, plain = (JSON.format(record("m", error=error, **extra)) for extra in (told.extra(), fields(**given)))
+    assert typed.isascii() and len(typed.splitlines()) == 1
+    if told.seconds != math.inf:  # which JSON has no name for
+        assert json.loads(typed) == json.loads(plain)
+    with InRequest("r-1"):
+        assert "r-1" not in TEXT.format(record("m", error=error, **told.extra()))
+
+
+def test_a_type_takes_no_name_of_a_line_s_own() -> None:
+    with pytest.raises(TypeError, match="pid, thread"):
+        type("Wrong", (Fields,), {"__annotations__": {"thread": str, "pid": int, "model": str}})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -101,3 +102,11 @@ def test_a_span_without_a_form_is_left_out_alone(value: object, caplog: pytest.L
     (scope,) = SpanEncoder(RESOURCE).encode(made).resource_spans[0].scope_spans
     assert [span.name for span in scope.spans] == ["a", "c"]
     assert [record.message for record in caplog.records] == ["telemetry: the span 'b' cannot be sent"]
+
+
+@pytest.mark.parametrize("start", [math.nan, math.inf, -1.0])
+def test_a_span_of_no_time_takes_no_other_along(start: float) -> None:
+    times = [start, 1.0, start, 1.5, start]
+    made = ended([SpanRecord(name=f"s{at}", start=at, end=2.0, attributes={}) for at in times])
+    (scope,) = SpanEncoder(RESOURCE).encode(made).resource_spans[0].scope_spans
+    assert [span.name for span in scope.spans] == ["s1.0", "s1.5"]

@@ -85,14 +85,14 @@ def test_a_gateway_that_was_away_counts_from_its_next_word_on() -> None:
 
 def test_how_many_were_served_is_known_where_all_gateways_say_it() -> None:
     """A gateway of the version before counts pairs, but not whom they are of."""
-    before, new = DemandTotals(num_prefill_pairs=9), DemandTotals(num_prefill_pairs=9, num_served=3, num_late_itl=1)
-    for first, second, expected in ((new, new, (6, 2)), (new, before, (0, 0)), (new, DemandTotals(), (3, 1))):
+    before, new = DemandTotals(num_prefill_pairs=9), DemandTotals(num_prefill_pairs=9, num_served=3)
+    for first, second, expected in ((new, new, 6), (new, before, None), (new, DemandTotals(), 3)):
         begun = [
             DemandRecord(gateway=GatewayId(name), totals={"m": totals}, lived_s=3.0)
             for name, totals in (("a", first), ("b", second))
         ]
         told = grown((0.0, [word("c", 0)]), (5.0, [word("c", 0), *begun])).demand
-        assert told is not None and (told.num_served, told.num_late_itl) == expected
+        assert told is not None and told.num_served == expected
 
 
 def test_a_silent_gateway_or_none_holds_and_nothing_is_lost() -> None:

@@ -119,6 +119,14 @@ def test_what_was_refused_makes_answers_no_shorter() -> None:
     assert few.num_output == many.num_output == 50.0 and few.num_fresh == many.num_fresh
 
 
+def test_how_many_were_served_is_known_of_all_intervals_or_of_none() -> None:
+    """A gateway of the version before was there for part of the window."""
+    window = [demand(), demand(num_served=9), demand(num_served=10)]
+    means = Means.of(window[0] + window[1] + window[2])
+    assert (means.num_output, means.num_fresh) == (50.0, 2000.0)
+    assert Means.of(window[1] + window[2]).num_output == 1000 / 19
+
+
 def test_pairs_tell_how_lengths_vary() -> None:
     """Five prompts of 1,000 tokens and five of 3,000: a mean of 2,000, a variance of a million."""
     pairs = 5 * (1000**2 + 3000**2) // 2
