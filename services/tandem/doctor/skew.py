@@ -1,7 +1,7 @@
 """How far clocks are apart: this machine's, Redis', gateways' and workers'; never sets one.
 
-Redis and workers tell their time to the microsecond, gateways only in the Date of their HTTP answers, which has whole
-seconds. That is enough: a call to a worker is believed within 30 s.
+Redis and workers tell their time, which is known as exactly as asking was quick. Gateways tell theirs only in the Date
+of their HTTP answers, which has whole seconds. That is enough: a call to a worker is believed within 30 s.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Spans as OTLP's messages; never sends one.
 
-The SDK's own encoder copies each message into the next larger one and takes ten times as long, in the interpreter's
+The SDK's own encoder copies each message into the next larger one and takes five times as long, in the interpreter's
 lock, while streams wait. Most attributes say what others of their name have said: the bytes of those are kept, and only
 put together again.
 """
