@@ -19,5 +19,5 @@ class HttpSpanExporter(OTLPSpanExporter):
         self._encoder = encoder
 
     def export(self, spans: Sequence[EndedSpan]) -> SpanExportResult:  # type: ignore[override]
-        sent = self._client.export(self._encoder.encode(spans).SerializeToString())
+        sent = self._client.export(self._encoder.encode(spans))
         return SpanExportResult.SUCCESS if sent.success else SpanExportResult.FAILURE

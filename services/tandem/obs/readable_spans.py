@@ -52,4 +52,4 @@ def readable(span: EndedSpan, resource: Resource, limits: Limits) -> ReadableSpa
 
 def _context(place: TraceParent, state: str, *, is_remote: bool) -> SpanContext:
     known = TraceState(parse_tracestate(state)) if state else None
-    return SpanContext(place.trace, place.span, is_remote, TraceFlags(place.flags), known)
+    return SpanContext(int(place.trace, 16), int(place.span, 16), is_remote, TraceFlags(place.flags), known)

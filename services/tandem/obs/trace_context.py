@@ -18,15 +18,15 @@ _MEMBER = re.compile(f"({_KEY})=({_VALUE})")
 _MAX_MEMBERS = 32
 SAMPLED, RANDOM = 1, 2
 """Bits of the flags; the other says that the last 56 bits of the trace's id are random."""
-TRACE_DIGITS = slice(3, 35)
-"""Of a traceparent: its trace's id."""
+_NO_TRACE, _NO_SPAN = "0" * 32, "0" * 16
+_BYTES = tuple(f"{byte:02x}" for byte in range(256))
 
 
 class TraceParent(NamedTuple):
-    """Who caused us. `trace` and `span` are never 0; `flags` is a byte."""
+    """Who caused us. `trace` and `span` are 32 and 16 hexadecimal digits, never all 0; `flags` is a byte."""
 
-    trace: int
-    span: int
+    trace: str
+    span: str
     flags: int
 
     @property
@@ -42,12 +42,11 @@ def parse_traceparent(text: str) -> TraceParent | None:
     version, trace, span, flags, more = found.groups()
     if version == "ff" or (version == "00" and more is not None):
         return None
-    parent = TraceParent(int(trace, 16), int(span, 16), int(flags, 16))
-    return parent if parent.trace and parent.span else None
+    return None if trace == _NO_TRACE or span == _NO_SPAN else TraceParent(trace, span, int(flags, 16))
 
 
 def format_traceparent(parent: TraceParent) -> str:
-    return f"00-{parent.trace:032x}-{parent.span:016x}-{parent.flags:02x}"
+    return f"00-{parent.trace}-{parent.span}-{_BYTES[parent.flags]}"
 
 
 def parse_tracestate(text: str) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, Protocol
 
-from tandem.obs.trace_context import TRACE_DIGITS, TraceParent, format_traceparent, known_tracestate, parse_traceparent
+from tandem.obs.trace_context import TraceParent, format_traceparent, known_tracestate, parse_traceparent
 
 Attributes = Mapping[str, str | int | float | bool | tuple[str, ...]]
 Kind = Literal["internal", "server", "client"]
@@ -82,7 +82,7 @@ class Trace:
         self._root = root
         self._parent = parent
         self._state = state
-        self.id = "" if root is None else traceparent[TRACE_DIGITS]
+        self.id = "" if root is None else root.trace
 
     @property
     def is_sampled(self) -> bool:

@@ -12,7 +12,7 @@ from tandem.obs.span_sender import Batching, SpanSender
 from tandem.obs.trace_context import TraceParent
 from tandem.obs.tracing import EndedSpan, SpanRecord
 
-OWN = TraceParent(1, 2, 3)
+OWN = TraceParent("1" * 32, "2" * 16, 3)
 
 
 class Stuck:

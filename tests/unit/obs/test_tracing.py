@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import Decision, _get_from_env_or_default
 from opentelemetry.trace import (
     NonRecordingSpan,
@@ -25,7 +24,7 @@ from tandem.obs.otel_environment import Sampling, read_otel
 from tandem.obs.readable_spans import readable
 from tandem.obs.span_limits import Limits
 from tandem.obs.span_maker import SpanMaker
-from tandem.obs.trace_context import TraceParent, parse_traceparent, parse_tracestate
+from tandem.obs.trace_context import format_traceparent, parse_traceparent, parse_tracestate
 from tandem.obs.tracing import OFF, EndedSpan, SpanEvent, SpanRecord, Tracing
 
 CLIENT = f"00-{'ab' * 16}-{'cd' * 8}-01"
@@ -111,7 +110,7 @@ def test_without_a_parent_a_request_is_a_trace_of_its_own() -> None:
     first, second = traced.tracing.begin("", ""), traced.tracing.begin("", "")
     assert first.is_sampled and len(first.id) == 32 and first.id != second.id
     told = parse_traceparent(first.traceparent)
-    assert told is not None and told.is_sampled and f"{told.trace:032x}" == first.id
+    assert told is not None and told.is_sampled and told.trace == first.id
     first.end(a_span("chat", 1.0, 2.0))
     assert traced.spans["chat"].parent is None
 
@@ -186,23 +185,19 @@ def test_it_is_sampled_as_the_sdk_does(variables: dict[str, str], parent: SpanCo
         for name, value in variables.items():
             patch.setenv(name, value)
         sampler = _get_from_env_or_default()
-    maker = SpanMaker(read_otel(variables | {"OTEL_TRACES_EXPORTER": "otlp"}).sampling, [].append)
-    maker._ids = Ids(trace)
+    sampling = read_otel(variables | {"OTEL_TRACES_EXPORTER": "otlp"}).sampling
+    maker = SpanMaker(
+        sampling, [].append, lambda num_bytes: (trace if num_bytes == 16 else 7).to_bytes(num_bytes, "big")
+    )
     trace = trace if parent is None else parent.trace_id
     context = None if parent is None else set_span_in_context(NonRecordingSpan(parent))
     decided = sampler.should_sample(context, trace, "request")
-    made = maker.sample(None if parent is None else TraceParent(parent.trace_id, parent.span_id, parent.trace_flags))
+    told = None if parent is None else f"00-{parent.trace_id:032x}-{parent.span_id:016x}-{parent.trace_flags:02x}"
+    made = maker.sample(None if told is None else parse_traceparent(told))
     assert (made is not None) == (decided.decision is Decision.RECORD_AND_SAMPLE)
     if made is not None:
-        assert made.trace == trace and made.is_sampled
-
-
-class Ids(RandomIdGenerator):
-    def __init__(self, trace: int) -> None:
-        self._trace = trace
-
-    def generate_trace_id(self) -> int:
-        return self._trace
+        assert int(made.trace, 16) == trace and made.is_sampled
+        assert parse_traceparent(format_traceparent(made)) == made
 
 
 def test_what_is_not_sampled_is_not_made() -> None:
