@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tandem.obs.instrument import Instrument, Kind
 from tandem.obs.metrics import Exemplar, Family, Spread, Values
@@ -21,6 +22,8 @@ OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _UNITS = {"s": "seconds", "By": "bytes"}
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_]+|__+")
 _OPENMETRICS = "application/openmetrics-text"
+_MAX_KEPT = 1024
+"""Of what scrapes find again and again: there are some hundred instruments, and fewer attributes and sets of bounds."""
 _OPENMETRICS_VERSIONS = ("", "1.0.0", "0.0.1")
 
 
@@ -75,6 +78,7 @@ def exposition(families: Iterable[Exposed], *, openmetrics: bool) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
 
 
+@lru_cache(_MAX_KEPT)
 def _name_and_unit(instrument: Instrument) -> tuple[str, str]:
     """A unit in braces only says what is counted."""
     name = _clean(instrument.name)
@@ -85,6 +89,7 @@ def _name_and_unit(instrument: Instrument) -> tuple[str, str]:
     return (name if not unit or name.endswith(f"_{unit}") else f"{name}_{unit}"), unit
 
 
+@lru_cache(_MAX_KEPT)
 def _clean(name: str) -> str:
     return _NOT_IN_NAMES.sub("_", name)
 
@@ -106,15 +111,21 @@ def _family(family: Exposed, openmetrics: bool) -> Iterator[str]:
 
 def _spread(family: Exposed, labels: str, spread: Spread, exemplars: bool) -> Iterator[str]:
     count = 0
-    start = f'{family.name}_bucket{{{labels}{"," if labels else ""}le="'
-    for place, (bound, here) in enumerate(zip((*family.bounds, math.inf), spread.counts, strict=True)):
+    start = f"{family.name}_bucket{{{labels}{',' if labels else ''}"
+    for place, (end, here) in enumerate(zip(_ends(family.bounds), spread.counts, strict=True)):
         count += here
-        line = f'{start}{_number(float(bound))}"}} {count}'
+        line = f"{start}{end} {count}"
         exemplar = spread.exemplars.get(place) if exemplars else None
         yield line if exemplar is None else f"{line}{_exemplar(exemplar)}"
     end = f"{{{labels}}}" if labels else ""
     yield f"{family.name}_sum{end} {_number(spread.sum)}"
     yield f"{family.name}_count{end} {count}"
+
+
+@lru_cache(_MAX_KEPT)
+def _ends(bounds: tuple[float, ...]) -> tuple[str, ...]:
+    """Of the labels of each bucket."""
+    return tuple(f'le="{_number(float(bound))}"}}' for bound in (*bounds, math.inf))
 
 
 def _exemplar(exemplar: Exemplar) -> str:
