@@ -8,41 +8,44 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import Context
-from typing import Any
+from typing import Any, TypeVar
 
 from tandem.obs.log_format import OF_ANOTHER
 
+T = TypeVar("T")
+Work = Callable[[Sequence[T]], None]
+"""Done with all that was left for it, in the order in which it came."""
 _log = logging.getLogger(__name__)
-DELAY_S = 0.25
+DELAY_S = 0.5
 AT_ONCE = 32
-"""Works, of some tens of microseconds each, for which all streams wait; then it is their turn again."""
+"""What is left by so many answers takes a millisecond, for which all streams wait; then it is their turn again."""
 MAX_WAITING = 256
-"""Works that may wait for their time."""
+"""For all works together."""
 
 
 class Aftermath:
-    """Of one event loop. Works of one kind are done in the order in which they came."""
+    """Of one event loop."""
 
     __slots__ = ("_is_doing", "_is_due", "_num_waiting", "_waiting")
 
     def __init__(self) -> None:
-        self._waiting: dict[Callable[..., None], deque[tuple[Any, ...]]] = {}
+        self._waiting: dict[Work[Any], list[Any]] = {}
         self._num_waiting = 0
         self._is_due = False
         self._is_doing = False
 
-    def later(self, work: Callable[..., None], *given: Any) -> None:
-        """Within `DELAY_S`, or as soon as those before it are done. One that fails is logged, and fails alone."""
+    def later(self, work: Work[T], given: T) -> None:
+        """Within `DELAY_S`, or as soon as what waits before it is done, together with what else was given for this
+        work. If it fails that is logged, and other work is done."""
         waiting = self._waiting.get(work)
         if waiting is None:
-            waiting = self._waiting[work] = deque()
+            waiting = self._waiting[work] = []
         waiting.append(given)
         self._num_waiting += 1
         if self._num_waiting >= MAX_WAITING:
-            self._do_some(AT_ONCE)
+            self._do_some()
         if not self._is_due:
             self._is_due = True
             self._begin_in(DELAY_S)
@@ -50,38 +53,53 @@ class Aftermath:
     def do(self) -> None:
         """Now, all that waits, and what that leaves to be done. Nothing where it is being done."""
         while self._waiting and not self._is_doing:
-            self._do_some(self._num_waiting)
+            self._do_some()
 
     def _begin_in(self, delay_s: float) -> None:
         asyncio.get_running_loop().call_later(delay_s, self._do_in_time, context=Context())
 
     def _do_in_time(self) -> None:
-        self._do_some(AT_ONCE)
+        self._do_some()
         if self._waiting:
             self._begin_in(0)
         else:
             self._is_due = False
 
-    def _do_some(self, num_works: int) -> None:
+    def _do_some(self) -> None:
+        """The next works, none in part if it can be done at once."""
         if self._is_doing:
             return
         self._is_doing = True
         try:
-            while num_works > 0 and self._waiting:
+            num_left = AT_ONCE
+            while self._waiting:
                 work, waiting = next(iter(self._waiting.items()))
-                num_done = min(num_works, len(waiting))
-                num_works -= num_done
-                self._num_waiting -= num_done
-                for _ in range(num_done):
-                    _do(work, waiting.popleft())
-                if not waiting:
+                if len(waiting) > num_left < AT_ONCE:
+                    break
+                given, rest = waiting[:num_left], waiting[num_left:]
+                if rest:
+                    self._waiting[work] = rest
+                else:
                     del self._waiting[work]
+                num_left -= len(given)
+                self._num_waiting -= len(given)
+                _do(work, given)
         finally:
             self._is_doing = False
 
 
-def _do(work: Callable[..., None], given: tuple[Any, ...]) -> None:
+def each(work: Callable[[T], None]) -> Work[T]:
+    """What is to be done one by one, and to fail one by one."""
+
+    def done(given: Sequence[T]) -> None:
+        for one in given:
+            _do(work, one)
+
+    return done
+
+
+def _do(work: Callable[[T], None], given: T) -> None:
     try:
-        work(*given)
+        work(given)
     except Exception:
         _log.exception("what an answer left cannot be done: %r", work, extra=OF_ANOTHER)

@@ -6,16 +6,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from tandem.core.clock import Clock, wall_ns
 from tandem.core.errors import TandemError
 from tandem.core.lane import Lane
 from tandem.core.request import Request
 from tandem.flow.ledger import LedgerPhase, PhaseLedger, StageSeconds
-from tandem.gateway.aftermath import Aftermath
+from tandem.gateway.aftermath import Aftermath, each
 from tandem.gateway.caller import Caller
-from tandem.gateway.measures import Measures
+from tandem.gateway.measures import Admitted, FirstToken, Measures
 from tandem.gateway.pace import Pace
 from tandem.gateway.record import CANCELLED, FINISHED, INTERNAL, AnswerObserver, AnswerRecord
 from tandem.gateway.root_span import SpanFacts, root_span
@@ -67,11 +67,19 @@ class Ending(NamedTuple):
     is_complete: bool
 
 
+class Traced(NamedTuple):
+    """What its span is made of besides its record. `way` has its reasons, where it found a place."""
+
+    trace: Trace
+    facts: SpanFacts
+    way: Way | None
+
+
 class Chronicles:
     """Of all answers of a gateway. `measures` and `observers` are told of each that has ended: soon, and at once where
     none is open any more, because then nobody's tokens wait for it."""
 
-    __slots__ = ("_aftermath", "_observers", "_open", "_targets", "clock", "measures", "tracing")
+    __slots__ = ("_aftermath", "_conclude", "_observers", "_open", "_targets", "_trace", "clock", "measures", "tracing")
 
     def __init__(
         self,
@@ -85,6 +93,7 @@ class Chronicles:
         self.measures = measures
         self.tracing = tracing
         self._aftermath = Aftermath()
+        self._conclude, self._trace = each(_conclude), each(_trace)
         self._open: Counter[str] = Counter()
         self._observers = (measures, *observers)
         self._targets = targets
@@ -108,9 +117,13 @@ class Chronicles:
             chronicle.end(error, Tally(1, chronicle.pace), is_complete=False)
             raise
 
-    def begun(self, *told: Any) -> None:
-        """As `Measures.begun`."""
-        self._aftermath.later(self.measures.begun, *told)
+    def admitted(self, request: Admitted) -> None:
+        """A request of an answer was."""
+        self._aftermath.later(self.measures.admitted, request)
+
+    def begun(self, first: FirstToken) -> None:
+        """The first token of an answer left."""
+        self._aftermath.later(self.measures.begun, first)
 
     def close(self, chronicle: Chronicle, ending: Ending) -> None:
         """An answer is over: it is open no more, and all else about it can wait."""
@@ -118,16 +131,16 @@ class Chronicles:
         self._open[tenant] -= 1
         if not self._open[tenant]:
             del self._open[tenant]
-        self._aftermath.later(_conclude, chronicle, ending)
+        self._aftermath.later(self._conclude, (chronicle, ending))
         if not self._open:
             self._aftermath.do()
 
-    def tell(self, record: AnswerRecord, trace: Trace, facts: SpanFacts | None) -> None:
-        """Whoever looks at it fails alone. `facts`: None where it is not traced."""
+    def tell(self, record: AnswerRecord, span: Traced | None) -> None:
+        """Whoever looks at it fails alone. `span`: None where it has none."""
         for observer in self._observers:
             self._aftermath.later(observer.answered, record)
-        if facts is not None:
-            self._aftermath.later(_trace, trace, record, facts)
+        if span is not None:
+            self._aftermath.later(self._trace, (record, span))
 
     def catch_up(self) -> None:
         """Tell at once what is to be told."""
@@ -172,7 +185,7 @@ class Chronicle:
 
     def admitted(self, request: Request, way: Way) -> None:
         self.ways.append(way)
-        self._chronicles.measures.admitted(request.lane, self._caller.tenant.id)
+        self._chronicles.admitted(Admitted(request.lane, self._caller.tenant.id))
 
     def refused(self, request: Request, error: TandemError) -> None:
         self._chronicles.measures.refused(request.lane, self._caller.tenant.id, error)
@@ -201,11 +214,11 @@ class Chronicle:
         index, stages = self._last(ending.now)
         way = self.ways[index] if index < len(self.ways) else None
         record = self._record(ending, way, stages)
-        facts: SpanFacts | None = None
+        span: Traced | None = None
         if self.trace.is_sampled:
-            reasons = {} if way is None else way.reasons
-            facts = SpanFacts(self._ledgers[index], self._max_tokens, ending.tally.reasons, reasons)
-        self._chronicles.tell(record, self.trace, facts)
+            facts = SpanFacts(self._ledgers[index], self._max_tokens, ending.tally.reasons)
+            span = Traced(self.trace, facts, way)
+        self._chronicles.tell(record, span)
 
     @property
     def tenant(self) -> str:
@@ -215,8 +228,8 @@ class Chronicle:
 
     def _begun(self, now: float) -> None:
         asked, caller = self._asked, self._caller
-        first_token_s = now - caller.came_at
-        self._chronicles.begun(asked.endpoint, self.model, caller.tenant.id, asked.lane, first_token_s, self.trace.id)
+        told = (asked.endpoint, self.model, caller.tenant.id, asked.lane, now - caller.came_at, self.trace.id)
+        self._chronicles.begun(FirstToken(*told))
 
     def _first_token_s(self) -> float | None:
         first_at = self.pace.first_at
@@ -261,12 +274,14 @@ class Chronicle:
         )
 
 
-def _conclude(chronicle: Chronicle, ending: Ending) -> None:
+def _conclude(ended: tuple[Chronicle, Ending]) -> None:
+    chronicle, ending = ended
     chronicle.conclude(ending)
 
 
-def _trace(trace: Trace, record: AnswerRecord, facts: SpanFacts) -> None:
-    trace.end(root_span(record, facts))
+def _trace(ended: tuple[AnswerRecord, Traced]) -> None:
+    record, (trace, facts, way) = ended
+    trace.end(root_span(record, facts, {} if way is None else way.reasons))
 
 
 def _path(told: str) -> tuple[str, str]:

@@ -3,7 +3,7 @@ one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -35,8 +35,10 @@ class Console:
         self._state = ConsoleState()
         self._assets = load_assets()
 
-    def answered(self, record: AnswerRecord) -> None:
-        self._state.add(record, self._clock.now())
+    def answered(self, records: Sequence[AnswerRecord]) -> None:
+        now = self._clock.now()
+        for record in records:
+            self._state.add(record, now)
 
     def routes(self) -> list[Route]:
         """The page needs no key, because there is nothing in it; what it shows does."""

@@ -203,4 +203,5 @@ def _answer(numbered: Numbered) -> reply.AnswerRow:
 
 
 def _ms(seconds: float) -> float:
-    return round(1e3 * seconds, 3)
+    """To microseconds."""
+    return round(1e6 * seconds) / 1e3

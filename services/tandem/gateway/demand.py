@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tandem.core.errors import ErrorKind
@@ -56,7 +56,11 @@ class DemandTally:
         totals.num_cached_tokens += num_cached
         totals.num_prefill_pairs += num_new * num_cached + num_new * (num_new + 1) // 2
 
-    def answered(self, record: AnswerRecord) -> None:
+    def answered(self, records: Sequence[AnswerRecord]) -> None:
+        for record in records:
+            self._count(record)
+
+    def _count(self, record: AnswerRecord) -> None:
         totals = self._totals.get(record.model)
         if totals is None:
             return  # refused before it was known what it asks for

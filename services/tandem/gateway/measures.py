@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from tandem.core.clock import wall_ns
 from tandem.core.errors import ERROR_TABLE, TandemError
@@ -21,6 +22,22 @@ NO_PATH = "none"
 _THEIRS = frozenset({CANCELLED, *(kind.value for kind, facts in ERROR_TABLE.items() if facts.http < 500)})
 """Outcomes that are no fault of ours."""
 _STAGES = [stage.value for stage in Stage]
+
+
+class Admitted(NamedTuple):
+    lane: Lane
+    tenant: str
+
+
+class FirstToken(NamedTuple):
+    """Of an answer: it left `after_s` after the request came. `trace` as in records."""
+
+    endpoint: str
+    model: str
+    tenant: str
+    lane: Lane
+    after_s: float
+    trace: str
 
 
 class Measures:
@@ -53,20 +70,27 @@ class Measures:
         """An HTTP response was begun."""
         self._responses.add(1, str(status))
 
-    def admitted(self, lane: Lane, tenant: str) -> None:
-        self._admissions.add(1, "admitted", "", lane.label, tenant)
+    def admitted(self, requests: Sequence[Admitted]) -> None:
+        for lane, tenant in requests:
+            self._admissions.add(1, "admitted", "", lane.label, tenant)
 
     def refused(self, lane: Lane, tenant: str, error: TandemError) -> None:
         """At the door, before any work."""
         self._admissions.add(1, "refused", error.reason or error.kind.value, lane.label, tenant)
 
-    def begun(self, endpoint: str, model: str, tenant: str, lane: Lane, first_token_s: float, trace: str) -> None:
-        """The first token of an answer left."""
-        series = self._first_token.of(OPERATIONS[endpoint], model, tenant, lane.label)
-        _record(series, first_token_s, trace, wall_ns() / 1e9)
+    def begun(self, firsts: Sequence[FirstToken]) -> None:
+        at = wall_ns() / 1e9
+        for first in firsts:
+            series = self._first_token.of(OPERATIONS[first.endpoint], first.model, first.tenant, first.lane.label)
+            _record(series, first.after_s, first.trace, at)
 
-    def answered(self, record: AnswerRecord) -> None:
-        model, trace, at = record.model or OTHER, record.trace, wall_ns() / 1e9
+    def answered(self, records: Sequence[AnswerRecord]) -> None:
+        at = wall_ns() / 1e9
+        for record in records:
+            self._count(record, at)
+
+    def _count(self, record: AnswerRecord, at: float) -> None:
+        model, trace = record.model or OTHER, record.trace
         told = (OPERATIONS[record.endpoint], model, record.tenant, record.lane)
         is_finished = record.outcome == FINISHED
         self._requests.add(1, record.endpoint, record.outcome, record.lane, record.tenant)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect_right
 from collections.abc import Callable
 from itertools import islice
@@ -12,7 +13,7 @@ from tandem.obs.metrics import Buckets
 
 _GATHERED = 256
 """Times of a choice that wait to be looked at together: one by one they were a tenth of what a token costs, and once in
-most answers is enough."""
+most answers is enough. In arrays: objects lie wherever there was room, and each has to be fetched."""
 
 
 class Pace:
@@ -34,7 +35,7 @@ class Pace:
         self._now = now
         self._late_s = late_s or math.inf
         self._sum_s = 0.0
-        self._stamps: dict[int, list[float]] = {}
+        self._stamps: dict[int, array[float]] = {}
         self._gathered: dict[int, int] = {}
 
     def left(self, choice: int) -> None:
@@ -69,7 +70,7 @@ class Pace:
         return self._sum_s / self.num_gaps if self.num_gaps else None
 
     def _first(self, choice: int, now: float) -> None:
-        self._stamps[choice] = [now]
+        self._stamps[choice] = array("d", (now,))
         if self.first_at is None:
             self.first_at = now
             # Whoever hears it knows this pace: a circle, which only the garbage collector would find.
@@ -77,7 +78,7 @@ class Pace:
             if begun is not None:
                 begun(now)
 
-    def _gather(self, choice: int, stamps: list[float]) -> None:
+    def _gather(self, choice: int, stamps: array[float]) -> None:
         """The last one stays, as the next gap's beginning."""
         if len(stamps) < 2:
             return

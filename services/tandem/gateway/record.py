@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -56,7 +57,7 @@ class AnswerRecord:
 
 
 class AnswerObserver(Protocol):
-    """Whoever looks at answers that have ended. Called on the event loop, once for each that was admitted or refused
-    after its body was read; must neither block nor raise."""
+    """Whoever looks at answers that have ended. Called on the event loop, for several of them together, each that was
+    admitted or refused after its body was read once; must neither block nor raise."""
 
-    def answered(self, record: AnswerRecord) -> None: ...
+    def answered(self, records: Sequence[AnswerRecord]) -> None: ...

@@ -31,17 +31,17 @@ class SpanFacts(NamedTuple):
     ledger: PhaseLedger
     max_tokens: int
     finish_reasons: Mapping[int, str]
-    reasons: Mapping[str, object]
 
 
-def root_span(record: AnswerRecord, facts: SpanFacts) -> SpanRecord:
+def root_span(record: AnswerRecord, facts: SpanFacts, reasons: Mapping[str, object]) -> SpanRecord:
+    """`reasons`: why it was placed as it was, for JSON."""
     operation = OPERATIONS[record.endpoint]
     has_failed = record.outcome not in (FINISHED, CANCELLED)
     return SpanRecord(
         name=f"{operation} {record.model}".rstrip(),
         start=record.came_at,
         end=record.came_at + record.total_s,
-        attributes={**_attributes(record, facts), **_stages(record)},
+        attributes={**_attributes(record, facts), **_placed(record, reasons), **_stages(record)},
         children=tuple(_children(record, facts.ledger)),
         error=(record.error or record.outcome) if has_failed else "",
         kind="server",
@@ -69,15 +69,17 @@ def _attributes(record: AnswerRecord, facts: SpanFacts) -> Attributes:
         found["error.type"] = record.outcome
     if facts.finish_reasons:
         found["gen_ai.response.finish_reasons"] = tuple(reason for _, reason in sorted(facts.finish_reasons.items()))
-    for name, told in (
-        ("path", record.path),
-        ("reason", record.reason),
-        ("workers", record.workers),
-        ("reasons", msgspec.json.encode(facts.reasons)[:MAX_REASONS].decode(errors="ignore") if facts.reasons else ""),
-    ):
-        if told:
-            found[f"tandem.{name}"] = told
     return found
+
+
+def _placed(record: AnswerRecord, reasons: Mapping[str, object]) -> Attributes:
+    told: Attributes = {
+        "tandem.path": record.path,
+        "tandem.reason": record.reason,
+        "tandem.workers": record.workers,
+        "tandem.reasons": msgspec.json.encode(reasons)[:MAX_REASONS].decode(errors="ignore") if reasons else "",
+    }
+    return {name: value for name, value in told.items() if value}
 
 
 def _stages(record: AnswerRecord) -> Attributes:

@@ -10,7 +10,7 @@ import json
 import logging
 import re
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -54,11 +54,19 @@ class Fields(msgspec.Struct, omit_defaults=True, frozen=True):
             raise TypeError(f"{cls.__name__} has what a line has anyway: {', '.join(sorted(taken))}")
 
     def extra(self) -> dict[str, Any]:
-        return {"fields": self}
+        return several([self])
+
+
+def several(lines: Iterable[Fields]) -> dict[str, Any]:
+    """The `extra` of a record that stands for one line or several, alike in all but these."""
+    return {"fields": tuple(lines)}
 
 
 OF_ANOTHER = fields(request_id=None, trace_id=None, span_id=None)
 """Of a line that is not of the request that happens to run."""
+
+
+Given = Mapping[str, Any] | Fields
 
 
 def message_of(record: logging.LogRecord) -> str:
@@ -74,14 +82,10 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         message = _one_line(_cut(message_of(record), MAX_MESSAGE))
-        told = "".join(
-            f" {name}={_shown(value)}"
-            for name, value in _fields(record).items()
-            if name != "request_id" or str(value) not in message
-        )
-        line = f"{self.formatTime(record)} {record.levelname} {record.name} {message}{told}"
+        start = f"{self.formatTime(record)} {record.levelname} {record.name} {message}"
+        lines = [start + _after(message, told) for told in map(_told, _given(record))]
         raised = _exception(record)
-        return line if raised is None else "\n".join([line, *(f"  {_one_line(each)}" for each in raised.split("\n"))])
+        return "\n".join([*lines, *(f"  {_one_line(each)}" for each in (raised.split("\n") if raised else ()))])
 
 
 class JsonFormatter(logging.Formatter):
@@ -101,34 +105,54 @@ class JsonFormatter(logging.Formatter):
             **self._origin,
             "thread": record.threadName,
         }
-        given = getattr(record, "fields", None)
-        if isinstance(given, Fields) and not record.exc_info:
-            told = _json(own, given)
-            if told is not None:
-                return told
-        line = {**own, **_fields(record), **own}  # in this order, and no field is taken for one of these
         raised = _exception(record)
-        if raised is not None:
-            line["exception"] = raised
-        return _json(line) or _JSON.encode(line)
+        after = {} if raised is None else {"exception": raised}
+        given = _given(record)
+        start = _json(own) if raised is None and isinstance(given[0], Fields) else None
+        return "\n".join(_quick_line(start, each) or _line(own, each, after) for each in given)
 
 
-def _json(*parts: Mapping[str, Any] | Fields) -> str | None:
-    """One object. The quick encoder knows fewer values than the other, and does not write all in ASCII: None."""
+def _quick_line(start: str | None, given: Given) -> str | None:
+    """What begins with `start`, one object; None: it cannot be done so."""
+    told = None if start is None else _json(given)
+    if start is None or told is None:
+        return None
+    return start if told == "{}" else f"{start[:-1]},{told[1:]}"
+
+
+def _line(own: Mapping[str, Any], given: Given, after: Mapping[str, Any]) -> str:
+    line = {**own, **_told(given), **own, **after}  # in this order, and no field is taken for one of these
+    return _json(line) or _JSON.encode(line)
+
+
+def _json(value: Mapping[str, Any] | Fields) -> str | None:
+    """The quick encoder knows fewer values than the other, and does not write all in ASCII: None."""
     try:
-        told = b",".join(filter(None, (_FAST_JSON.encode(part)[1:-1] for part in parts)))
+        told = _FAST_JSON.encode(value)
     except Exception:
         return None
-    return f"{{{told.decode()}}}" if told.isascii() else None
+    return told.decode() if told.isascii() else None
 
 
-def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    given: Mapping[str, Any] | Fields = getattr(record, "fields", {})
-    known = msgspec.to_builtins(given) if isinstance(given, Fields) else {**request_fields(), **given}
+def _given(record: logging.LogRecord) -> Sequence[Given]:
+    """Of each of its lines, of which there is at least one."""
+    given: Mapping[str, Any] | tuple[Fields, ...] = getattr(record, "fields", {})
+    return given if isinstance(given, tuple) else ({**request_fields(), **given},)
+
+
+def _told(given: Given) -> dict[str, Any]:
+    known = msgspec.to_builtins(given) if isinstance(given, Fields) else given
     told = {name: value for name, value in known.items() if value is not None}
     for name in [name for name, value in told.items() if isinstance(value, str) and len(value) > MAX_MESSAGE]:
         told[name] = _cut(told[name], MAX_MESSAGE)
     return told
+
+
+def _after(message: str, told: Mapping[str, Any]) -> str:
+    """Of a line for people, what it says beside its message."""
+    return "".join(
+        f" {name}={_shown(value)}" for name, value in told.items() if name != "request_id" or str(value) not in message
+    )
 
 
 def _exception(record: logging.LogRecord) -> str | None:

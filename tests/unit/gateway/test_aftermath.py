@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 import pytest
 
 from tandem.core.clock import SystemClock
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.aftermath import AT_ONCE, MAX_WAITING, Aftermath
+from tandem.gateway.aftermath import AT_ONCE, MAX_WAITING, Aftermath, each
 from tandem.gateway.caller import Caller
 from tandem.gateway.chronicle import Asked, Chronicles
 from tandem.gateway.measures import Measures
@@ -20,16 +21,28 @@ from tests.unit.gateway.watched import Records
 
 
 class Told:
-    def __init__(self) -> None:
-        self.heard: list[int] = []
-        self.has_heard = asyncio.Event()
+    """`goes`: what it was told together."""
 
-    def hear(self, number: int) -> None:
-        self.heard.append(number)
+    def __init__(self) -> None:
+        self.goes: list[list[int]] = []
+        self.has_heard = asyncio.Event()
+        self.each = each(self.hear_one)
+
+    @property
+    def heard(self) -> list[int]:
+        return [number for go in self.goes for number in go]
+
+    def hear(self, numbers: Sequence[int]) -> None:
+        self.goes.append(list(numbers))
         self.has_heard.set()
 
-    def fail(self, number: int) -> None:
-        raise RuntimeError(f"not {number}")
+    def hear_one(self, number: int) -> None:
+        if number < 0:
+            raise RuntimeError(f"not {number}")
+        self.hear([number])
+
+    def fail(self, numbers: Sequence[int]) -> None:
+        raise RuntimeError(f"not {numbers}")
 
 
 async def test_what_is_left_is_done_soon_and_in_order() -> None:
@@ -38,11 +51,11 @@ async def test_what_is_left_is_done_soon_and_in_order() -> None:
         aftermath.later(told.hear, number)
     assert told.heard == []
     await asyncio.wait_for(told.has_heard.wait(), 30.0)
-    assert told.heard == [0, 1, 2]
+    assert told.goes == [[0, 1, 2]]
     told.has_heard.clear()
     aftermath.later(told.hear, 3)
     await asyncio.wait_for(told.has_heard.wait(), 30.0)
-    assert told.heard == [0, 1, 2, 3]
+    assert told.goes == [[0, 1, 2], [3]]
 
 
 async def test_it_can_be_done_at_once_and_is_not_done_again() -> None:
@@ -76,25 +89,45 @@ async def test_those_that_wait_are_not_done_all_at_once_where_others_wait_for_th
     assert seen == [0, AT_ONCE, 2 * AT_ONCE, 3 * AT_ONCE]
 
 
+async def test_kinds_share_a_turn_where_they_fit_into_it_whole() -> None:
+    aftermath, small, large = Aftermath(), Told(), Told()
+    for number in range(AT_ONCE - 1):
+        aftermath.later(large.hear, number)
+    for number in range(2):
+        aftermath.later(small.hear, number)
+        aftermath.later(small.each, number)
+    seen: list[tuple[int, int]] = [(0, 0)]
+    while seen[-1] != (AT_ONCE - 1, 4):
+        await asyncio.sleep(0)
+        now = len(large.heard), len(small.heard)
+        if now != seen[-1]:
+            seen.append(now)
+    assert seen == [(0, 0), (AT_ONCE - 1, 0), (AT_ONCE - 1, 4)]
+    assert small.goes == [[0, 1], [0], [1]]
+
+
 async def test_what_fails_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
     aftermath, told = Aftermath(), Told()
-    for work in (told.hear, told.fail, told.hear, told.fail):
-        aftermath.later(work, len(told.heard))
+    for number in (0, -1, 1, -2, 2):
+        aftermath.later(told.each, number)
+        aftermath.later(told.fail, number)
+        aftermath.later(told.hear, number + 10)
     aftermath.do()
-    assert told.heard == [0, 0]
-    assert [record.levelno for record in caplog.records] == [logging.ERROR] * 2 and "Told.fail" in caplog.text
+    assert told.goes == [[0], [1], [2], [10, 9, 11, 8, 12]]
+    assert [record.levelno for record in caplog.records] == [logging.ERROR] * 3
+    assert caplog.text.count("Told.hear_one") >= 2 and "Told.fail" in caplog.text
 
 
 async def test_it_is_done_in_nobody_s_name() -> None:
     aftermath, seen = Aftermath(), list[dict[str, str]]()
     is_done = asyncio.Event()
 
-    def look() -> None:
+    def look(_: Sequence[None]) -> None:
         seen.append(request_fields())
         is_done.set()
 
     with InRequest("r-1"):
-        aftermath.later(look)
+        aftermath.later(look, None)
         await asyncio.wait_for(is_done.wait(), 30.0)
     assert seen == [{}]
 
@@ -102,15 +135,16 @@ async def test_it_is_done_in_nobody_s_name() -> None:
 async def test_what_it_leads_to_is_done_at_once_after_all_of_its_kind() -> None:
     aftermath, told = Aftermath(), Told()
 
-    def lead(number: int) -> None:
-        told.heard.append(-number)
-        aftermath.later(told.hear, number)
-        aftermath.do()
+    def lead(numbers: Sequence[int]) -> None:
+        for number in numbers:
+            told.hear([-number])
+            aftermath.later(told.hear, number)
+            aftermath.do()
 
     aftermath.later(lead, 1)
     aftermath.later(lead, 2)
     aftermath.do()
-    assert told.heard == [-1, -2, 1, 2]
+    assert told.goes == [[-1], [-2], [1, 2]]
     aftermath.do()
     assert told.heard == [-1, -2, 1, 2]
 

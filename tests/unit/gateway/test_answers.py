@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
@@ -72,8 +72,8 @@ class Records:
     def __init__(self) -> None:
         self.taken: list[AnswerRecord] = []
 
-    def answered(self, record: AnswerRecord) -> None:
-        self.taken.append(record)
+    def answered(self, records: Sequence[AnswerRecord]) -> None:
+        self.taken += records
 
 
 class SlowDispatch:

@@ -186,7 +186,7 @@ async def test_workers_and_flows_are_told_but_not_where_they_are(rig: Rig) -> No
 
 
 async def test_an_answer_is_told_once_with_its_stages(rig: Rig) -> None:
-    rig.console.answered(record())
+    rig.console.answered([record()])
     state = await rig.state()
     (row,) = state["answers"]
     assert (row["total"], row["ttft"], row["workers"], row["num_cached"]) == (500.0, 100.0, ["p", "d"], 2)
@@ -197,7 +197,7 @@ async def test_an_answer_is_told_once_with_its_stages(rig: Rig) -> None:
 
 
 async def test_of_another_life_s_numbers_nothing_is_known(rig: Rig) -> None:
-    rig.console.answered(record())
+    rig.console.answered([record()])
     assert len((await rig.state(life="gw-0", since=1))["answers"]) == 1
     assert len((await rig.state(since=1))["answers"]) == 1
 
@@ -212,7 +212,7 @@ async def test_what_is_told_is_bounded(rig: Rig) -> None:
     refs = [WorkerRef(WorkerId(f"w{index:04}"), Incarnation(1), "h:1") for index in range(2 * MAX_WORKERS)]
     rig.glance = replace(rig.glance, known=refs, live=())
     for _ in range(2 * NUM_RECORDS):
-        rig.console.answered(record(error="x" * 5000))
+        rig.console.answered([record(error="x" * 5000)])
     state = await rig.state()
     assert (len(state["workers"]), state["num_workers"]) == (MAX_WORKERS, 2 * MAX_WORKERS)
     assert len(state["answers"]) == NUM_RECORDS and len(state["answers"][0]["error"]) == MAX_ERROR_CHARS
@@ -229,7 +229,7 @@ async def test_state_wants_a_key(locked: Rig, headers: dict[str, str]) -> None:
 
 async def test_a_tenant_sees_its_own_and_an_operator_all(locked: Rig) -> None:
     for tenant, model in (("acme", "tiny"), ("other", "secret")):
-        locked.console.answered(record(tenant=tenant, model=model))
+        locked.console.answered([record(tenant=tenant, model=model)])
     own, boss = await locked.state("acme"), await locked.state("boss")
     assert [row["tenant"] for row in own["answers"]] == [row["name"] for row in own["tenants"]] == ["acme"]
     assert "other" not in str(own) and "secret" not in str(own)

@@ -52,8 +52,8 @@ def test_requests_count_as_they_come_and_pairs_at_the_first_token() -> None:
 def test_answers_count_when_they_end() -> None:
     told, _ = tally()
     told.came(request(10))
-    told.answered(record(usage=Usage(10, 7, 2), first_token_s=0.201, num_gaps=6, num_late_gaps=2))
-    told.answered(record(usage=Usage(10, 3, 2), first_token_s=0.2, num_gaps=20, num_late_gaps=1))
+    told.answered([record(usage=Usage(10, 7, 2), first_token_s=0.201, num_gaps=6, num_late_gaps=2)])
+    told.answered([record(usage=Usage(10, 3, 2), first_token_s=0.2, num_gaps=20, num_late_gaps=1)])
     counted = told.totals()["tiny"]
     assert (counted.num_output_tokens, counted.num_gaps, counted.num_late_gaps) == (10, 26, 3)
     assert (counted.num_late_ttft, counted.num_failed) == (1, 0)
@@ -78,14 +78,14 @@ def test_what_more_workers_would_have_served(
 ) -> None:
     told, _ = tally()
     told.came(request(10))
-    told.answered(record(outcome=outcome, first_token_s=first_token_s, lane=lane))
+    told.answered([record(outcome=outcome, first_token_s=first_token_s, lane=lane)])
     counted = told.totals()["tiny"]
     assert (counted.num_late_ttft, counted.num_failed) == (late, failed)
 
 
 def test_a_model_that_nobody_serves_is_not_counted() -> None:
     told, _ = tally()
-    told.answered(record(model=""))
+    told.answered([record(model="")])
     assert told.totals() == {}
 
 

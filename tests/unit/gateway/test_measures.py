@@ -10,7 +10,7 @@ import pytest
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.lane import Lane
 from tandem.flow.ledger import StageSeconds
-from tandem.gateway.measures import Measures
+from tandem.gateway.measures import Admitted, FirstToken, Measures
 from tandem.gateway.pace import Pace
 from tandem.gateway.record import AnswerRecord
 from tandem.gateway.usage import Usage
@@ -40,8 +40,7 @@ def points(metrics: Metrics, name: str) -> dict[tuple[str, ...], Any]:
 def told(*records: AnswerRecord, max_values: int = 100) -> Metrics:
     metrics = Metrics(max_values)
     measures = Measures(metrics, TARGETS)
-    for each in records:
-        measures.answered(each)
+    measures.answered(records)
     return metrics
 
 
@@ -118,7 +117,7 @@ def test_promises_are_told() -> None:
 def test_admissions() -> None:
     metrics = Metrics()
     measures = Measures(metrics)
-    measures.admitted(Lane.BATCH, "acme")
+    measures.admitted([Admitted(Lane.BATCH, "acme")])
     measures.refused(Lane.BATCH, "acme", TandemError(ErrorKind.QUOTA, "no", reason="requests_per_minute"))
     measures.refused(Lane.BATCH, "acme", TandemError(ErrorKind.NO_WORKER, "no"))
     assert points(metrics, "tandem.admissions") == {
@@ -131,9 +130,9 @@ def test_admissions() -> None:
 def test_a_sampled_answer_is_an_exemplar() -> None:
     metrics = Metrics()
     measures = Measures(metrics)
-    measures.answered(replace(RECORD, trace="ab" * 16))
-    measures.begun("chat", "tiny", "acme", Lane.BATCH, 0.2, "cd" * 16)
-    measures.begun("chat", "tiny", "acme", Lane.BATCH, 0.3, "")
+    measures.answered([replace(RECORD, trace="ab" * 16)])
+    told = ("chat", "tiny", "acme", Lane.BATCH)
+    measures.begun([FirstToken(*told, 0.2, "cd" * 16), FirstToken(*told, 0.3, "")])
     (duration,) = points(metrics, "gen_ai.server.request.duration").values()
     assert [exemplar.trace for exemplar in duration.exemplars.values()] == ["ab" * 16]
     (first,) = points(metrics, "gen_ai.server.time_to_first_token").values()

@@ -13,7 +13,7 @@ from tandem.flow.ledger import StageSeconds
 from tandem.gateway.record import AnswerRecord
 from tandem.gateway.request_log import LOGGER, RequestLog
 from tandem.gateway.usage import Usage
-from tandem.obs.log_format import JsonFormatter, Origin
+from tandem.obs.log_format import JsonFormatter, Origin, TextFormatter
 from tandem.obs.log_limit import UNLIMITED
 from tests.unit.gateway.records import record
 
@@ -37,13 +37,13 @@ REFUSED = replace(RECORD, outcome="quota_exceeded", error="x" * 9999, path="", w
 LOST = replace(RECORD, outcome="worker_lost", error="worker d is gone")
 STOPPING = replace(RECORD, outcome="draining", error="this gateway is shutting down")
 CANCELLED = replace(RECORD, outcome="cancelled")
+FORMATTER = JsonFormatter(Origin("tandem-gateway", "g", 1))
 
 
 def lines(caplog: pytest.LogCaptureFixture, wanted: Any, *records: AnswerRecord) -> list[logging.LogRecord]:
     caplog.clear()
     with caplog.at_level(logging.INFO, LOGGER):
-        for each in records:
-            RequestLog(wanted).answered(each)
+        RequestLog(wanted).answered(records)
     return list(caplog.records)
 
 
@@ -62,9 +62,19 @@ def test_which_have_a_line(caplog: pytest.LogCaptureFixture) -> None:
     assert all(hasattr(line, UNLIMITED) for line in every)
 
 
+def test_those_that_end_together_alike_are_written_together(caplog: pytest.LogCaptureFixture) -> None:
+    ended = [replace(RECORD, id=f"a-{number}") for number in range(3)]
+    first, second, third = lines(caplog, "all", *ended[:2], LOST, ended[2])
+    assert [record.levelname for record in (first, second, third)] == ["INFO", "WARNING", "INFO"]
+    json_lines, text_lines = (formatter.format(first).splitlines() for formatter in (FORMATTER, TextFormatter()))
+    assert [json.loads(line)["id"] for line in json_lines] == ["a-0", "a-1"]
+    assert [line.partition(" id=")[2].split()[0] for line in text_lines] == ["a-0", "a-1"]
+    assert len(lines(caplog, "failed", LOST, LOST)) == 2, "so that a flood of them is limited as any"
+
+
 def test_what_a_line_says(caplog: pytest.LogCaptureFixture) -> None:
     (line,) = lines(caplog, "all", RECORD)
-    told = json.loads(JsonFormatter(Origin("tandem-gateway", "g", 1)).format(line))
+    told = json.loads(FORMATTER.format(line))
     expected = {
         "message": "request finished",
         "request_id": "r-1",
@@ -94,5 +104,5 @@ def test_what_a_line_says(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_an_error_is_told_in_short(caplog: pytest.LogCaptureFixture) -> None:
     (line,) = lines(caplog, "failed", REFUSED)
-    told = json.loads(JsonFormatter(Origin("tandem-gateway", "g", 1)).format(line))
+    told = json.loads(FORMATTER.format(line))
     assert told["error"] == "x" * 500 and "path" not in told and told["workers"] == []

@@ -7,7 +7,7 @@ for those of a prefill begins when the worker is asked.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -245,7 +245,7 @@ async def test_what_is_refused_leaves_one_record_and_one_span(
 
 async def test_an_observer_that_fails_fails_alone(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
-        def answered(self, record: AnswerRecord) -> None:
+        def answered(self, records: Sequence[AnswerRecord]) -> None:
             raise RuntimeError("it does")
 
     worker = await rig.add("m", "mixed")

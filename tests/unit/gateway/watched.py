@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -41,8 +41,8 @@ class Records:
     def __init__(self) -> None:
         self.taken: list[AnswerRecord] = []
 
-    def answered(self, record: AnswerRecord) -> None:
-        self.taken.append(record)
+    def answered(self, records: Sequence[AnswerRecord]) -> None:
+        self.taken += records
 
 
 class Watched:

@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 
 from tandem.obs.log_context import InRequest, traced
-from tandem.obs.log_format import MAX_EXCEPTION, MAX_MESSAGE, Fields, JsonFormatter, Origin, TextFormatter, fields
+from tandem.obs.log_format import (
+    MAX_EXCEPTION,
+    MAX_MESSAGE,
+    Fields,
+    JsonFormatter,
+    Origin,
+    TextFormatter,
+    fields,
+    several,
+)
 
 HOSTILE = (
     'a\nb\r\nc\x1b[2J\x00\x85\u2028\u2029\ud800"\\ é\t2026-11-22T00:00:00Z',
@@ -143,6 +152,17 @@ def test_fields_of_a_type_are_told_as_any(told: Ended, error: BaseException | No
         assert json.loads(typed) == json.loads(plain)
     with InRequest("r-1"):
         assert "r-1" not in TEXT.format(record("m", error=error, **told.extra()))
+
+
+@pytest.mark.parametrize("error", [None, raised("not today")])
+def test_a_record_may_stand_for_several_lines(error: BaseException | None) -> None:
+    told = [Ended("m", 0.5), Ended("é\n"), Ended()]
+    made = record("it %s", "ended", error=error, **several(told))
+    alone = [record("it %s", "ended", error=error, **each.extra()) for each in told]
+    assert JSON.format(made).split("\n") == list(map(JSON.format, alone))
+    first, *_ = (text.split("\n") for text in map(TEXT.format, alone))
+    lines = TEXT.format(made).split("\n")
+    assert lines[:3] == [TEXT.format(each).split("\n")[0] for each in alone] and lines[3:] == first[1:]
 
 
 def test_a_type_takes_no_name_of_a_line_s_own() -> None:
