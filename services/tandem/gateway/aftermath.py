@@ -20,9 +20,9 @@ Work = Callable[[Sequence[T]], None]
 _log = logging.getLogger(__name__)
 DELAY_S = 0.5
 AT_ONCE = 32
-"""What is left by so many answers takes a millisecond, for which all streams wait; then it is their turn again."""
+"""So many of what was given take a millisecond, for which all streams wait; then it is their turn again."""
 MAX_WAITING = 256
-"""For all works together."""
+"""From so many on, for all works together, each that comes has some done."""
 
 
 class Aftermath:
@@ -47,8 +47,8 @@ class Aftermath:
         if self._num_waiting >= MAX_WAITING:
             self._do_some()
         if not self._is_due:
-            self._is_due = True
             self._begin_in(DELAY_S)
+            self._is_due = True
 
     def do(self) -> None:
         """Now, all that waits, and what that leaves to be done. Nothing where it is being done."""
@@ -66,7 +66,8 @@ class Aftermath:
             self._is_due = False
 
     def _do_some(self) -> None:
-        """The next works, none in part if it can be done at once."""
+        """A turn's worth. Work that does not fit into what is left of a turn waits for the next; what fits into none is
+        done in parts, and others come in between."""
         if self._is_doing:
             return
         self._is_doing = True
@@ -77,10 +78,9 @@ class Aftermath:
                 if len(waiting) > num_left < AT_ONCE:
                     break
                 given, rest = waiting[:num_left], waiting[num_left:]
+                del self._waiting[work]
                 if rest:
                     self._waiting[work] = rest
-                else:
-                    del self._waiting[work]
                 num_left -= len(given)
                 self._num_waiting -= len(given)
                 _do(work, given)

@@ -68,7 +68,7 @@ class Ending(NamedTuple):
 
 
 class Traced(NamedTuple):
-    """What its span is made of besides its record. `way` has its reasons, where it found a place."""
+    """What an answer's span is made of besides its record. `way` tells why it was placed so; None: it was not."""
 
     trace: Trace
     facts: SpanFacts
@@ -118,7 +118,7 @@ class Chronicles:
             raise
 
     def admitted(self, request: Admitted) -> None:
-        """A request of an answer was."""
+        """One of an answer's requests was."""
         self._aftermath.later(self.measures.admitted, request)
 
     def begun(self, first: FirstToken) -> None:

@@ -57,7 +57,8 @@ class AnswerRecord:
 
 
 class AnswerObserver(Protocol):
-    """Whoever looks at answers that have ended. Called on the event loop, for several of them together, each that was
-    admitted or refused after its body was read once; must neither block nor raise."""
+    """Whoever looks at answers that have ended. Called on the event loop, for several of them together, and once for
+    each that was admitted, or refused after its body was read. Must neither block nor raise: what raises loses all of
+    them."""
 
     def answered(self, records: Sequence[AnswerRecord]) -> None: ...

@@ -15,6 +15,9 @@ from tandem.obs.log_format import Fields, several
 from tandem.obs.log_limit import UNLIMITED
 
 LOGGER = "tandem.requests"
+TOGETHER = 4
+"""Lines in one write. A pipe that several programs write to takes 4,096 bytes without anything in between (PIPE_BUF),
+and a line has some 700."""
 _FAULTS = frozenset(
     kind.value for kind in ErrorKind if ERROR_TABLE[kind].http >= 500 and kind is not ErrorKind.DRAINING
 )
@@ -36,11 +39,13 @@ class RequestLog:
     def answered(self, records: Sequence[AnswerRecord]) -> None:
         if self._wanted == "all":
             for outcome, alike in groupby(records, attrgetter("outcome")):
-                _write(outcome, several(map(_told, alike)) | {UNLIMITED: True})
+                every = list(alike)
+                for first in range(0, len(every), TOGETHER):
+                    _write(outcome, every[first : first + TOGETHER], {UNLIMITED: True})
         elif self._wanted == "failed":
             for record in records:
                 if record.outcome not in _WELL:
-                    _write(record.outcome, _told(record).extra())
+                    _write(record.outcome, [record], {})
 
 
 class _Line(Fields, kw_only=True, frozen=True):
@@ -71,12 +76,12 @@ class _Line(Fields, kw_only=True, frozen=True):
     stages: dict[str, float]
 
 
-def _write(outcome: str, extra: dict[str, Any]) -> None:
+def _write(outcome: str, alike: Sequence[AnswerRecord], extra: dict[str, Any]) -> None:
     level = logging.WARNING if outcome in _FAULTS else logging.INFO
     if _log.isEnabledFor(level):
         # As `_log.log` does, but for the question where it was called, which no line tells.
         told = (_log.name, level, __file__, 0, "request %s", (outcome,), None)
-        _log.handle(_log.makeRecord(*told, extra=extra))
+        _log.handle(_log.makeRecord(*told, extra=several(map(_told, alike)) | extra))
 
 
 def _told(record: AnswerRecord) -> _Line:

@@ -58,7 +58,7 @@ class Fields(msgspec.Struct, omit_defaults=True, frozen=True):
 
 
 def several(lines: Iterable[Fields]) -> dict[str, Any]:
-    """The `extra` of a record that stands for one line or several, alike in all but these."""
+    """The `extra` of a record that stands for one line or several, at least one, alike in all but these."""
     return {"fields": tuple(lines)}
 
 
@@ -67,6 +67,7 @@ OF_ANOTHER = fields(request_id=None, trace_id=None, span_id=None)
 
 
 Given = Mapping[str, Any] | Fields
+"""What one line says beside its message."""
 
 
 def message_of(record: logging.LogRecord) -> str:

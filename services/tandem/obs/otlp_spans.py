@@ -64,7 +64,7 @@ class SpanEncoder:
         for span in spans:
             try:
                 told.append(_field(_SPANS, self._span(span)))
-            except (TypeError, ValueError, OverflowError, StructError):
+            except (AttributeError, TypeError, ValueError, OverflowError, StructError):
                 _log.exception("telemetry: the span %r cannot be sent", span.told.name)
         return _field(_RESOURCE_SPANS, self._process + _field(_SCOPE_SPANS, b"".join(told)))
 

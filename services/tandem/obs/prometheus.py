@@ -112,9 +112,9 @@ def _family(family: Exposed, openmetrics: bool) -> Iterator[str]:
 def _spread(family: Exposed, labels: str, spread: Spread, exemplars: bool) -> Iterator[str]:
     count = 0
     start = f"{family.name}_bucket{{{labels}{',' if labels else ''}"
-    for place, (end, here) in enumerate(zip(_ends(family.bounds), spread.counts, strict=True)):
+    for place, (bound, here) in enumerate(zip(_bound_labels(family.bounds), spread.counts, strict=True)):
         count += here
-        line = f"{start}{end} {count}"
+        line = f"{start}{bound} {count}"
         exemplar = spread.exemplars.get(place) if exemplars else None
         yield line if exemplar is None else f"{line}{_exemplar(exemplar)}"
     end = f"{{{labels}}}" if labels else ""
@@ -123,8 +123,8 @@ def _spread(family: Exposed, labels: str, spread: Spread, exemplars: bool) -> It
 
 
 @lru_cache(_MAX_KEPT)
-def _ends(bounds: tuple[float, ...]) -> tuple[str, ...]:
-    """Of the labels of each bucket."""
+def _bound_labels(bounds: tuple[float, ...]) -> tuple[str, ...]:
+    """The last of each bucket's labels, with the brace behind it."""
     return tuple(f'le="{_number(float(bound))}"}}' for bound in (*bounds, math.inf))
 
 

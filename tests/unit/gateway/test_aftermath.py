@@ -106,6 +106,34 @@ async def test_kinds_share_a_turn_where_they_fit_into_it_whole() -> None:
     assert small.goes == [[0, 1], [0], [1]]
 
 
+async def test_what_fits_into_no_turn_lets_others_in_between() -> None:
+    aftermath, small, large = Aftermath(), Told(), Told()
+    for number in range(2 * AT_ONCE):
+        aftermath.later(large.hear, number)
+    aftermath.later(small.hear, 0)
+    for _ in range(4):
+        aftermath._do_some()
+        if small.heard:
+            break
+    assert len(large.heard) == AT_ONCE
+    aftermath.do()
+    assert large.heard == list(range(2 * AT_ONCE))
+
+
+def test_where_nothing_runs_it_is_refused_and_done_in_time_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.gateway.aftermath.DELAY_S", 0.01)
+    aftermath, told = Aftermath(), Told()
+    with pytest.raises(RuntimeError):
+        aftermath.later(told.hear, 1)
+
+    async def again() -> None:
+        aftermath.later(told.hear, 2)
+        await asyncio.wait_for(told.has_heard.wait(), 30.0)
+
+    asyncio.run(again())
+    assert told.heard == [1, 2]
+
+
 async def test_what_fails_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
     aftermath, told = Aftermath(), Told()
     for number in (0, -1, 1, -2, 2):

@@ -79,6 +79,13 @@ def test_spans_are_encoded_as_the_sdk_does(told: tuple[SpanRecord, ...], headers
     assert encoded(made) == by_sdk(made)
 
 
+@pytest.mark.parametrize("length", [16, 17, 100, 127, 128, 4000, 20_000])
+def test_lengths_of_more_than_a_byte_are_encoded_as_the_sdk_does(length: int) -> None:
+    text = "ä" * length
+    made = ended([SpanRecord(name=text, start=1.0, end=2.0, attributes={text: 1, "b": text, "c": "x"}, error=text)])
+    assert encoded(made) == by_sdk(made)
+
+
 @pytest.mark.parametrize("values", [(1, True, 1.0), (0.0, -0.0, 0, False), ("1", 1), (("a",), "a", ("a", "b"))])
 def test_values_that_are_equal_are_still_told_apart(values: tuple[Any, ...]) -> None:
     spans = [SpanRecord(name="x", start=1.0, end=2.0, attributes={"said": said}) for said in (*values, *values)]
@@ -100,10 +107,10 @@ def test_what_limits_left_out_is_told_as_the_sdk_does(monkeypatch: pytest.Monkey
     assert dropped == (2, 3, 2) and told == by_sdk(made)
 
 
-@pytest.mark.parametrize("value", [2**63, "\ud800", None])
-def test_a_span_without_a_form_is_left_out_alone(value: object, caplog: pytest.LogCaptureFixture) -> None:
-    told = [("a", "x"), ("b", value), ("c", "z")]
-    made = ended([SpanRecord(name=name, start=1.0, end=2.0, attributes={"said": said}) for name, said in told])
+@pytest.mark.parametrize("wrong", [{"said": 2**63}, {"said": "\ud800"}, {"said": None}, {3: "x"}, {3: "x" * 99}])
+def test_a_span_without_a_form_is_left_out_alone(wrong: Any, caplog: pytest.LogCaptureFixture) -> None:
+    told = [("a", {"said": "x"}), ("b", wrong), ("c", {"said": "z"})]
+    made = ended([SpanRecord(name=name, start=1.0, end=2.0, attributes=said) for name, said in told])
     (scope,) = encoded(made).resource_spans[0].scope_spans
     assert [span.name for span in scope.spans] == ["a", "c"]
     assert [record.message for record in caplog.records] == ["telemetry: the span 'b' cannot be sent"]
