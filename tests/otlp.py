@@ -86,11 +86,14 @@ class OtlpReceiver:
 
 
 @contextmanager
-def otlp_receiver(protocol: Literal["grpc", "http/protobuf"], *, is_open: bool = True) -> Iterator[OtlpReceiver]:
+def otlp_receiver(
+    protocol: Literal["grpc", "http/protobuf"], *, is_open: bool = True, port: int = 0
+) -> Iterator[OtlpReceiver]:
+    """`port`: of gRPC; 0: any."""
     receiver = OtlpReceiver(protocol)
     if is_open:
         receiver.is_open.set()
-    with _grpc(receiver) if protocol == "grpc" else _http(receiver):
+    with _grpc(receiver, port) if protocol == "grpc" else _http(receiver):
         try:
             yield receiver
         finally:
@@ -98,7 +101,7 @@ def otlp_receiver(protocol: Literal["grpc", "http/protobuf"], *, is_open: bool =
 
 
 @contextmanager
-def _grpc(receiver: OtlpReceiver) -> Iterator[None]:
+def _grpc(receiver: OtlpReceiver, port: int) -> Iterator[None]:
     class Traces(trace_service_pb2_grpc.TraceServiceServicer):
         def Export(self, request: Any, context: grpc.ServicerContext) -> Any:
             receiver.called({name: str(value) for name, value in context.invocation_metadata()})
@@ -114,7 +117,7 @@ def _grpc(receiver: OtlpReceiver) -> Iterator[None]:
     server = grpc.server(futures.ThreadPoolExecutor(4))
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Traces(), server)
     metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(Metrics(), server)
-    receiver.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    receiver.endpoint = f"http://127.0.0.1:{server.add_insecure_port(f'127.0.0.1:{port}')}"
     server.start()
     try:
         yield

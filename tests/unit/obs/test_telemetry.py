@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Literal
@@ -218,6 +219,26 @@ def test_a_receiver_that_is_down_costs_nobody_anything(
         a_request(telemetry)
     telemetry.close(30.0)
     assert {record.name for record in caplog.records if record.levelname == "ERROR"} & set(exporters.LOUD)
+
+
+def test_spans_arrive_by_a_new_channel_once_the_receiver_is_there(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = free_port()
+    send_to(OtlpReceiver("grpc", f"http://127.0.0.1:{port}"), monkeypatch)
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+    for logger in map(logging.getLogger, exporters.LOUD):
+        logger.filters.clear()  # what they have said in other tests
+    telemetry = started()
+    a_request(telemetry)
+    closing = threading.Thread(target=telemetry.close, args=(30.0,))
+    closing.start()
+    while not {record.name for record in caplog.records} & set(exporters.LOUD):
+        assert closing.is_alive(), "it went, or failed, and nobody was told"
+        time.sleep(0.01)
+    with otlp_receiver("grpc", port=port) as receiver:
+        closing.join()
+        assert {span.name for _, span in receiver.spans} == {"chat m", "queue"}
 
 
 def test_a_failure_is_told_once_a_minute_by_each_thread() -> None:
