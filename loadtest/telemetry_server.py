@@ -63,6 +63,7 @@ class Switch:
 
     def __init__(self) -> None:
         try:
+            from tandem.gateway.chronicle import Chronicles
             from tandem.gateway.console_routes import Console
             from tandem.gateway.measures import Measures
             from tandem.gateway.pace import Pace
@@ -78,6 +79,8 @@ class Switch:
             *((each, "answered", each.answered, _nothing) for each in (RequestLog, Console)),
             (Pace, "left", Pace.left, _nothing),
         ]
+        if hasattr(Chronicles, "admitted"):
+            self._parts.append((Chronicles, "admitted", Chronicles.admitted, _nothing))
 
     def turn(self, *, on: bool) -> None:
         for owner, name, real, nothing in self._parts:

@@ -41,8 +41,9 @@ STEP_S = 0.005
 IDLE_S = 0.5
 SCRAPE_S = 10.0
 """As deploy/prometheus/prometheus.yml and the chart have it."""
-_STAGGER_S = 0.01
-"""Between the beginnings of two streams of a turn, so that answers do not end all at once."""
+_STAGGER_S = STEP_S * NUM_TOKENS / NUM_STREAMS
+"""Between the beginnings of two streams of a turn: answers begin and end all the time, and what they leave is done
+among the tokens of others."""
 
 
 class StreamTurn(msgspec.Struct, frozen=True, kw_only=True):
