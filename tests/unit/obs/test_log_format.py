@@ -36,7 +36,7 @@ def record(message: str, *args: object, error: BaseException | None = None, **ex
     made = logging.getLogger("tandem.test").makeRecord(
         "tandem.test", logging.WARNING, __file__, 1, message, args, raised, extra=extra
     )
-    made.created = 1763818065.25
+    made.created, made.msecs = 1763818065.25, 250.0
     return made
 
 

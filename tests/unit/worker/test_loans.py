@@ -13,6 +13,7 @@ from tandem.core.config import HandoffConfig
 from tandem.core.events import Cancelled, Finished, FinishReason, Pulled, Token
 from tandem.core.ids import BlockHash, HandoffId, HandoffKey, Incarnation, JobKey, WorkerRef
 from tandem.core.request import Generate, Prefill, RemotePrefix, Request, Resume
+from tandem.engine import taker as taking
 from tandem.kv.handoff import MAX_BORROWED, Borrow
 from tandem.worker.link import Link
 from tests.e2e.client import PATIENCE_S, new_request
@@ -23,6 +24,15 @@ PROMPT = list(range(1, 60))
 NUM_BLOCKS = 14
 """Those of PROMPT of which a hit may be."""
 QUICK = HandoffConfig(lease_s=1.0, pull_timeout_s=0.5, drain_timeout_s=1.0)
+PATIENT_S = 4.0
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fake model computes these prompts in no time, so a loan would be given up after the least time there is, which
+    two workers and a test in one process on a busy machine do not always keep."""
+    monkeypatch.setattr(taking, "LEAST_LOAN_S", PATIENT_S)
+    monkeypatch.setattr(taking, "MOST_LOAN_S", PATIENT_S)
 
 
 async def warm(node: Node, prompt: Sequence[int] = PROMPT) -> None:
