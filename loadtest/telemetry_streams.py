@@ -155,6 +155,8 @@ class Streams:
             await connection.send(self._request)
 
         await asyncio.gather(*starmap(use, enumerate(self._connections[side])))
+        # What the last answers left is done behind their last bytes, and before this has its answer.
+        self._sides[side].ask({"telemetry": side == 1, "flush": False})
 
 
 class _Spent(NamedTuple):
