@@ -128,12 +128,11 @@ def main() -> int:
 
 
 def _told(config: Config, log: str) -> Config:
-    import logging
-
+    from tandem.obs.log_handler import LineHandler
     from tandem.obs.logs import set_up_logging
 
     telemetry: Any = replace(config.telemetry, log_format="json", log_requests="all")
-    set_up_logging(telemetry, "tandem-gateway", handlers=[logging.FileHandler(log)])
+    set_up_logging(telemetry, "tandem-gateway", handlers=[LineHandler(open(log, "a"))])  # noqa: SIM115
     return replace(config, telemetry=telemetry)
 
 

@@ -13,6 +13,7 @@ import grpc.aio
 
 from tandem.core.clock import Clock, wall_ns
 from tandem.core.errors import TandemError
+from tandem.core.groups import grouped
 from tandem.core.ids import WorkerRef
 from tandem.doctor.finding import Finding, fail, ok, skip, warn, wrong
 from tandem.doctor.skew import Skew
@@ -160,9 +161,7 @@ def _by_model(workers: Sequence[Worker]) -> Iterator[tuple[str, list[Worker]]]:
 
 
 def _alike(model: str, workers: Sequence[Worker]) -> Finding:
-    groups: dict[tuple[str, str, str], list[Worker]] = {}
-    for worker in workers:
-        groups.setdefault(worker.kind, []).append(worker)
+    groups = grouped(workers, lambda worker: worker.kind)
     if len(groups) == 1:
         layout = ", ".join(sorted({worker.layout or "unknown" for worker in workers}))
         return ok("fingerprints", f"{model}: {_kind(workers[0])} of all {len(workers)}, blocks of {layout}")

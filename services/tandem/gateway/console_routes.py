@@ -36,9 +36,7 @@ class Console:
         self._assets = load_assets()
 
     def answered(self, records: Sequence[AnswerRecord]) -> None:
-        now = self._clock.now()
-        for record in records:
-            self._state.add(record, now)
+        self._state.add(records, self._clock.now())
 
     def routes(self) -> list[Route]:
         """The page needs no key, because there is nothing in it; what it shows does."""

@@ -4,10 +4,13 @@ by tenant; never reads a clock, and never grows beyond its bounds."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import count, islice
+from operator import attrgetter
+from typing import NamedTuple
 
+from tandem.core.groups import grouped
 from tandem.core.histogram import Histogram
 from tandem.gateway.record import AnswerRecord
 
@@ -24,10 +27,10 @@ _NUM_EXACT = 128
 _BATCH = 256
 _NUM_MERGED = 4096
 _SHARES = (0.5, 0.99)
+_whose = attrgetter("lane", "tenant")
 
 
-@dataclass(frozen=True, slots=True)
-class Numbered:
+class Numbered(NamedTuple):
     """`number` counts the answers of this gateway from 1 on."""
 
     number: int
@@ -43,8 +46,8 @@ class Values:
         self._known = Histogram(exact=num_exact)
         self._fresh: list[float] = []
 
-    def add(self, value: float) -> None:
-        self._fresh.append(value)
+    def extend(self, values: Iterable[float]) -> None:
+        self._fresh.extend(values)
         if len(self._fresh) >= _BATCH:
             self.histogram()
 
@@ -55,10 +58,38 @@ class Values:
         return self._known
 
 
+class Ended(NamedTuple):
+    """Answers that ended together, added up. Seconds: `first_s` to the first token of each that had one, `token_s`
+    between tokens, as the mean of each answer that had two."""
+
+    num_answers: int
+    num_failed: int
+    num_prompt: int
+    num_cached: int
+    num_output: int
+    longest_gap_s: float
+    first_s: Sequence[float]
+    token_s: Sequence[float]
+
+    @staticmethod
+    def of(records: Sequence[AnswerRecord]) -> Ended:
+        """At least one."""
+        usages = [record.usage for record in records]
+        return Ended(
+            len(records),
+            sum(map(has_failed, records)),
+            sum(usage.num_prompt for usage in usages),
+            sum(usage.num_cached or 0 for usage in usages),
+            sum(usage.num_output for usage in usages),
+            max(record.longest_gap_s for record in records),
+            [record.first_token_s for record in records if record.first_token_s is not None],
+            [record.token_s for record in records if record.token_s is not None],
+        )
+
+
 @dataclass(slots=True)
 class LaneSlice:
-    """Answers of one lane that ended within one slice of time. Seconds: `first_s` to the first token, `token_s` between
-    tokens, as the mean of each answer."""
+    """Answers of one lane that ended within one slice of time; as `Ended`."""
 
     num_answers: int = 0
     num_failed: int = 0
@@ -69,17 +100,15 @@ class LaneSlice:
     first_s: Values = field(default_factory=Values)
     token_s: Values = field(default_factory=Values)
 
-    def add(self, record: AnswerRecord) -> None:
-        self.num_answers += 1
-        self.num_failed += has_failed(record)
-        self.num_prompt += record.usage.num_prompt
-        self.num_cached += record.usage.num_cached or 0
-        self.num_output += record.usage.num_output
-        self.longest_gap_s = max(self.longest_gap_s, record.longest_gap_s)
-        if record.first_token_s is not None:
-            self.first_s.add(record.first_token_s)
-        if record.token_s is not None:
-            self.token_s.add(record.token_s)
+    def add(self, ended: Ended) -> None:
+        self.num_answers += ended.num_answers
+        self.num_failed += ended.num_failed
+        self.num_prompt += ended.num_prompt
+        self.num_cached += ended.num_cached
+        self.num_output += ended.num_output
+        self.longest_gap_s = max(self.longest_gap_s, ended.longest_gap_s)
+        self.first_s.extend(ended.first_s)
+        self.token_s.extend(ended.token_s)
 
 
 @dataclass(slots=True)
@@ -103,15 +132,14 @@ class TenantFigures:
     first_sum_s: float = 0.0
     num_first: int = 0
 
-    def add(self, record: AnswerRecord) -> None:
-        self.num_answers += 1
-        self.num_failed += has_failed(record)
-        self.num_prompt += record.usage.num_prompt
-        self.num_cached += record.usage.num_cached or 0
-        self.num_output += record.usage.num_output
-        if record.first_token_s is not None:
-            self.first_sum_s += record.first_token_s
-            self.num_first += 1
+    def add(self, ended: Ended) -> None:
+        self.num_answers += ended.num_answers
+        self.num_failed += ended.num_failed
+        self.num_prompt += ended.num_prompt
+        self.num_cached += ended.num_cached
+        self.num_output += ended.num_output
+        self.first_sum_s += sum(ended.first_s)
+        self.num_first += len(ended.first_s)
 
     def take(self, other: TenantFigures) -> None:
         self.num_answers += other.num_answers
@@ -135,16 +163,17 @@ class ConsoleState:
         self._tenants: deque[tuple[int, dict[str, TenantFigures]]] = deque(maxlen=NUM_TENANT_SLICES)
         self._recent: tuple[tuple[int, int], LaneSlice] | None = None
 
-    def add(self, record: AnswerRecord, now: float) -> None:
-        """An answer has ended."""
-        self.number += 1
-        self._records.append(Numbered(self.number, record))
-        current = self._current(now)
+    def add(self, records: Sequence[AnswerRecord], now: float) -> None:
+        """Answers have ended."""
+        self._records.extend(map(Numbered, count(self.number + 1), records))
+        self.number += len(records)
+        current, tenants = self._current(now), self._current_tenants(now)
         current.number = self.number
-        current.lanes.setdefault(record.lane, LaneSlice()).add(record)
-        tenants = self._current_tenants(now)
-        name = record.tenant if record.tenant in tenants or len(tenants) < MAX_TENANTS else OTHER
-        tenants.setdefault(name, TenantFigures()).add(record)
+        for (lane, tenant), some in grouped(records, _whose).items():
+            ended = Ended.of(some)
+            current.lanes.setdefault(lane, LaneSlice()).add(ended)
+            name = tenant if tenant in tenants or len(tenants) < MAX_TENANTS else OTHER
+            tenants.setdefault(name, TenantFigures()).add(ended)
 
     def records(self, since: int, tenant: str | None) -> list[Numbered]:
         """Those after number `since`, the last first; of one tenant, or of all."""

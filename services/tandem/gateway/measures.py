@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from tandem.core.clock import wall_ns
 from tandem.core.errors import ERROR_TABLE, TandemError
+from tandem.core.groups import grouped
 from tandem.core.lane import Lane
 from tandem.core.slo import Slo
 from tandem.core.stages import Stage
 from tandem.gateway.record import CANCELLED, FINISHED, AnswerRecord
+from tandem.gateway.usage import Usage
 from tandem.obs import instruments as have
-from tandem.obs.metrics import OTHER, Buckets, Metrics
+from tandem.obs.metrics import OTHER, Buckets, Histogram, Metrics, Values
 from tandem.sched.targets import NO_TARGETS, LatencyTargets, Target
 
 OPERATIONS = {"chat": "chat", "completion": "text_completion"}
@@ -22,6 +26,10 @@ NO_PATH = "none"
 _THEIRS = frozenset({CANCELLED, *(kind.value for kind, facts in ERROR_TABLE.items() if facts.http < 500)})
 """Outcomes that are no fault of ours."""
 _STAGES = [stage.value for stage in Stage]
+_alike = attrgetter("endpoint", "model", "tenant", "lane", "outcome", "path", "reason")
+"""Of a record: by these its series are known."""
+_series_of = attrgetter("endpoint", "model", "tenant", "lane")
+"""Of a first token."""
 
 
 class Admitted(NamedTuple):
@@ -71,8 +79,8 @@ class Measures:
         self._responses.add(1, str(status))
 
     def admitted(self, requests: Sequence[Admitted]) -> None:
-        for lane, tenant in requests:
-            self._admissions.add(1, "admitted", "", lane.label, tenant)
+        for (lane, tenant), number in Counter(requests).items():
+            self._admissions.add(number, "admitted", "", lane.label, tenant)
 
     def refused(self, lane: Lane, tenant: str, error: TandemError) -> None:
         """At the door, before any work."""
@@ -80,48 +88,54 @@ class Measures:
 
     def begun(self, firsts: Sequence[FirstToken]) -> None:
         at = wall_ns() / 1e9
-        for first in firsts:
-            series = self._first_token.of(OPERATIONS[first.endpoint], first.model, first.tenant, first.lane.label)
-            _record(series, first.after_s, first.trace, at)
+        for told, some in grouped(firsts, _series_of).items():
+            endpoint, model, tenant, lane = told
+            series = self._first_token.of(OPERATIONS[endpoint], model, tenant, lane.label)
+            series.record_all([first.after_s for first in some], [first.trace for first in some], at)
 
     def answered(self, records: Sequence[AnswerRecord]) -> None:
         at = wall_ns() / 1e9
-        for record in records:
-            self._count(record, at)
+        for alike in grouped(records, _alike).values():
+            self._count(alike, at)
+            for record in alike:
+                if record.num_attempts > 1:
+                    self._moves.add(record.num_attempts - 1)
+                self._judge(record)
 
-    def _count(self, record: AnswerRecord, at: float) -> None:
-        model, trace = record.model or OTHER, record.trace
-        told = (OPERATIONS[record.endpoint], model, record.tenant, record.lane)
-        is_finished = record.outcome == FINISHED
-        self._requests.add(1, record.endpoint, record.outcome, record.lane, record.tenant)
-        _record(self._duration.of(*told, "" if is_finished else record.outcome), record.total_s, trace, at)
-        if is_finished and record.token_s is not None:
-            _record(self._output_token.of(*told), record.token_s, trace, at)
-        # Where it never was says nothing of how long others were there.
-        for stage, seconds in zip(_STAGES, record.stages, strict=True):
-            if seconds > 0:
-                _record(self._stages.of(stage, record.lane, model), seconds, trace, at)
-        self._count_tokens(record, told)
-        if record.path:
-            self._placements.add(1, record.path, record.reason)
-        if record.num_attempts > 1:
-            self._moves.add(record.num_attempts - 1)
-        self._judge(record, is_finished)
+    def _count(self, alike: Sequence[AnswerRecord], at: float) -> None:
+        """Those that are in the same series, each of which is then looked for once."""
+        one = alike[0]
+        model, traces = one.model or OTHER, [record.trace for record in alike]
+        told = (OPERATIONS[one.endpoint], model, one.tenant, one.lane)
+        is_finished = one.outcome == FINISHED
+        self._requests.add(len(alike), one.endpoint, one.outcome, one.lane, one.tenant)
+        durations = self._duration.of(*told, "" if is_finished else one.outcome)
+        durations.record_all([record.total_s for record in alike], traces, at)
+        if is_finished:
+            _record_all(self._output_token, told, [record.token_s or 0.0 for record in alike], traces, at)
+        for stage, seconds in zip(_STAGES, zip(*(record.stages for record in alike), strict=True), strict=True):
+            _record_all(self._stages, (stage, one.lane, model), seconds, traces, at)
+        self._count_tokens([record.usage for record in alike], one, told)
+        if one.path:
+            self._placements.add(len(alike), one.path, one.reason)
 
-    def _count_tokens(self, record: AnswerRecord, told: tuple[str, str, str, str]) -> None:
-        usage, where = record.usage, (record.path or NO_PATH, record.tenant)
-        if not usage.num_prompt:
+    def _count_tokens(self, usages: Sequence[Usage], one: AnswerRecord, told: Values) -> None:
+        counted = [usage for usage in usages if usage.num_prompt]
+        if not counted:
             return
-        self._prompt_tokens.add(usage.num_prompt, *where)
-        self._cached_tokens.add(usage.num_cached or 0, *where)
-        self._output_tokens.add(usage.num_output, *where)
-        self._usage.of(*told, "input").record(usage.num_prompt)
-        self._usage.of(*told, "output").record(usage.num_output)
+        where = (one.path or NO_PATH, one.tenant)
+        prompts, outputs = [usage.num_prompt for usage in counted], [usage.num_output for usage in counted]
+        self._prompt_tokens.add(sum(prompts), *where)
+        self._cached_tokens.add(sum(usage.num_cached or 0 for usage in counted), *where)
+        self._output_tokens.add(sum(outputs), *where)
+        self._usage.of(*told, "input").record_sorted(sorted(prompts))
+        self._usage.of(*told, "output").record_sorted(sorted(outputs))
 
-    def _judge(self, record: AnswerRecord, is_finished: bool) -> None:
+    def _judge(self, record: AnswerRecord) -> None:
         """Whether its lane's promises were kept, as `core.slo` has it; what failed kept none."""
         if record.outcome in _THEIRS:
             return
+        is_finished = record.outcome == FINISHED
         # One that had no token to wait for was not late.
         first_s = (record.first_token_s or 0.0) if is_finished else None
         for name, slo in self._promises[record.lane]:
@@ -145,8 +159,10 @@ def _promises(target: Target) -> list[tuple[str, Slo]]:
     return [*kept, ("both", whole)] if kept else []
 
 
-def _record(series: Buckets, seconds: float, trace: str, at: float) -> None:
-    if trace:
-        series.record_traced(seconds, trace, at)
-    else:
-        series.record(seconds)
+def _record_all(histogram: Histogram, told: Values, seconds: Sequence[float], traces: Sequence[str], at: float) -> None:
+    """Those that are more than none: where it never was says nothing of how long others were there."""
+    if min(seconds) <= 0:
+        there = [(each, trace) for each, trace in zip(seconds, traces, strict=True) if each > 0]
+        seconds, traces = [each for each, _ in there], [trace for _, trace in there]
+    if seconds:
+        histogram.of(*told).record_all(seconds, traces, at)

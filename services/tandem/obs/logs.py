@@ -18,6 +18,7 @@ from tandem.core.clock import Clock, SystemClock
 from tandem.core.config import TelemetryConfig
 from tandem.obs.instruments import LOG_LINES_DROPPED
 from tandem.obs.log_format import JsonFormatter, Origin, TextFormatter
+from tandem.obs.log_handler import LineHandler
 from tandem.obs.log_limit import LogLimit
 from tandem.obs.metrics import Metrics
 
@@ -36,7 +37,7 @@ def set_up_logging(
 ) -> None:
     """All that is logged in this process goes to the `handlers`, to standard error where none are given. To be
     called once. `instance`: this machine and process where it is empty."""
-    handlers = list(handlers) or [logging.StreamHandler(sys.stderr)]
+    handlers = list(handlers) or [LineHandler(sys.stderr)]
     origin = Origin(service, instance or f"{socket.gethostname()}-{os.getpid()}", os.getpid())
     is_json = telemetry.log_format == "json"
     limit = LogLimit(clock or SystemClock(), handlers)

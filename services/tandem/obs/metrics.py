@@ -72,12 +72,20 @@ class Buckets:
         counts[last] += len(values) - below
         self.sum += sum(values)
 
-    def record_traced(self, value: float, trace: str, at: float) -> None:
-        """As `record`; the trace is shown beside the bucket."""
-        place = bisect_left(self._bounds, value)
-        self.counts[place] += 1
-        self.sum += value
-        self.exemplars[place] = Exemplar(value, trace, at)
+    def record_all(self, values: Sequence[float], traces: Sequence[str], at: float) -> None:
+        """As `record`, each with its trace, which is shown beside the bucket; empty: it has none."""
+        if not any(traces):
+            self.record_sorted(sorted(values))
+            return
+        counts, bounds = self.counts, self._bounds
+        shown: dict[int, tuple[float, str]] = {}
+        for told in zip(values, traces, strict=True):
+            place = bisect_left(bounds, told[0])
+            counts[place] += 1
+            if told[1]:
+                shown[place] = told
+        self.sum += sum(values)
+        self.exemplars.update((place, Exemplar(*told, at)) for place, told in shown.items())
 
 
 @dataclass(frozen=True, slots=True)

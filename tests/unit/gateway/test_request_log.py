@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import replace
-from select import PIPE_BUF
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from tandem.flow.ledger import StageSeconds
 from tandem.gateway import request_log
 from tandem.gateway.record import AnswerRecord
-from tandem.gateway.request_log import LOGGER, TOGETHER, RequestLog
+from tandem.gateway.request_log import LOGGER, RequestLog
 from tandem.gateway.usage import Usage
 from tandem.obs.log_format import JsonFormatter, Origin, TextFormatter
 from tandem.obs.log_limit import UNLIMITED
@@ -72,12 +71,6 @@ def test_those_that_end_together_alike_are_written_together(caplog: pytest.LogCa
     assert [json.loads(line)["id"] for line in json_lines] == ["a-0", "a-1"]
     assert [line.partition(" id=")[2].split()[0] for line in text_lines] == ["a-0", "a-1"]
     assert len(lines(caplog, "failed", LOST, LOST)) == 2, "so that a flood of them is limited as any"
-
-
-def test_what_is_written_at_once_fits_into_a_pipe_that_others_write_to(caplog: pytest.LogCaptureFixture) -> None:
-    told = [FORMATTER.format(each) for each in lines(caplog, "all", *[RECORD] * 10)]
-    assert [text.count("\n") + 1 for text in told] == [TOGETHER, TOGETHER, 10 - 2 * TOGETHER]
-    assert all(len(text) + 1 <= PIPE_BUF for text in told)
 
 
 def test_a_line_that_nobody_wants_is_not_made(
