@@ -34,6 +34,7 @@ from tandem.gateway.openai_request import (
     request,
 )
 from tandem.gateway.openai_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from tandem.gateway.pace import GATHERED
 from tandem.gateway.ports import Dispatch, ServedModel, TokenStream
 from tandem.gateway.prompt import Prompt, checked_tokens, encode, given_prompts
 from tandem.gateway.response_format import GrammarCheck
@@ -179,7 +180,8 @@ class Answer:
         job, choices = self.jobs[prompt], prompt * self.ask.num_choices
         scores = PromptScores(job.prompt_tokens)
         num_echoed: int | None = None
-        left, ended = self._chronicle.pace.left, self._tally.ended
+        pace, ended = self._chronicle.pace, self._tally.ended
+        left, now, times, last = pace.left, pace.now, None, 0
         # Asynchronous generators have aclose, which AsyncIterator, the better promise, does not show.
         events = cast(AsyncGenerator[Delta | PromptScored | Ending, None], self._completions[prompt].events())
         speeches = [self._manner.speech(job.prompt_tokens) for _ in range(self.ask.num_choices)]
@@ -198,7 +200,10 @@ class Answer:
                 if isinstance(part, Ending):
                     ended(part)
                 elif part.token is not None:
-                    left(part.choice)
+                    if times is None or part.choice != last or len(times) >= GATHERED:
+                        last, times = part.choice, left(part.choice)
+                    else:
+                        times.append(now())
                 yield part
 
     def _of_the_prompt(self, prompt: int, scores: PromptScores) -> Iterator[Scored | Echo]:

@@ -102,7 +102,7 @@ class TenantRow(msgspec.Struct, kw_only=True):
     ttft: float | None = None
 
 
-class AnswerRow(msgspec.Struct, kw_only=True):
+class AnswerRow(msgspec.Struct):
     """`stages` in the order of `StateReply.stages`. `at`: when it arrived, in seconds since the epoch."""
 
     number: int

@@ -11,7 +11,7 @@ from operator import sub
 
 from tandem.obs.metrics import Buckets
 
-_GATHERED = 256
+GATHERED = 256
 """Times of a choice that wait to be looked at together: one by one they were a tenth of what a token costs, and once in
 most answers is enough. In arrays: objects lie wherever there was room, and each has to be fetched."""
 
@@ -21,7 +21,7 @@ class Pace:
     late, and 0 promises nothing. All gaps go into `gaps` too, and `begun` hears when the first token leaves."""
 
     __slots__ = (
-        "_begun", "_gathered", "_late_s", "_now", "_stamps", "_sum_s", "first_at", "gaps", "longest_s", "num_gaps",
+        "_begun", "_gathered", "_late_s", "_sum_s", "_times", "first_at", "gaps", "longest_s", "now", "num_gaps",
         "num_late",
     )  # fmt: skip
 
@@ -32,63 +32,65 @@ class Pace:
         self.num_late = 0
         self.gaps = gaps
         self._begun: Callable[[float], None] | None = begun
-        self._now = now
+        self.now = now
         self._late_s = late_s or math.inf
         self._sum_s = 0.0
-        self._stamps: dict[int, array[float]] = {}
+        self._times: dict[int, array[float]] = {}
         self._gathered: dict[int, int] = {}
 
-    def left(self, choice: int) -> None:
-        """Called for every token of every stream."""
-        try:
-            stamps = self._stamps[choice]
-        except KeyError:
-            self._first(choice, self._now())
-            return
-        stamps.append(self._now())
-        if len(stamps) > _GATHERED:
-            self._gather(choice, stamps)
+    def left(self, choice: int) -> array[float]:
+        """A token did, now. The times of this choice's next ones may be added to what comes back until it has
+        `GATHERED`: to come here for every token of every stream, and to fetch what is used here, takes twice as long.
+        """
+        now, times = self.now(), self._times.get(choice)
+        if times is None:
+            return self._first(choice, now)
+        times.append(now)
+        if len(times) > GATHERED:
+            self._gather(choice, times)
+        return times
 
     def end(self) -> None:
         """Count what is left to be counted. Nobody hears of it any more."""
         self._begun = None
-        for choice, stamps in self._stamps.items():
-            self._gather(choice, stamps)
+        for choice, times in self._times.items():
+            self._gather(choice, times)
 
     @property
     def num_tokens(self) -> int:
         """Of all choices."""
-        return self.num_gaps + sum(map(len, self._stamps.values()))
+        return self.num_gaps + sum(map(len, self._times.values()))
 
     def num_of(self, choice: int) -> int:
         """Tokens of one choice."""
-        return self._gathered.get(choice, 0) + len(self._stamps.get(choice, ()))
+        return self._gathered.get(choice, 0) + len(self._times.get(choice, ()))
 
     @property
     def mean_s(self) -> float | None:
         """Of all gaps; None: there is none."""
         return self._sum_s / self.num_gaps if self.num_gaps else None
 
-    def _first(self, choice: int, now: float) -> None:
-        self._stamps[choice] = array("d", (now,))
+    def _first(self, choice: int, now: float) -> array[float]:
+        times = self._times[choice] = array("d", (now,))
         if self.first_at is None:
             self.first_at = now
             # Whoever hears it knows this pace: a circle, which only the garbage collector would find.
             begun, self._begun = self._begun, None
             if begun is not None:
                 begun(now)
+        return times
 
-    def _gather(self, choice: int, stamps: array[float]) -> None:
+    def _gather(self, choice: int, times: array[float]) -> None:
         """The last one stays, as the next gap's beginning."""
-        if len(stamps) < 2:
+        if len(times) < 2:
             return
-        gaps = sorted(map(sub, islice(stamps, 1, None), stamps))
+        gaps = sorted(map(sub, islice(times, 1, None), times))
         longest = gaps[-1]
         self.gaps.record_sorted(gaps)
         self.num_gaps += len(gaps)
         self._gathered[choice] = self._gathered.get(choice, 0) + len(gaps)
-        self._sum_s += stamps[-1] - stamps[0]
+        self._sum_s += times[-1] - times[0]
         self.longest_s = max(self.longest_s, longest)
         if longest > self._late_s:
             self.num_late += len(gaps) - bisect_right(gaps, self._late_s)
-        del stamps[:-1]
+        del times[:-1]

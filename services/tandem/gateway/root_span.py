@@ -7,8 +7,10 @@ Names and attributes are those of OpenTelemetry's semantic conventions for gener
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from itertools import pairwise
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,13 +18,21 @@ from tandem.core.stages import Stage
 from tandem.flow.ledger import LedgerPhase, PhaseLedger
 from tandem.gateway.measures import OPERATIONS
 from tandem.gateway.record import CANCELLED, FINISHED, AnswerRecord
+from tandem.obs.span_attributes import Layers, Shared, Value
 from tandem.obs.tracing import Attributes, SpanRecord
 
 MAX_REASONS = 4000
 """Bytes; there are some 600 of most requests."""
-_STAGES = [f"tandem.stage.{stage.value}_s" for stage in Stage]
-_INSIDE = {LedgerPhase.QUEUE: "queue", LedgerPhase.ROUTE: "route"}
-"""What of a request happens in the gateway, and takes its time."""
+_FIGURES = (*(f"tandem.stage.{stage.value}_s" for stage in Stage), "tandem.total_s")
+"""The ledger, in seconds."""
+_ALL_FIGURES = (*_FIGURES, "tandem.first_token_s")
+_MAX_KEPT = 1024
+_alike = attrgetter(
+    "endpoint", "model", "tenant", "lane", "outcome", "path", "reason", "workers", "num_attempts", "is_streamed"
+)
+"""Of a record, what many others have too."""
+_QUEUE, _ROUTE = LedgerPhase.QUEUE, LedgerPhase.ROUTE
+_NO_ATTRIBUTES: Attributes = {}
 
 
 class SpanFacts(NamedTuple):
@@ -35,65 +45,74 @@ class SpanFacts(NamedTuple):
 
 def root_span(record: AnswerRecord, facts: SpanFacts, reasons: Mapping[str, object]) -> SpanRecord:
     """`reasons`: why it was placed as it was, for JSON."""
-    operation = OPERATIONS[record.endpoint]
     has_failed = record.outcome not in (FINISHED, CANCELLED)
+    finishes = tuple(reason for _, reason in sorted(facts.finish_reasons.items()))
+    first_s = record.first_token_s
     return SpanRecord(
-        name=f"{operation} {record.model}".rstrip(),
+        name=_name(record.endpoint, record.model),
         start=record.came_at,
         end=record.came_at + record.total_s,
-        attributes={**_attributes(record, facts), **_placed(record, reasons), **_stages(record)},
+        attributes=Layers(
+            _shared(_alike(record), finishes),
+            _own(record, facts, reasons),
+            _FIGURES if first_s is None else _ALL_FIGURES,
+            (*record.stages, record.total_s) if first_s is None else (*record.stages, record.total_s, first_s),
+        ),
         children=tuple(_children(record, facts.ledger)),
         error=(record.error or record.outcome) if has_failed else "",
         kind="server",
     )
 
 
-def _attributes(record: AnswerRecord, facts: SpanFacts) -> Attributes:
-    found: dict[str, str | int | float | bool | tuple[str, ...]] = {
-        "gen_ai.operation.name": OPERATIONS[record.endpoint],
+def _name(endpoint: str, model: str) -> str:
+    return f"{OPERATIONS[endpoint]} {model}".rstrip()
+
+
+@lru_cache(_MAX_KEPT)
+def _shared(alike: tuple[Any, ...], finishes: tuple[str, ...]) -> Shared:
+    """What is empty is left out, where nothing is meant by it."""
+    endpoint, model, tenant, lane, outcome, path, reason, workers, num_attempts, is_streamed = alike
+    found: dict[str, Value] = {
+        "gen_ai.operation.name": OPERATIONS[endpoint],
         "gen_ai.provider.name": "tandem",
-        "gen_ai.request.model": record.model,
+        "gen_ai.request.model": model,
+        "tandem.tenant": tenant,
+        "tandem.lane": lane,
+        "tandem.attempts": num_attempts,
+        "tandem.streamed": is_streamed,
+    }
+    told: dict[str, Value] = {
+        "error.type": "" if outcome == FINISHED else outcome,
+        "gen_ai.response.finish_reasons": finishes,
+        "tandem.path": path,
+        "tandem.reason": reason,
+        "tandem.workers": workers,
+    }
+    return Shared(found | {name: value for name, value in told.items() if value})
+
+
+def _own(record: AnswerRecord, facts: SpanFacts, reasons: Mapping[str, object]) -> Attributes:
+    usage = record.usage
+    found: dict[str, Value] = {
         "gen_ai.request.max_tokens": facts.max_tokens,
-        "gen_ai.usage.input_tokens": record.usage.num_prompt,
-        "gen_ai.usage.output_tokens": record.usage.num_output,
+        "gen_ai.usage.input_tokens": usage.num_prompt,
+        "gen_ai.usage.output_tokens": usage.num_output,
         "tandem.request": record.id,
         "tandem.label": record.label,
-        "tandem.tenant": record.tenant,
-        "tandem.lane": record.lane,
-        "tandem.attempts": record.num_attempts,
-        "tandem.streamed": record.is_streamed,
     }
-    if record.usage.num_cached is not None:
-        found["gen_ai.usage.cache_read.input_tokens"] = record.usage.num_cached
-    if record.outcome != FINISHED:
-        found["error.type"] = record.outcome
-    if facts.finish_reasons:
-        found["gen_ai.response.finish_reasons"] = tuple(reason for _, reason in sorted(facts.finish_reasons.items()))
-    return found
-
-
-def _placed(record: AnswerRecord, reasons: Mapping[str, object]) -> Attributes:
-    told: Attributes = {
-        "tandem.path": record.path,
-        "tandem.reason": record.reason,
-        "tandem.workers": record.workers,
-        "tandem.reasons": msgspec.json.encode(reasons)[:MAX_REASONS].decode(errors="ignore") if reasons else "",
-    }
-    return {name: value for name, value in told.items() if value}
-
-
-def _stages(record: AnswerRecord) -> Attributes:
-    """The ledger, in seconds."""
-    found = dict(zip(_STAGES, record.stages, strict=True))
-    found["tandem.total_s"] = record.total_s
-    if record.first_token_s is not None:
-        found["tandem.first_token_s"] = record.first_token_s
+    if usage.num_cached is not None:
+        found["gen_ai.usage.cache_read.input_tokens"] = usage.num_cached
+    if reasons:
+        found["tandem.reasons"] = msgspec.json.encode(reasons)[:MAX_REASONS].decode(errors="ignore")
     return found
 
 
 def _children(record: AnswerRecord, ledger: PhaseLedger) -> Iterator[SpanRecord]:
-    """Each time that it waited for a place, and for the word of those that it was sent to."""
+    """Each time that it waited for a place, and for the word of those that it was sent to: what of a request happens in
+    the gateway, and takes its time."""
+    began_at = record.came_at - ledger.began_at
     for (phase, begun), (_, ended) in pairwise(ledger.moves):
-        if phase in _INSIDE and ended > begun:
-            start, end = (record.came_at + at - ledger.began_at for at in (begun, ended))
-            yield SpanRecord(name=_INSIDE[phase], start=start, end=end, attributes={})
+        # By identity: the hash of an Enum's member is a call.
+        name = "queue" if phase is _QUEUE else "route" if phase is _ROUTE else ""
+        if name and ended > begun:
+            yield SpanRecord(name, began_at + begun, began_at + ended, _NO_ATTRIBUTES)

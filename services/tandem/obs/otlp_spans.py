@@ -9,8 +9,9 @@ https://protobuf.dev/programming-guides/encoding/ has the form.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 from struct import Struct
 from struct import error as StructError
 from typing import Any
@@ -19,6 +20,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationSc
 from opentelemetry.proto.trace.v1 import trace_pb2 as pb
 from opentelemetry.sdk.resources import Resource
 
+from tandem.obs.span_attributes import Layers, Shared
 from tandem.obs.span_limits import Limits, nanoseconds, num_dropped
 from tandem.obs.tracing import EndedSpan, Kind, SpanEvent
 
@@ -41,8 +43,9 @@ _PLACE = Struct("<2s16s2s8scQcQ2sI")
 _PARENT = b'"\x08'
 """The tag and length of a span's parent_span_id. Those below are tags of fields whose length comes next."""
 _RESOURCE_SPANS, _SCOPE_SPANS, _SPANS, _ATTRIBUTES = b"\n", b"\x12", b"\x12", b"J"
-_KEY, _VALUE, _STRING = b"\n", b"\x12", b"\n"
-_ONE_BYTE = tuple(bytes((number,)) for number in range(128))
+_KEY, _VALUE, _STRING, _INT = b"\n", b"\x12", b"\n", b"\x18"
+_BEYOND_INT = 1 << 63
+"""Negative ones have a form of their own, and what is larger has none."""
 
 
 class SpanEncoder:
@@ -70,13 +73,17 @@ class SpanEncoder:
 
     def _span(self, span: EndedSpan) -> bytes:
         told = span.told
-        attributes = self._limits.attributes(told.attributes)
         parts = [_place(span), _name(told.name, told.kind)]
-        _add_attributes(attributes, parts)
+        attributes = self._limits.attributes(told.attributes)
+        if type(attributes) is Layers:
+            parts += (_shared(attributes.shared), _figures(attributes.names, attributes.figures))
+            _add_attributes(attributes.own, parts)
+        else:
+            _add_attributes(attributes, parts)
+        if attributes is not told.attributes and (num_left_out := num_dropped(attributes)):
+            parts.append(pb.Span(dropped_attributes_count=num_left_out).SerializeToString())
         if span.state or told.error:
             parts.append(pb.Span(trace_state=span.state, status=_status(told.error)).SerializeToString())
-        if num_left_out := num_dropped(attributes):
-            parts.append(pb.Span(dropped_attributes_count=num_left_out).SerializeToString())
         if told.events:
             parts.append(self._events(told.events))
         return b"".join(parts)
@@ -96,14 +103,19 @@ def _field(tag: bytes, body: bytes) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    if number < 128:
-        return _ONE_BYTE[number]
+    return _SMALL[number] if number < len(_SMALL) else _made_varint(number)
+
+
+def _made_varint(number: int) -> bytes:
     told = bytearray()
     while number > 127:
         told.append(number & 127 | 128)
         number >>= 7
     told.append(number)
     return bytes(told)
+
+
+_SMALL = tuple(map(_made_varint, range(2048)))
 
 
 def _place(span: EndedSpan) -> bytes:
@@ -136,8 +148,30 @@ def _add_attributes(values: Mapping[str, Any], parts: list[bytes]) -> None:
             parts += (_before_double(name), _double(value))
         elif kind is str and len(value) > _LONG:
             parts.append(_text(name, value))
+        elif kind is int and 0 <= value < _BEYOND_INT:
+            parts.append(_number(name, value))
         else:
             parts.append(_attribute(name, value))
+
+
+def _shared(shared: Shared) -> bytes:
+    if shared.encoded is None:
+        parts: list[bytes] = []
+        _add_attributes(shared.values, parts)
+        shared.encoded = b"".join(parts)
+    return shared.encoded
+
+
+def _figures(names: tuple[str, ...], values: Sequence[float]) -> bytes:
+    """Of all in one go, what is before each and its eight bytes."""
+    pack, before = _form(names)
+    return pack(*chain.from_iterable(zip(before, values, strict=True)))
+
+
+@lru_cache(_MAX_KEPT)
+def _form(names: tuple[str, ...]) -> tuple[Callable[..., bytes], Sequence[bytes]]:
+    before = [_before_double(name) for name in names]
+    return Struct("<" + "".join(f"{len(each)}sd" for each in before)).pack, before
 
 
 @lru_cache(_MAX_KEPT)
@@ -147,7 +181,20 @@ def _before_double(name: str) -> bytes:
 
 
 def _text(name: str, value: str) -> bytes:
-    return _field(_ATTRIBUTES, b"".join((_key(name), _field(_VALUE, _field(_STRING, value.encode())))))
+    body = value.encode()
+    return _attribute_of(name, _STRING, _varint(len(body)), body)
+
+
+def _number(name: str, value: int) -> bytes:
+    return _attribute_of(name, _INT, _varint(value), b"")
+
+
+def _attribute_of(name: str, tag: bytes, begin: bytes, rest: bytes) -> bytes:
+    """In one go. Of its value the tag, which is a byte, and what follows it."""
+    key, num_bytes = _key(name), 1 + len(begin) + len(rest)
+    size = _varint(num_bytes)
+    whole = len(key) + 1 + len(size) + num_bytes
+    return b"".join((_ATTRIBUTES, _varint(whole), key, _VALUE, size, tag, begin, rest))
 
 
 @lru_cache(_MAX_KEPT)

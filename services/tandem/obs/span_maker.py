@@ -15,6 +15,7 @@ from tandem.obs.tracing import EndedSpan
 
 _TRACE_BYTES, _SPAN_BYTES = 16, 8
 """All zeros are no id, and come once in 2**64 draws."""
+_TRACE_DIGITS, _SPAN_DIGITS = 2 * _TRACE_BYTES, 2 * _SPAN_BYTES
 _RANDOM_BYTES = 8
 """Of a trace's id, the last ones, by which all programs of a trace decide alike."""
 
@@ -33,20 +34,20 @@ class SpanMaker:
 
     def sample(self, parent: TraceParent | None) -> TraceParent | None:
         if parent is None:
-            trace, flags = self._draw(_TRACE_BYTES).hex(), SAMPLED | RANDOM
+            drawn = self._draw(_TRACE_BYTES + _SPAN_BYTES).hex()
+            trace, span, flags = drawn[:_TRACE_DIGITS], drawn[_TRACE_DIGITS:], SAMPLED | RANDOM
         else:
-            trace, flags = parent.trace, SAMPLED | (parent.flags & RANDOM)
+            trace, span, flags = parent.trace, "", SAMPLED | (parent.flags & RANDOM)
         if parent is not None and self._heeds_parent:
             is_sampled = parent.is_sampled
         else:
             is_sampled = int(trace[-2 * _RANDOM_BYTES :], 16) < self._bound
-        return TraceParent(trace, self._span(), flags) if is_sampled else None
+        return TraceParent(trace, span or self._draw(_SPAN_BYTES).hex(), flags) if is_sampled else None
 
     def put(self, span: EndedSpan) -> None:
-        trace, _, flags = span.own
-        for child in span.told.children:
-            self.put(EndedSpan(TraceParent(trace, self._span(), flags), span.own, False, span.state, child))
+        (trace, _, flags), children = span.own, span.told.children
+        drawn = self._draw(_SPAN_BYTES * len(children)).hex() if children else ""
+        for place, child in enumerate(children):
+            own = drawn[_SPAN_DIGITS * place : _SPAN_DIGITS * (place + 1)]
+            self.put(EndedSpan(TraceParent(trace, own, flags), span.own, False, span.state, child))
         self._put_one(span)
-
-    def _span(self) -> str:
-        return self._draw(_SPAN_BYTES).hex()

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, Protocol
 
+from tandem.obs.span_attributes import Value
 from tandem.obs.trace_context import TraceParent, format_traceparent, known_tracestate, parse_traceparent
 
-Attributes = Mapping[str, str | int | float | bool | tuple[str, ...]]
+Attributes = Mapping[str, Value]
 Kind = Literal["internal", "server", "client"]
 
 

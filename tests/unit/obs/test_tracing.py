@@ -186,9 +186,8 @@ def test_it_is_sampled_as_the_sdk_does(variables: dict[str, str], parent: SpanCo
             patch.setenv(name, value)
         sampler = _get_from_env_or_default()
     sampling = read_otel(variables | {"OTEL_TRACES_EXPORTER": "otlp"}).sampling
-    maker = SpanMaker(
-        sampling, [].append, lambda num_bytes: (trace if num_bytes == 16 else 7).to_bytes(num_bytes, "big")
-    )
+    maker = SpanMaker(sampling, [].append, lambda num_bytes: drawn[-num_bytes:])
+    drawn = trace.to_bytes(16, "big") + b"\7" * 8
     trace = trace if parent is None else parent.trace_id
     context = None if parent is None else set_span_in_context(NonRecordingSpan(parent))
     decided = sampler.should_sample(context, trace, "request")
