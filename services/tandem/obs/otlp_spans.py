@@ -76,8 +76,9 @@ class SpanEncoder:
         parts = [_place(span), _name(told.name, told.kind)]
         attributes = self._limits.attributes(told.attributes)
         if type(attributes) is Layers:
-            parts += (_shared(attributes.shared), _figures(attributes.names, attributes.figures))
+            parts.append(_shared(attributes.shared))
             _add_attributes(attributes.own, parts)
+            parts.append(_figures(attributes.names, attributes.figures))
         else:
             _add_attributes(attributes, parts)
         if attributes is not told.attributes and (num_left_out := num_dropped(attributes)):

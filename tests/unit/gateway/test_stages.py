@@ -18,6 +18,7 @@ from tandem.core.ids import HandoffId, HandoffKey, JobKey
 from tandem.core.stages import JobStages, Stage
 from tandem.flow.ledger import LedgerPhase
 from tandem.gateway.record import AnswerRecord
+from tandem.obs.metrics import Spread
 from tests.unit.gateway.rig import Rig, pulled, token
 from tests.unit.gateway.scripted_worker import until
 from tests.unit.gateway.watched import CLIENT_TRACE, Watched, job_at, phase_of, watched
@@ -260,3 +261,22 @@ async def test_an_observer_that_fails_fails_alone(rig: Rig, caplog: pytest.LogCa
         record = await seen.record(asked)
     assert record.outcome == "finished" and asked.exception() is None
     assert "what an answer left cannot be done" in caplog.text and "Broken.answered" in caplog.text
+
+
+async def test_all_gaps_of_long_answers_are_counted_each_choice_s_own(rig: Rig) -> None:
+    """Of one that has the stream for itself, then beside another, then behind it."""
+    worker = await rig.add("m", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+    with watched(rig) as seen:
+        asked = seen.ask(n=2, max_tokens=500)
+        first = (await job_at(worker)).key
+        second = first._replace(choice=1)
+        worker.tell(*(token(first, index) for index in range(300)))
+        worker.tell(*(token(key, index + place) for index in range(100) for key, place in ((first, 300), (second, 0))))
+        worker.tell(*(token(first, index) for index in range(400, 500)), ended(first, 500))
+        worker.tell(*(token(second, index) for index in range(100, 500)), ended(second, 500))
+        record = await seen.record(asked)
+    assert record.usage.num_output == 1000 and record.num_gaps == 2 * 499
+    (gaps,) = seen.family("tandem.inter_token_latency").points.values()
+    assert isinstance(gaps, Spread) and gaps.count == 2 * 499
+    assert gaps.sum == pytest.approx(2 * 499 * (record.token_s or 0.0))

@@ -16,22 +16,35 @@ from opentelemetry.sdk.resources import Resource
 from tandem.obs.otel_environment import Sampling
 from tandem.obs.otlp_spans import SpanEncoder
 from tandem.obs.readable_spans import readable
+from tandem.obs.span_attributes import Layers, Shared
 from tandem.obs.span_limits import Limits
 from tandem.obs.span_maker import SpanMaker
 from tandem.obs.tracing import EndedSpan, SpanEvent, SpanRecord, Tracing
 
 RESOURCE = Resource({"service.name": "tandem-gateway", "process.pid": 7, "tags": ("a", "b")}, "https://schema")
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-ATTRIBUTES = st.dictionaries(
-    TEXTS,
+VALUES = (
     TEXTS
     | st.integers(-(2**63), 2**63 - 1)
     | st.booleans()
     | st.floats(allow_nan=False)
-    | st.lists(TEXTS, max_size=3).map(tuple),
-    max_size=5,
+    | st.lists(TEXTS, max_size=3).map(tuple)
 )
+ATTRIBUTES = st.dictionaries(TEXTS, VALUES, max_size=5)
 TIMES = st.floats(0, 2**33)
+NAMES = st.lists(TEXTS, max_size=6, unique=True)
+
+
+@st.composite
+def layers(draw: st.DrawFn) -> Layers:
+    """No name twice."""
+    names = draw(NAMES)
+    first, last = sorted((draw(st.integers(0, len(names))), draw(st.integers(0, len(names)))))
+    shared, own = ({name: draw(VALUES) for name in some} for some in (names[:first], names[first:last]))
+    figures = [draw(st.floats(allow_nan=False)) for _ in names[last:]]
+    return Layers(Shared(shared), own, tuple(names[last:]), figures)
+
+
 EVENTS = st.lists(st.builds(SpanEvent, TEXTS, TIMES, ATTRIBUTES), max_size=3).map(tuple)
 
 
@@ -41,7 +54,7 @@ def records(inside: st.SearchStrategy[tuple[SpanRecord, ...]]) -> st.SearchStrat
         name=TEXTS,
         start=TIMES,
         end=TIMES,
-        attributes=ATTRIBUTES,
+        attributes=ATTRIBUTES | layers(),
         events=EVENTS,
         children=inside,
         error=TEXTS,
@@ -94,10 +107,12 @@ def test_values_that_are_equal_are_still_told_apart(values: tuple[Any, ...]) -> 
     assert told.SerializeToString(deterministic=True) == by_sdk(made).SerializeToString(deterministic=True)
 
 
-def test_what_limits_left_out_is_told_as_the_sdk_does(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "wide", [{"a": 1, "b": 2, "c": 3}, Layers(Shared({"a": 1}), {"b": 2}, ("c",), [3.0])], ids=["plain", "layers"]
+)
+def test_what_limits_left_out_is_told_as_the_sdk_does(monkeypatch: pytest.MonkeyPatch, wide: Any) -> None:
     for name in ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "OTEL_SPAN_EVENT_COUNT_LIMIT", "OTEL_EVENT_ATTRIBUTE_COUNT_LIMIT"):
         monkeypatch.setenv(name, "1")
-    wide = {"a": 1, "b": 2, "c": 3}
     events = tuple(SpanEvent("e", 1.0, wide) for _ in range(4))
     span = SpanRecord(name="x", start=1.0, end=2.0, attributes=wide, events=events)
     made = ended([span])
@@ -114,6 +129,16 @@ def test_a_span_without_a_form_is_left_out_alone(wrong: Any, caplog: pytest.LogC
     (scope,) = encoded(made).resource_spans[0].scope_spans
     assert [span.name for span in scope.spans] == ["a", "c"]
     assert [record.message for record in caplog.records] == ["telemetry: the span 'b' cannot be sent"]
+
+
+def test_what_spans_share_is_encoded_once() -> None:
+    shared = Shared({"model": "m"})
+    alike = [SpanRecord("x", 1.0, 2.0, Layers(shared, {"at": at}, (), ())) for at in range(3)]
+    made = ended(alike)
+    assert encoded(made) == by_sdk(made) and shared.encoded
+    shared.values = {}
+    (scope,) = encoded(ended(alike)).resource_spans[0].scope_spans
+    assert [[each.key for each in span.attributes] for span in scope.spans] == [["model", "at"]] * 3
 
 
 @pytest.mark.parametrize("start", [math.nan, math.inf, -1.0])
