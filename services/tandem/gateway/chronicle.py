@@ -79,7 +79,7 @@ class Chronicles:
     """Of all answers of a gateway. `measures` and `observers` are told of each that has ended: soon, and at once where
     none is open any more, because then nobody's tokens wait for it."""
 
-    __slots__ = ("_aftermath", "_conclude", "_observers", "_open", "_targets", "_trace", "clock", "measures", "tracing")
+    __slots__ = ("_aftermath", "_each", "_observers", "_open", "_targets", "_trace", "clock", "measures", "tracing")
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Chronicles:
         self.measures = measures
         self.tracing = tracing
         self._aftermath = Aftermath()
-        self._conclude, self._trace = each(_conclude), each(_trace)
+        self._each, self._trace = each(_conclude), each(_trace)
         self._open: Counter[str] = Counter()
         self._observers = (measures, *observers)
         self._targets = targets
@@ -134,6 +134,12 @@ class Chronicles:
         self._aftermath.later(self._conclude, (chronicle, ending))
         if not self._open:
             self._aftermath.do()
+
+    def _conclude(self, ended: Sequence[tuple[Chronicle, Ending]]) -> None:
+        """What is long and alike for all of them first, which then finds itself in the caches."""
+        for chronicle, _ in ended:
+            chronicle.pace.end()
+        self._each(ended)
 
     def tell(self, record: AnswerRecord, span: Traced | None) -> None:
         """Whoever looks at it fails alone. `span`: None where it has none."""
@@ -209,8 +215,7 @@ class Chronicle:
         self._chronicles.close(self, Ending(now, error, tally, is_complete))
 
     def conclude(self, ending: Ending) -> None:
-        """Tell of it, once it has ended."""
-        self.pace.end()
+        """Tell of it, once it and its pace have ended."""
         index, stages = self._last(ending.now)
         way = self.ways[index] if index < len(self.ways) else None
         record = self._record(ending, way, stages)

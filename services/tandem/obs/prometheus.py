@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 from tandem.obs.instrument import Instrument, Kind
 from tandem.obs.metrics import Exemplar, Family, Spread, Values
@@ -72,10 +73,12 @@ def is_openmetrics(accept: str) -> bool:
 
 
 def exposition(families: Iterable[Exposed], *, openmetrics: bool) -> bytes:
-    lines = [line for family in families for line in _family(family, openmetrics)]
+    lines: list[str] = []
+    for family in families:
+        lines += _family(family, openmetrics)
     if openmetrics:
         lines.append("# EOF")
-    return "".join(f"{line}\n" for line in lines).encode()
+    return "\n".join((*lines, "")).encode()
 
 
 @lru_cache(_MAX_KEPT)
@@ -94,32 +97,32 @@ def _clean(name: str) -> str:
     return _NOT_IN_NAMES.sub("_", name)
 
 
-def _family(family: Exposed, openmetrics: bool) -> Iterator[str]:
+def _family(family: Exposed, openmetrics: bool) -> list[str]:
     sample = f"{family.name}_total" if family.kind is Kind.COUNTER else family.name
     told = family.name if openmetrics else sample
-    yield f"# HELP {told} {_escaped(family.meaning, quotes=openmetrics)}"
-    yield f"# TYPE {told} {family.kind.value}"
+    lines = [
+        f"# HELP {told} {_escaped(family.meaning, quotes=openmetrics)}",
+        f"# TYPE {told} {family.kind.value}",
+    ]
     if openmetrics and family.unit:
-        yield f"# UNIT {told} {family.unit}"
+        lines.append(f"# UNIT {told} {family.unit}")
     for values, point in family.points.items():
         labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in zip(family.labels, values, strict=True))
         if isinstance(point, Spread):
-            yield from _spread(family, labels, point, openmetrics)
+            lines += _spread(family, labels, point, openmetrics)
         else:
-            yield f"{sample}{{{labels}}} {_number(point)}" if labels else f"{sample} {_number(point)}"
+            lines.append(f"{sample}{{{labels}}} {_number(point)}" if labels else f"{sample} {_number(point)}")
+    return lines
 
 
-def _spread(family: Exposed, labels: str, spread: Spread, exemplars: bool) -> Iterator[str]:
-    count = 0
+def _spread(family: Exposed, labels: str, spread: Spread, exemplars: bool) -> list[str]:
     start = f"{family.name}_bucket{{{labels}{',' if labels else ''}"
-    for place, (bound, here) in enumerate(zip(_bound_labels(family.bounds), spread.counts, strict=True)):
-        count += here
-        line = f"{start}{bound} {count}"
-        exemplar = spread.exemplars.get(place) if exemplars else None
-        yield line if exemplar is None else f"{line}{_exemplar(exemplar)}"
+    upto = list(accumulate(spread.counts))
+    lines = [f"{start}{bound} {count}" for bound, count in zip(_bound_labels(family.bounds), upto, strict=True)]
+    for place, exemplar in spread.exemplars.items() if exemplars else ():
+        lines[place] += _exemplar(exemplar)
     end = f"{{{labels}}}" if labels else ""
-    yield f"{family.name}_sum{end} {_number(spread.sum)}"
-    yield f"{family.name}_count{end} {count}"
+    return [*lines, f"{family.name}_sum{end} {_number(spread.sum)}", f"{family.name}_count{end} {upto[-1]}"]
 
 
 @lru_cache(_MAX_KEPT)
