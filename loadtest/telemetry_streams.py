@@ -1,9 +1,9 @@
 """Rounds of streams through gateways with and without telemetry, and what each token of them took; decides nothing.
 
-In a turn as many connections as there are streams ask once, a little after each other. The worker makes a step every so
-often, as an engine does, and so its messages carry the tokens of all that run. One that waits for nothing carries a few
-of whoever came first, the fewer the later the others come: then whatever a request costs more makes all tokens of all
-others cost more, and it is the worker that is measured.
+In a turn as many connections as there are streams ask a few times, one a little after the other. The worker makes a
+step every so often, as an engine does, and so its messages carry the tokens of all that run. One that waits for nothing
+carries a few of whoever came first, the fewer the later the others come: then whatever a request costs more makes all
+tokens of all others cost more, and it is the worker that is measured.
 
 Who looks at the gateway with telemetry does so after the turns of a round: a scrape, of which a turn bears as much as
 of its seconds are in those between two, and a console's poll, which brings what all turns left and is borne by them
@@ -29,7 +29,7 @@ import uvloop
 from loadtest.door_backend import BY_STEP
 from loadtest.door_client import Connection, ask
 from loadtest.paired import Timed
-from loadtest.telemetry_sides import NUM_TURNS, TURNS, Child, Place, Yardstick, get, pushing, sink
+from loadtest.telemetry_sides import TURNS, Child, Place, Yardstick, get, pushing, sink
 from tandem.core.clock import SystemClock
 from tandem.stores.embedded import EmbeddedServer
 
@@ -41,9 +41,12 @@ STEP_S = 0.005
 IDLE_S = 0.5
 SCRAPE_S = 10.0
 """As deploy/prometheus/prometheus.yml and the chart have it."""
+NUM_ANSWERS = 3
+"""Of a stream in a turn: what answers leave is done among the tokens of others, not only when all have ended."""
+_STREAM_TURNS = TURNS[: len(TURNS) // 2]
+"""As many answers in a round as a console that looks every few seconds has to be told of."""
 _STAGGER_S = STEP_S * NUM_TOKENS / NUM_STREAMS
-"""Between the beginnings of two streams of a turn: answers begin and end all the time, and what they leave is done
-among the tokens of others."""
+"""Between the beginnings of two streams of a turn, so that answers begin and end all the time."""
 
 
 class StreamTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,7 +131,7 @@ class Streams:
         idle = [await self._spent(child, asyncio.sleep(IDLE_S)) for child in self._sides]
         turns: tuple[list[StreamTurn], list[StreamTurn]] = ([], [])
         seconds = 0.0
-        for side in TURNS:
+        for side in _STREAM_TURNS:
             child = self._sides[side]
             child.ask({"telemetry": side == 1, "flush": False})
             self._yardstick.lap()
@@ -139,9 +142,9 @@ class Streams:
         scrape = await self._spent(told, asyncio.to_thread(self._looker.scrape))
         poll = await self._spent(told, asyncio.to_thread(self._looker.poll))
         flush = await self._spent(told, asyncio.to_thread(told.ask, {"telemetry": True, "flush": True}))
-        turn_s = seconds / len(TURNS)
+        turn_s = seconds / len(_STREAM_TURNS)
         looked_s = scrape.beyond(idle[1]) * turn_s / SCRAPE_S
-        shared_s = looked_s + (poll.beyond(idle[1]) + flush.beyond(idle[1])) / NUM_TURNS
+        shared_s = looked_s + (poll.beyond(idle[1]) + flush.beyond(idle[1])) / _STREAM_TURNS.count(1)
         return [(off, _stream_turn(on.cpu_s + shared_s, on.yardstick_s)) for off, on in zip(*turns, strict=True)]
 
     async def _spent(self, child: Child, work: Awaitable[object]) -> _Spent:
@@ -152,7 +155,8 @@ class Streams:
     async def _turn(self, side: int) -> None:
         async def use(number: int, connection: Connection) -> None:
             await asyncio.sleep(number * _STAGGER_S)
-            await connection.send(self._request)
+            for _ in range(NUM_ANSWERS):
+                await connection.send(self._request)
 
         await asyncio.gather(*starmap(use, enumerate(self._connections[side])))
         # What the last answers left is done behind their last bytes, and before this has its answer.
@@ -169,7 +173,7 @@ class _Spent(NamedTuple):
 
 
 def _stream_turn(cpu_s: float, yardstick_s: float) -> StreamTurn:
-    return StreamTurn(num_tokens=NUM_STREAMS * NUM_TOKENS, cpu_s=cpu_s, yardstick_s=yardstick_s)
+    return StreamTurn(num_tokens=NUM_STREAMS * NUM_ANSWERS * NUM_TOKENS, cpu_s=cpu_s, yardstick_s=yardstick_s)
 
 
 def measure_streams(place: Place, num_rounds: int, step_s: float, ratio: float) -> list[tuple[StreamTurn, StreamTurn]]:

@@ -18,7 +18,7 @@ T = TypeVar("T")
 Work = Callable[[Sequence[T]], None]
 """Done with all that was left for it, in the order in which it came."""
 _log = logging.getLogger(__name__)
-DELAY_S = 0.5
+DELAY_S = 1.0
 AT_ONCE = 32
 """So many of what was given take a millisecond, for which all streams wait; then it is their turn again."""
 MAX_WAITING = 256

@@ -161,7 +161,7 @@ def create_app(
     reference = Reference()
     watch_answers(telemetry.metrics, chronicles)
     watch_dispatch(telemetry.metrics, dispatch)
-    health = Health(dispatch, doorkeeper, telemetry, chronicles.catch_up)
+    health = Health(dispatch, doorkeeper, telemetry)
     routes = [*_answer_routes(openai), *_lookup_routes(openai), *_operator_routes(health), *reference.routes()]
     reference.write(routes)
     return GatewayApp(routes, answers, encoders, measures)

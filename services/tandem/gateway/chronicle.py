@@ -148,10 +148,6 @@ class Chronicles:
         if span is not None:
             self._aftermath.later(self._trace, (record, span))
 
-    def catch_up(self) -> None:
-        """Tell at once what is to be told."""
-        self._aftermath.do()
-
 
 class Chronicle:
     """Of one answer. `model` is the name of what is served, empty until it was found; `ways` has one for each prompt

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import msgspec
 from msgspec import UNSET
@@ -21,16 +20,12 @@ class Health:
     """`/health` and `/live` are for whoever restarts the process, `/ready` for whoever sends it traffic, `/metrics` and
     `/metrics/targets` for Prometheus."""
 
-    __slots__ = ("_catch_up", "_dispatch", "_doorkeeper", "_telemetry")
+    __slots__ = ("_dispatch", "_doorkeeper", "_telemetry")
 
-    def __init__(
-        self, dispatch: Dispatch, doorkeeper: Doorkeeper, telemetry: Telemetry, catch_up: Callable[[], None]
-    ) -> None:
-        """`catch_up` counts what has not been counted yet."""
+    def __init__(self, dispatch: Dispatch, doorkeeper: Doorkeeper, telemetry: Telemetry) -> None:
         self._dispatch = dispatch
         self._doorkeeper = doorkeeper
         self._telemetry = telemetry
-        self._catch_up = catch_up
 
     async def health(self, exchange: Exchange) -> None:
         await exchange.send_json(200, msgspec.json.encode(HealthReply("ok")))
@@ -49,7 +44,6 @@ class Health:
 
     async def metrics(self, exchange: Exchange) -> None:
         """On a thread, because thousands of series take longer to write than a stream may stand still."""
-        self._catch_up()
         accept = (exchange.header(b"accept") or b"").decode("latin-1")
         content_type, body = await asyncio.to_thread(self._telemetry.exposition, accept)
         await exchange.send_body(content_type, body)

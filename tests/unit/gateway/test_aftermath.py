@@ -177,7 +177,7 @@ async def test_what_it_leads_to_is_done_at_once_after_all_of_its_kind() -> None:
     assert told.heard == [-1, -2, 1, 2]
 
 
-@pytest.mark.parametrize("how", ["the last one ends", "in time", "asked"])
+@pytest.mark.parametrize("how", ["the last one ends", "in time"])
 async def test_of_an_answer_that_has_ended_all_are_told_soon_and_at_once_where_no_other_is_open(how: str) -> None:
     told = Records()
     chronicles = Chronicles(SystemClock(), Measures(Metrics()), observers=[told])
@@ -187,9 +187,7 @@ async def test_of_an_answer_that_has_ended_all_are_told_soon_and_at_once_where_n
         with pytest.raises(TandemError, match="first"), chronicles.admission("b", asked, caller):
             raise TandemError(ErrorKind.OVERLOADED, "first")
         assert chronicles.num_open == 1 and told.taken == []
-        if how == "asked":
-            chronicles.catch_up()
-        elif how == "in time":
+        if how == "in time":
             await until(lambda: told.taken)
         assert len(told.taken) == (0 if how == "the last one ends" else 1)
         raise TandemError(ErrorKind.OVERLOADED, "second")
