@@ -1,6 +1,7 @@
 """Measures what telemetry adds to an engine's step and to a gateway's streamed token; tunes nothing.
 
-    python -m loadtest telemetry [--quick] [--rounds N] [--only streams] [--core N] [--before DIRECTORY] [--json FILE]
+    python -m loadtest telemetry [--quick] [--launches N] [--rounds N] [--only streams] [--core N] [--before DIRECTORY]
+                                 [--json FILE]
 
 The sides have short turns, over rounds in which each has several, and then others of fresh processes. A step's are two
 processes on one core; a stream's one process that turns telemetry off and on, or with `--before` two. What counts is
@@ -56,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
     if len(cores) > 1:
         os.sched_setaffinity(0, set(cores) - {core})
     place = Place(core, args.before)
-    launches, num_rounds = (1, 4) if args.quick else (6, args.rounds)
+    launches, num_rounds = (1, 4) if args.quick else (args.launches, args.rounds)
     report = Report(
         step_s=args.step_ms / 1e3,
         stream_step_s=args.stream_step_ms / 1e3,
@@ -78,8 +79,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="loadtest telemetry", description="Measure what telemetry adds.")
-    parser.add_argument("--quick", action="store_true", help="a minute, of fewer rounds")
-    parser.add_argument("--rounds", type=int, default=4, help="of each of six launches (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="one launch")
+    parser.add_argument("--launches", type=int, default=6, help="of fresh processes (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=4, help="of each launch (default: %(default)s)")
     parser.add_argument("--only", choices=("steps", "streams"), help="leave out the others")
     parser.add_argument("--core", type=int, help="of what is measured (default: the last one)")
     parser.add_argument("--before", type=Path, metavar="DIRECTORY", help="a checkout that the side without runs")

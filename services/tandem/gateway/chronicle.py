@@ -79,7 +79,9 @@ class Chronicles:
     """Of all answers of a gateway. `measures` and `observers` are told of each that has ended: soon, and at once where
     none is open any more, because then nobody's tokens wait for it."""
 
-    __slots__ = ("_aftermath", "_each", "_observers", "_open", "_targets", "_trace", "clock", "measures", "tracing")
+    __slots__ = (
+        "_aftermath", "_conclude_each", "_observers", "_open", "_targets", "_trace", "clock", "measures", "tracing",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -93,7 +95,7 @@ class Chronicles:
         self.measures = measures
         self.tracing = tracing
         self._aftermath = Aftermath()
-        self._each, self._trace = each(_conclude), each(_trace)
+        self._conclude_each, self._trace = each(_conclude), each(_trace)
         self._open: Counter[str] = Counter()
         self._observers = (measures, *observers)
         self._targets = targets
@@ -135,18 +137,18 @@ class Chronicles:
         if not self._open:
             self._aftermath.do()
 
-    def _conclude(self, ended: Sequence[tuple[Chronicle, Ending]]) -> None:
-        """What is long and alike for all of them first, which then finds itself in the caches."""
-        for chronicle, _ in ended:
-            chronicle.pace.end()
-        self._each(ended)
-
     def tell(self, record: AnswerRecord, span: Traced | None) -> None:
         """Whoever looks at it fails alone. `span`: None where it has none."""
         for observer in self._observers:
             self._aftermath.later(observer.answered, record)
         if span is not None:
             self._aftermath.later(self._trace, (record, span))
+
+    def _conclude(self, ended: Sequence[tuple[Chronicle, Ending]]) -> None:
+        """Of all of them first what takes longest, which in a row finds itself in the caches."""
+        for chronicle, _ in ended:
+            chronicle.pace.end()
+        self._conclude_each(ended)
 
 
 class Chronicle:

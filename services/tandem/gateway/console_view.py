@@ -173,7 +173,7 @@ def _tenant(name: str, figures: TenantFigures, glance: Glance) -> reply.TenantRo
 
 
 def _answer(numbered: Numbered) -> reply.AnswerRow:
-    """By place, not by name: there are many, and names take twice as long."""
+    """By place: by name takes longer than all the rest of it."""
     number, record = numbered
     usage = record.usage
     return reply.AnswerRow(
