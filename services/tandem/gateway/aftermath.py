@@ -20,17 +20,21 @@ Work = Callable[[Sequence[T]], None]
 _log = logging.getLogger(__name__)
 DELAY_S = 1.0
 AT_ONCE = 32
-"""So many of what was given take a millisecond, for which all streams wait; then it is their turn again."""
+"""Of what was given for one work."""
+TURN_S = 0.002
+"""All streams wait for a turn. What takes longer than one is done in several, and no work is begun in one that is over.
+Many short turns would cost more than they are worth: after each nothing that streams need is in the caches."""
 MAX_WAITING = 256
 """From so many on, for all works together, each that comes has some done."""
 
 
 class Aftermath:
-    """Of one event loop."""
+    """Of one event loop. `now` in seconds."""
 
-    __slots__ = ("_is_doing", "_is_due", "_num_waiting", "_waiting")
+    __slots__ = ("_is_doing", "_is_due", "_now", "_num_waiting", "_waiting")
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
         self._waiting: dict[Work[Any], list[Any]] = {}
         self._num_waiting = 0
         self._is_due = False
@@ -66,24 +70,22 @@ class Aftermath:
             self._is_due = False
 
     def _do_some(self) -> None:
-        """A turn's worth. Work that does not fit into what is left of a turn waits for the next; what fits into none is
-        done in parts, and others come in between."""
+        """A turn's worth, at least of one work. Of what has more than `AT_ONCE` others come in between."""
         if self._is_doing:
             return
         self._is_doing = True
         try:
-            num_left = AT_ONCE
+            until = self._now() + TURN_S
             while self._waiting:
                 work, waiting = next(iter(self._waiting.items()))
-                if len(waiting) > num_left < AT_ONCE:
-                    break
-                given, rest = waiting[:num_left], waiting[num_left:]
+                given, rest = waiting[:AT_ONCE], waiting[AT_ONCE:]
                 del self._waiting[work]
                 if rest:
                     self._waiting[work] = rest
-                num_left -= len(given)
                 self._num_waiting -= len(given)
                 _do(work, given)
+                if self._now() >= until:
+                    break
         finally:
             self._is_doing = False
 

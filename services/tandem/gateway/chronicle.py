@@ -94,7 +94,7 @@ class Chronicles:
         self.clock = clock
         self.measures = measures
         self.tracing = tracing
-        self._aftermath = Aftermath()
+        self._aftermath = Aftermath(clock.now)
         self._conclude_each, self._trace = each(_conclude), each(_trace)
         self._open: Counter[str] = Counter()
         self._observers = (measures, *observers)

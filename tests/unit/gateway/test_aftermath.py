@@ -10,7 +10,7 @@ import pytest
 
 from tandem.core.clock import SystemClock
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.aftermath import AT_ONCE, MAX_WAITING, Aftermath, each
+from tandem.gateway.aftermath import AT_ONCE, MAX_WAITING, TURN_S, Aftermath, each
 from tandem.gateway.caller import Caller
 from tandem.gateway.chronicle import Asked, Chronicles
 from tandem.gateway.measures import Measures
@@ -20,10 +20,22 @@ from tests.unit.gateway.scripted_worker import until
 from tests.unit.gateway.watched import Records
 
 
-class Told:
-    """`goes`: what it was told together."""
+class Times:
+    """It is later only where somebody takes time."""
 
     def __init__(self) -> None:
+        self.at = 0.0
+
+    def now(self) -> float:
+        return self.at
+
+
+class Told:
+    """`goes`: what it was told together, each of which takes so many turns."""
+
+    def __init__(self, times: Times | None = None, num_turns: float = 0.0) -> None:
+        self._times = times or Times()
+        self._num_turns = num_turns
         self.goes: list[list[int]] = []
         self.has_heard = asyncio.Event()
         self.each = each(self.hear_one)
@@ -35,6 +47,7 @@ class Told:
     def hear(self, numbers: Sequence[int]) -> None:
         self.goes.append(list(numbers))
         self.has_heard.set()
+        self._times.at += self._num_turns * TURN_S
 
     def hear_one(self, number: int) -> None:
         if number < 0:
@@ -46,7 +59,7 @@ class Told:
 
 
 async def test_what_is_left_is_done_soon_and_in_order() -> None:
-    aftermath, told = Aftermath(), Told()
+    aftermath, told = Aftermath(Times().now), Told()
     for number in range(3):
         aftermath.later(told.hear, number)
     assert told.heard == []
@@ -59,7 +72,7 @@ async def test_what_is_left_is_done_soon_and_in_order() -> None:
 
 
 async def test_it_can_be_done_at_once_and_is_not_done_again() -> None:
-    aftermath, told = Aftermath(), Told()
+    aftermath, told = Aftermath(Times().now), Told()
     aftermath.later(told.hear, 0)
     aftermath.do()
     aftermath.do()
@@ -67,7 +80,7 @@ async def test_it_can_be_done_at_once_and_is_not_done_again() -> None:
 
 
 async def test_no_more_waits_than_may() -> None:
-    aftermath, told = Aftermath(), Told()
+    aftermath, told = Aftermath(Times().now), Told()
     for number in range(MAX_WAITING - 1):
         aftermath.later(told.hear, number)
     assert told.heard == []
@@ -78,7 +91,8 @@ async def test_no_more_waits_than_may() -> None:
 
 
 async def test_those_that_wait_are_not_done_all_at_once_where_others_wait_for_the_loop() -> None:
-    aftermath, told = Aftermath(), Told()
+    times = Times()
+    aftermath, told = Aftermath(times.now), Told(times, 1.0)
     for number in range(3 * AT_ONCE):
         aftermath.later(told.hear, number)
     seen = [0]
@@ -89,40 +103,39 @@ async def test_those_that_wait_are_not_done_all_at_once_where_others_wait_for_th
     assert seen == [0, AT_ONCE, 2 * AT_ONCE, 3 * AT_ONCE]
 
 
-async def test_kinds_share_a_turn_where_they_fit_into_it_whole() -> None:
-    aftermath, small, large = Aftermath(), Told(), Told()
-    for number in range(AT_ONCE - 1):
-        aftermath.later(large.hear, number)
-    for number in range(2):
-        aftermath.later(small.hear, number)
-        aftermath.later(small.each, number)
+async def test_works_share_a_turn_until_it_is_over() -> None:
+    times = Times()
+    aftermath, long, short = Aftermath(times.now), Told(times, 0.7), Told(times, 0.2)
+    for number in range(AT_ONCE):
+        aftermath.later(short.hear, number)
+        aftermath.later(short.each, number)
+        aftermath.later(long.hear, number)
+        aftermath.later(long.each, number)
     seen: list[tuple[int, int]] = [(0, 0)]
-    while seen[-1] != (AT_ONCE - 1, 4):
+    while seen[-1] != (2 * AT_ONCE, 2 * AT_ONCE):
         await asyncio.sleep(0)
-        now = len(large.heard), len(small.heard)
+        now = len(long.heard), len(short.heard)
         if now != seen[-1]:
             seen.append(now)
-    assert seen == [(0, 0), (AT_ONCE - 1, 0), (AT_ONCE - 1, 4)]
-    assert small.goes == [[0, 1], [0], [1]]
+    assert seen == [(0, 0), (0, 2 * AT_ONCE), (2 * AT_ONCE, 2 * AT_ONCE)]
 
 
-async def test_what_fits_into_no_turn_lets_others_in_between() -> None:
-    aftermath, small, large = Aftermath(), Told(), Told()
+async def test_others_come_between_the_parts_of_what_is_much() -> None:
+    times = Times()
+    aftermath, small, large = Aftermath(times.now), Told(times, 1.0), Told(times, 1.0)
     for number in range(2 * AT_ONCE):
         aftermath.later(large.hear, number)
     aftermath.later(small.hear, 0)
-    for _ in range(4):
+    for _ in range(2):
         aftermath._do_some()
-        if small.heard:
-            break
-    assert len(large.heard) == AT_ONCE
+    assert len(large.heard) == AT_ONCE and small.heard == [0]
     aftermath.do()
     assert large.heard == list(range(2 * AT_ONCE))
 
 
 def test_where_nothing_runs_it_is_refused_and_done_in_time_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tandem.gateway.aftermath.DELAY_S", 0.01)
-    aftermath, told = Aftermath(), Told()
+    aftermath, told = Aftermath(Times().now), Told()
     with pytest.raises(RuntimeError):
         aftermath.later(told.hear, 1)
 
@@ -135,7 +148,7 @@ def test_where_nothing_runs_it_is_refused_and_done_in_time_later(monkeypatch: py
 
 
 async def test_what_fails_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
-    aftermath, told = Aftermath(), Told()
+    aftermath, told = Aftermath(Times().now), Told()
     for number in (0, -1, 1, -2, 2):
         aftermath.later(told.each, number)
         aftermath.later(told.fail, number)
@@ -147,7 +160,7 @@ async def test_what_fails_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
 
 
 async def test_it_is_done_in_nobody_s_name() -> None:
-    aftermath, seen = Aftermath(), list[dict[str, str]]()
+    aftermath, seen = Aftermath(Times().now), list[dict[str, str]]()
     is_done = asyncio.Event()
 
     def look(_: Sequence[None]) -> None:
@@ -161,7 +174,7 @@ async def test_it_is_done_in_nobody_s_name() -> None:
 
 
 async def test_what_it_leads_to_is_done_at_once_after_all_of_its_kind() -> None:
-    aftermath, told = Aftermath(), Told()
+    aftermath, told = Aftermath(Times().now), Told()
 
     def lead(numbers: Sequence[int]) -> None:
         for number in numbers:
