@@ -72,7 +72,10 @@ def test_lines_of_programs_that_share_a_pipe_stay_whole() -> None:
     assert len(told) == 2 * 50 * 32 and set(told) == {"a" * 699, "b" * 699}
 
 
-def test_what_cannot_be_written_is_the_library_s_to_tell(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_written_is_the_library_s_to_tell(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging, "raiseExceptions", True)  # a library may have turned it off
     closed = io.StringIO()
     closed.close()
     LineHandler(closed).handle(logging.makeLogRecord({"msg": "lost"}))
