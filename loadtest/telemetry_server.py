@@ -5,7 +5,8 @@ nothing.
 
 `on` is the program as it is, with a JSON line for each request in `--log` and whatever OpenTelemetry's variables ask
 for. Says its URL on stdout and serves until stdin ends. A line of stdin, as `{"telemetry": false}`, has it go on
-without telemetry, or with it again; it is answered when what was to be sent so far has gone, where `flush` is true.
+without telemetry, or with it again; it is answered when what was being sent has gone, and all that waits to be sent
+where `flush` is true.
 `off` stays off, and needs nothing that an older commit lacks, so that this file can be run with the packages of one.
 """
 
@@ -27,6 +28,8 @@ from tandem.core.config import Config, GatewayConfig, RedisConfig
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.gateway.main import Gateway, settle
 
+_SENDING_S = 0.1
+"""More than the thread of spans takes to send as many as go at once: it would go on in a turn without telemetry."""
 _MEASURES = ("responded", "admitted", "refused", "begun", "answered")
 
 
@@ -54,6 +57,7 @@ async def _serve(config: Config, switch: Switch | None) -> None:
             switch.turn(on=asked["telemetry"])
         if asked["flush"]:
             await _flush(gateway)
+        await asyncio.sleep(_SENDING_S)
         _say({})
     await gateway.stop()
 
@@ -98,7 +102,6 @@ async def _flush(gateway: Gateway) -> None:
         sender._is_due.set()
         while sender._waiting:  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)  # for the call itself
 
 
 def _say(facts: object) -> None:

@@ -6,7 +6,7 @@ They take a fifth of a second to import, so each is imported where it is made. T
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tandem.obs.otel_environment import OtelSettings, Protocol
 
@@ -45,7 +45,7 @@ class Sparingly(logging.Filter):
 _sparingly = Sparingly()
 
 
-def span_exporters(settings: OtelSettings, resource: Resource) -> list[SpanExporter]:
+def span_exporters(settings: OtelSettings, resource: Resource) -> list[SpanExporter[Any]]:
     protocol = settings.traces_protocol
     return [_otlp_spans(protocol, resource) if name == "otlp" else _console_spans(resource) for name in settings.traces]
 
@@ -54,7 +54,7 @@ def metric_exporters(settings: OtelSettings) -> list[MetricExporter]:
     return [_otlp_metrics(settings) if name == "otlp" else _console_metrics() for name in settings.metrics]
 
 
-def _console_spans(resource: Resource) -> SpanExporter:
+def _console_spans(resource: Resource) -> SpanExporter[Any]:
     from opentelemetry.sdk.trace.export import ConsoleSpanExporter
 
     from tandem.obs.readable_spans import ReadableSpans
@@ -68,7 +68,7 @@ def _console_metrics() -> MetricExporter:
     return ConsoleMetricExporter()
 
 
-def _otlp_spans(protocol: Protocol, resource: Resource) -> SpanExporter:
+def _otlp_spans(protocol: Protocol, resource: Resource) -> SpanExporter[Any]:
     from tandem.obs.otlp_spans import SpanEncoder
 
     _log_sparingly()

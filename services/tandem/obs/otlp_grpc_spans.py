@@ -21,15 +21,18 @@ class GrpcSpanExporter(OTLPSpanExporter):
         super().__init__()
         self._encoder = encoder
 
-    def export(self, spans: Sequence[EndedSpan]) -> SpanExportResult:  # type: ignore[override]
+    def packed(self, span: EndedSpan) -> bytes | None:
+        return self._encoder.encode(span)
+
+    def export(self, spans: Sequence[bytes]) -> SpanExportResult:  # type: ignore[override]
         return self._export(spans)  # type: ignore[arg-type]
 
     def _initialize_channel_and_stub(self) -> None:
         super()._initialize_channel_and_stub()  # type: ignore[no-untyped-call]
         self._client = _BytesStub(self._channel)  # type: ignore[assignment, arg-type]
 
-    def _translate_data(self, data: Sequence[EndedSpan]) -> bytes:  # type: ignore[override]
-        return self._encoder.encode(data)
+    def _translate_data(self, data: Sequence[bytes]) -> bytes:  # type: ignore[override]
+        return self._encoder.request(data)
 
 
 class _BytesStub:

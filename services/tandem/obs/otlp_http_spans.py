@@ -18,6 +18,9 @@ class HttpSpanExporter(OTLPSpanExporter):
         super().__init__()
         self._encoder = encoder
 
-    def export(self, spans: Sequence[EndedSpan]) -> SpanExportResult:  # type: ignore[override]
-        sent = self._client.export(self._encoder.encode(spans))
+    def packed(self, span: EndedSpan) -> bytes | None:
+        return self._encoder.encode(span)
+
+    def export(self, spans: Sequence[bytes]) -> SpanExportResult:  # type: ignore[override]
+        sent = self._client.export(self._encoder.request(spans))
         return SpanExportResult.SUCCESS if sent.success else SpanExportResult.FAILURE

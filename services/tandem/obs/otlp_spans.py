@@ -1,4 +1,4 @@
-"""Spans as the bytes of OTLP's messages; never sends one.
+"""Spans as the bytes of OTLP's messages; never sends one and keeps none.
 
 The SDK's own encoder makes each message an object and copies it into the next larger one, which takes eight times as
 long, in the interpreter's lock, while streams wait. A message's bytes are those of its fields, in any order, and most
@@ -49,7 +49,7 @@ _BEYOND_INT = 1 << 63
 
 
 class SpanEncoder:
-    """Of one process. One thread at a time."""
+    """Of one process. Any number of threads."""
 
     def __init__(self, resource: Resource) -> None:
         self._limits = Limits()
@@ -59,17 +59,17 @@ class SpanEncoder:
         self._process = process.SerializeToString()
         self._scope = pb.ScopeSpans(scope=InstrumentationScope(name=SCOPE)).SerializeToString()
 
-    def encode(self, spans: Sequence[EndedSpan]) -> bytes:
-        """An ExportTraceServiceRequest. A span that OTLP has no form for is left out, and logged."""
-        if not spans:
-            return b""
-        told = [self._scope]
-        for span in spans:
-            try:
-                told.append(_field(_SPANS, self._span(span)))
-            except (AttributeError, TypeError, ValueError, OverflowError, StructError):
-                _log.exception("telemetry: the span %r cannot be sent", span.told.name)
-        return _field(_RESOURCE_SPANS, self._process + _field(_SCOPE_SPANS, b"".join(told)))
+    def encode(self, span: EndedSpan) -> bytes | None:
+        """A part of a request. None: OTLP has no form for it, which is logged."""
+        try:
+            return _field(_SPANS, self._span(span))
+        except (AttributeError, TypeError, ValueError, OverflowError, StructError):
+            _log.exception("telemetry: the span %r cannot be sent", span.told.name)
+            return None
+
+    def request(self, spans: Sequence[bytes]) -> bytes:
+        """An ExportTraceServiceRequest of encoded ones."""
+        return _field(_RESOURCE_SPANS, self._process + _field(_SCOPE_SPANS, b"".join((self._scope, *spans))))
 
     def _span(self, span: EndedSpan) -> bytes:
         told = span.told

@@ -26,6 +26,9 @@ class ReadableSpans:
         self._resource = resource
         self._limits = Limits()
 
+    def packed(self, span: EndedSpan) -> EndedSpan:
+        return span
+
     def export(self, spans: Sequence[EndedSpan]) -> SpanExportResult:
         return self._exporter.export([readable(span, self._resource, self._limits) for span in spans])
 

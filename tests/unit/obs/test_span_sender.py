@@ -13,6 +13,8 @@ from tandem.obs.trace_context import TraceParent
 from tandem.obs.tracing import EndedSpan, SpanRecord
 
 OWN = TraceParent("1" * 32, "2" * 16, 3)
+UNFIT = ("unfit",)
+"""No exporter has a form for it."""
 
 
 class Stuck:
@@ -26,9 +28,12 @@ class Stuck:
         self.is_called = threading.Event()
         self._is_over = threading.Event()
 
-    def export(self, spans: Sequence[EndedSpan]) -> SpanExportResult:
+    def packed(self, span: EndedSpan) -> str | None:
+        return None if span.told.name in UNFIT else span.told.name
+
+    def export(self, spans: Sequence[str]) -> SpanExportResult:
         self.num_calls += 1
-        self.names += [span.told.name for span in spans]
+        self.names += spans
         self.largest = max(self.largest, len(spans))
         self.is_called.set()
         assert self._is_over.wait(60.0)
@@ -46,8 +51,11 @@ class Taken:
         self.batches: list[list[str]] = []
         self.num_shutdowns = 0
 
-    def export(self, spans: Sequence[EndedSpan]) -> SpanExportResult:
-        self.batches.append([span.told.name for span in spans])
+    def packed(self, span: EndedSpan) -> str | None:
+        return None if span.told.name in UNFIT else span.told.name
+
+    def export(self, spans: Sequence[str]) -> SpanExportResult:
+        self.batches.append(spans)
         if len(self.batches) == 1:
             raise RuntimeError("not today")
         return SpanExportResult.SUCCESS
@@ -130,3 +138,25 @@ def test_the_newest_are_kept_and_the_others_counted() -> None:
     sender.close(30.0)
     assert sender.num_dropped == 5 + len(stuck.names)
     assert stuck.names == ["s0", "s1", "s2", "s5", "s6", "s7"]
+
+
+def test_a_span_that_cannot_be_sent_is_left_out_alone_and_no_call_is_empty() -> None:
+    taken = Taken()
+    taken.batches.append([])
+    sender = SpanSender([taken], Batching(max_batch=1))
+    for name in ("s0", *UNFIT, "s1", *UNFIT):
+        sender.put(EndedSpan(OWN, None, True, "", SpanRecord(name=name, start=1.0, end=2.0, attributes={})))
+    sender.close(30.0)
+    assert taken.batches[1:] == [["s0"], ["s1"]] and sender.num_dropped == 0
+
+
+def test_a_span_waits_as_it_is_packed_for_each_exporter() -> None:
+    """Not as what it was made of, which is much more."""
+    stuck, taken = Stuck(), Taken()
+    taken.batches.append([])
+    sender = SpanSender([stuck, taken], Batching())
+    put(sender, 2)
+    assert [*sender._waiting] == [["s0", "s0"], ["s1", "s1"]]
+    stuck.shutdown()
+    sender.close(30.0)
+    assert stuck.names == taken.batches[1] == ["s0", "s1"]
