@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from array import array
 from bisect import bisect_right
 from collections.abc import Callable
 from itertools import islice
@@ -13,7 +12,7 @@ from tandem.obs.metrics import Buckets
 
 GATHERED = 256
 """Times of a choice that wait to be looked at together: one by one they were a tenth of what a token costs, and once in
-most answers is enough. In arrays: objects lie wherever there was room, and each has to be fetched."""
+most answers is enough. In lists: an array asks each number what it is, which takes longer than reading the clock."""
 
 
 class Pace:
@@ -35,10 +34,10 @@ class Pace:
         self.now = now
         self._late_s = late_s or math.inf
         self._sum_s = 0.0
-        self._times: dict[int, array[float]] = {}
+        self._times: dict[int, list[float]] = {}
         self._gathered: dict[int, int] = {}
 
-    def left(self, choice: int) -> array[float]:
+    def left(self, choice: int) -> list[float]:
         """A token did, now. The times of this choice's next ones may be added to what comes back until it has
         `GATHERED`: to come here for every token of every stream, and to fetch what is used here, takes twice as long.
         """
@@ -70,8 +69,8 @@ class Pace:
         """Of all gaps; None: there is none."""
         return self._sum_s / self.num_gaps if self.num_gaps else None
 
-    def _first(self, choice: int, now: float) -> array[float]:
-        times = self._times[choice] = array("d", (now,))
+    def _first(self, choice: int, now: float) -> list[float]:
+        times = self._times[choice] = [now]
         if self.first_at is None:
             self.first_at = now
             # Whoever hears it knows this pace: a circle, which only the garbage collector would find.
@@ -80,7 +79,7 @@ class Pace:
                 begun(now)
         return times
 
-    def _gather(self, choice: int, times: array[float]) -> None:
+    def _gather(self, choice: int, times: list[float]) -> None:
         """The last one stays, as the next gap's beginning."""
         if len(times) < 2:
             return
