@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from struct import Struct
-from struct import error as StructError
 from typing import Any
 
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope
@@ -63,7 +62,7 @@ class SpanEncoder:
         """A part of a request. None: OTLP has no form for it, which is logged."""
         try:
             return _field(_SPANS, self._span(span))
-        except (AttributeError, TypeError, ValueError, OverflowError, StructError):
+        except Exception:
             _log.exception("telemetry: the span %r cannot be sent", span.told.name)
             return None
 
