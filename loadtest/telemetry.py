@@ -3,10 +3,10 @@
     python -m loadtest telemetry [--quick] [--launches N] [--rounds N] [--only streams] [--core N] [--before DIRECTORY]
                                  [--json FILE]
 
-The sides have short turns, over rounds in which each has several, and then others of fresh processes. A step's are two
-processes on one core; a stream's one process that turns telemetry off and on, or with `--before` two. What counts is
-processor time, which the kernel books to each process: it holds on a busy machine too. How fast the machine is changes
-all the same, with what strangers do on it; a stream's turns are levelled by a yardstick that runs beside them.
+The sides have short turns, over rounds in which each has several, and then others of fresh processes. They are one
+process that turns telemetry off and on, or with `--before` two on one core. What counts is processor time, which the
+kernel books to each process: it holds on a busy machine too. How fast the machine is changes all the same, with what
+strangers do on it; a stream's turns are levelled by a yardstick that runs beside them.
 
 With telemetry: a step is told to all who look at steps, metrics are scraped, and a gateway also logs each request as
 JSON to a file, traces each to a receiver of OTLP, and has a console that asks once in a round. Without: nobody

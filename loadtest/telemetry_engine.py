@@ -1,10 +1,11 @@
-"""An engine with its driver and no model, in a process of its own, with or without those who look at its steps.
+"""An engine with its driver and no model, in a process of its own, with those who look at its steps or without.
 
     python -m loadtest.telemetry_engine off|on [--core N]
 
-Each line of stdin asks for a round, as `{"batch": 8, "seconds": 0.5}`: as many sequences decode until the time is over.
-The answer on stdout says how many steps ran and what they took. `off` needs nothing that an older commit lacks, so that
-this file can be run with the packages of one. Compares nothing.
+Each line of stdin asks for a round, as `{"batch": 8, "seconds": 0.5, "telemetry": true}`: as many sequences decode
+until the time is over. The answer on stdout says how many steps ran and what they took; that of `{"flush": true}` what
+it took to send the spans that waited. `off` has no telemetry to turn on, and needs nothing that an older commit lacks,
+so that this file can be run with the packages of one. Compares nothing.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.config import Config
@@ -84,20 +85,34 @@ class Ends:
             self._changed.wait_for(lambda: self.num_ended >= number)
 
 
-class Bench:
-    """One engine; rounds come one after the other. `request` is what each request says beside its prompt."""
+class Look(NamedTuple):
+    """Who looks at an engine. `request` is what each request says beside its prompt."""
 
-    def __init__(self, clock: Clock, observers: Sequence[StepObserver], **request: Any) -> None:
+    observers: Sequence[StepObserver] = ()
+    heard: Callable[[Sequence[Effect]], None] | None = None
+    request: Mapping[str, Any] = {}
+
+
+class Bench:
+    """One engine; rounds come one after the other."""
+
+    def __init__(self, clock: Clock) -> None:
         executor = SimExecutor(LAYOUT, NUM_BLOCKS, lambda _: 0.0)
         self.sink = Ends()
         self.pipeline = CountingPipeline(executor)
         self._clock = clock
-        self._request = request
+        self._request: Mapping[str, Any] = {}
         engine = compose_engine(Config(), executor, "f", MAX_MODEL_LEN)
-        observers = (RecentSteps(), *observers)
-        self.driver = EngineDriver(engine, self.pipeline, self.sink, clock, 60.0, observers)
+        self._always = RecentSteps()
+        self.driver = EngineDriver(engine, self.pipeline, self.sink, clock, 60.0, (self._always,))
         self._numbers = itertools.count()
         self.driver.start()
+
+    def take(self, look: Look) -> None:
+        """From the next round on; between two no step is made."""
+        self.driver._observers = (self._always, *look.observers)
+        self.sink.heard = look.heard
+        self._request = look.request
 
     def round(self, batch: int, seconds: float) -> dict[str, float]:
         began, cpu, steps = self._clock.now(), time.process_time(), self.pipeline.num_steps
@@ -126,11 +141,42 @@ class Bench:
         return Generate(request=request, attempt=1)
 
 
-def _observed(clock: Clock) -> tuple[Bench, str]:
-    """As a worker composes it, for requests that are all traced; returns where its /metrics are too."""
+class Watched:
+    """A bench with telemetry as a worker composes it, for requests that are all traced. `metrics`: where it answers to
+    who asks for /metrics."""
+
+    def __init__(self, bench: Bench, clock: Clock) -> None:
+        from tandem.engine.effects import Ended
+
+        telemetry = _telemetry(bench, clock)
+        self.metrics = telemetry.open()
+        self._bench = bench
+        self._spans = telemetry._telemetry._spans
+
+        def heard(effects: Sequence[Effect]) -> None:
+            for effect in effects:
+                if isinstance(effect, Ended):
+                    telemetry.job_ended(effect.times)
+
+        self._looks = Look(), Look([telemetry.steps], heard, {"traceparent": f"00-{1:032x}-{1:016x}-01"})
+
+    def turn(self, *, on: bool) -> None:
+        self._bench.take(self._looks[on])
+
+    def flush(self) -> dict[str, float]:
+        """Have the spans sent that wait for more."""
+        cpu, sender = time.process_time(), self._spans
+        if sender is not None:
+            sender._is_due.set()
+            while sender._waiting:
+                time.sleep(0.01)
+            time.sleep(0.1)  # for the call itself
+        return {"cpu_s": time.process_time() - cpu}
+
+
+def _telemetry(bench: Bench, clock: Clock) -> Any:
     from tandem.core.bundle import TokenizerBundle
     from tandem.core.ids import Incarnation, WorkerId, WorkerRef
-    from tandem.engine.effects import Ended
     from tandem.engine.ports import TransportPeer
     from tandem.worker.gauges import BookReader, Sources
     from tandem.worker.identity import Identity
@@ -149,20 +195,12 @@ def _observed(clock: Clock) -> tuple[Bench, str]:
         transport_kind="local",
     )
     telemetry = WorkerTelemetry(Config(), identity, clock)
-    bench = Bench(clock, [telemetry.steps], traceparent=f"00-{1:032x}-{1:016x}-01")
     reader = BookReader(lambda: bench.driver.call(lambda engine, now: (engine.books(), [])), clock)
     sink = bench.sink
     telemetry.watch(
         Sources(snapshot=lambda: sink.snapshot, books=reader.read, is_healthy=lambda: True, num_gateways=lambda: 1)
     )
-
-    def heard(effects: Sequence[Effect]) -> None:
-        for effect in effects:
-            if isinstance(effect, Ended):
-                telemetry.job_ended(effect.times)
-
-    sink.heard = heard
-    return bench, telemetry.open()
+    return telemetry
 
 
 def main() -> int:
@@ -174,10 +212,16 @@ def main() -> int:
         os.sched_setaffinity(0, {args.core})
     sys.setswitchinterval(0.001)
     clock = SystemClock()
-    bench, metrics = _observed(clock) if args.side == "on" else (Bench(clock, ()), None)
-    _say({"metrics": metrics})
+    bench = Bench(clock)
+    watched = Watched(bench, clock) if args.side == "on" else None
+    _say({"metrics": None if watched is None else watched.metrics})
     for asked in _asked():
-        _say(bench.round(**asked))
+        if watched is not None and asked.get("flush"):
+            _say(watched.flush())
+            continue
+        if watched is not None:
+            watched.turn(on=asked["telemetry"])
+        _say(bench.round(asked["batch"], asked["seconds"]))
     return 0
 
 

@@ -27,17 +27,16 @@ class StepRound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_steps(place: Place, num_rounds: int, seconds: float) -> dict[int, list[tuple[StepRound, StepRound]]]:
-    """Rounds (without, with) of fresh processes, by batch; each side has its turns for so many seconds in each."""
+    """Rounds (without, with) of fresh processes, by batch; each side has its turns for so many seconds in each. One
+    process turns telemetry off and on, because no two have their memory laid out alike; where the side without is
+    another commit there are two."""
     with ExitStack() as stack:
-        receiver = sink(stack)
-        sides = [
-            Child(stack, place.command("telemetry_engine", "off", is_off=True), place.environment(is_off=True)),
-            Child(
-                stack,
-                place.command("telemetry_engine", "on"),
-                place.environment() | pushing(receiver.said["endpoint"]),
-            ),
-        ]
+        # What one side leaves to be sent is not sent in the other's turn.
+        pushed = pushing(sink(stack).said["endpoint"]) | {"OTEL_BSP_SCHEDULE_DELAY": "600000"}
+        sides = [Child(stack, place.command("telemetry_engine", "on"), place.environment() | pushed)] * 2
+        if place.before is not None:
+            command = place.command("telemetry_engine", "off", is_off=True)
+            sides[0] = Child(stack, command, place.environment(is_off=True))
         found: dict[int, list[tuple[StepRound, StepRound]]] = {}
         for batch in BATCHES:
             _round(sides, batch, seconds)  # warms up
@@ -52,10 +51,11 @@ def _round(sides: list[Child], batch: int, seconds: float) -> tuple[StepRound, S
     for number, side in enumerate(TURNS, 1):
         if number == len(TURNS):
             scraper.start()
-        turns[side].append(StepRound(**sides[side].ask(asked)))
+        turns[side].append(StepRound(**sides[side].ask({**asked, "telemetry": side == 1})))
     scraper.join()
+    sent_s = sides[1].ask({"flush": True})["cpu_s"]
     off, on = (_sum(each) for each in turns)
-    return off, on
+    return off, msgspec.structs.replace(on, cpu_s=on.cpu_s + sent_s)
 
 
 def _sum(turns: list[StepRound]) -> StepRound:
