@@ -6,7 +6,7 @@
 The sides have short turns, over rounds in which each has several, and then others of fresh processes. They are one
 process that turns telemetry off and on, or with `--before` two on one core. What counts is processor time, which the
 kernel books to each process: it holds on a busy machine too. How fast the machine is changes all the same, with what
-strangers do on it; a stream's turns are levelled by a yardstick that runs beside them.
+strangers do on it: turns are levelled by a yardstick that runs beside them.
 
 With telemetry: a step is told to all who look at steps, metrics are scraped, and a gateway also logs each request as
 JSON to a file, traces each to a receiver of OTLP, and has a console that asks once in a round. Without: nobody
@@ -28,7 +28,7 @@ import msgspec
 from loadtest.paired import Added, added, drift, levelled
 from loadtest.tables import table
 from loadtest.telemetry_sides import Place
-from loadtest.telemetry_steps import BATCHES, StepRound, measure_steps
+from loadtest.telemetry_steps import BATCHES, StepTurn, measure_steps
 from loadtest.telemetry_streams import NUM_STREAMS, NUM_TOKENS, STEP_S, StreamTurn, measure_streams
 
 LIMIT = 0.03
@@ -36,7 +36,7 @@ LIMIT = 0.03
 RATIOS = (1.0, 0.01)
 """Shares of the requests that are traced: all, and as helm/tandem/values.yaml says."""
 ROUND_S = 1.0
-"""Of each side's steps. It is scraped once in it."""
+"""Of each side's steps; the one with telemetry is scraped once for as many."""
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -46,7 +46,7 @@ class Report(msgspec.Struct, kw_only=True):
     step_s: float
     stream_step_s: float
     before: str
-    steps: dict[int, list[tuple[StepRound, StepRound]]]
+    steps: dict[int, list[tuple[StepTurn, StepTurn]]]
     streams: dict[float, list[tuple[StreamTurn, StreamTurn]]]
 
 
@@ -103,7 +103,8 @@ def text(report: Report) -> str:
     heads = ["", "without, us", "with, us", "added, us", "added", "95%", f"of {LIMIT:.0%}", "pairs"]
     rows = []
     for batch, pairs in report.steps.items():
-        spent = [(off.step_s + report.step_s, on.step_s + report.step_s) for off, on in pairs]
+        costs, _ = levelled([(off.step, on.step) for off, on in pairs])
+        spent = [(off + report.step_s, on + report.step_s) for off, on in costs]
         rows.append(_row(f"a step of {batch}", added(spent), report.step_s))
     streams = "\n"
     if report.streams:

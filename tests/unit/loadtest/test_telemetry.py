@@ -10,7 +10,7 @@ import pytest
 
 from loadtest.telemetry import Report, text
 from loadtest.telemetry_sides import NUM_TURNS, TURNS, Place, Yardstick, pushing, sink
-from loadtest.telemetry_steps import StepRound
+from loadtest.telemetry_steps import StepTurn
 from loadtest.telemetry_streams import StreamTurn
 from tandem.obs.telemetry import Telemetry
 from tandem.obs.tracing import SpanRecord
@@ -18,7 +18,7 @@ from tandem.obs.tracing import SpanRecord
 
 def report(before: str = "") -> Report:
     """Steps of 100 us of which telemetry adds 42, tokens of 50 us of which it adds 1."""
-    steps = StepRound(steps=1000, wall_s=1.0, cpu_s=0.1), StepRound(steps=1000, wall_s=1.0, cpu_s=0.142)
+    steps = StepTurn(steps=1000, cpu_s=0.1, yardstick_s=0.1), StepTurn(steps=1000, cpu_s=0.142, yardstick_s=0.1)
     streams = (
         StreamTurn(num_tokens=10_000, cpu_s=0.5, yardstick_s=0.1),
         StreamTurn(num_tokens=10_000, cpu_s=0.51, yardstick_s=0.1),
