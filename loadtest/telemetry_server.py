@@ -26,7 +26,8 @@ import uvloop
 
 from tandem.core.config import Config, GatewayConfig, RedisConfig
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
-from tandem.gateway.main import Gateway, settle
+from tandem.gateway import main as program
+from tandem.gateway.main import Gateway
 
 _SENDING_S = 0.1
 """More than the thread of spans takes to send as many as go at once: it would go on in a turn without telemetry."""
@@ -49,7 +50,7 @@ async def _serve(config: Config, switch: Switch | None) -> None:
         while gateway._dispatcher.ready() is not None:  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0.01)
     gc.collect()
-    settle()
+    getattr(program, "settle", gc.freeze)()  # an older one had no name for it
     _say({"url": gateway.url})
     while line := await asyncio.to_thread(sys.stdin.readline):
         asked = json.loads(line)
