@@ -7,6 +7,7 @@ import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
+from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from tandem.core.config import Bytes, Config, value_of
@@ -71,8 +72,9 @@ class Resolved:
     origins: Mapping[str, str]
 
 
+@cache
 def settings() -> tuple[Setting, ...]:
-    """Every leaf in the order of the tree."""
+    """Every leaf in the order of the tree. Read from the types once: a command line asks for each of its programs."""
     sections = get_type_hints(Config)
     found: list[Setting] = []
     for section in fields(Config):
