@@ -13,8 +13,12 @@ from tandem.obs.trace_context import TraceParent
 from tandem.obs.tracing import EndedSpan, SpanRecord
 
 OWN = TraceParent("1" * 32, "2" * 16, 3)
-UNFIT = ("unfit",)
-"""No exporter has a form for it."""
+UNFIT = "unfit"
+"""The name of a span that no exporter has a form for."""
+
+
+def packed(span: EndedSpan) -> str | None:
+    return None if span.told.name == UNFIT else span.told.name
 
 
 class Stuck:
@@ -28,8 +32,7 @@ class Stuck:
         self.is_called = threading.Event()
         self._is_over = threading.Event()
 
-    def packed(self, span: EndedSpan) -> str | None:
-        return None if span.told.name in UNFIT else span.told.name
+    packed = staticmethod(packed)
 
     def export(self, spans: Sequence[str]) -> SpanExportResult:
         self.num_calls += 1
@@ -51,11 +54,10 @@ class Taken:
         self.batches: list[list[str]] = []
         self.num_shutdowns = 0
 
-    def packed(self, span: EndedSpan) -> str | None:
-        return None if span.told.name in UNFIT else span.told.name
+    packed = staticmethod(packed)
 
     def export(self, spans: Sequence[str]) -> SpanExportResult:
-        self.batches.append(spans)
+        self.batches.append([*spans])
         if len(self.batches) == 1:
             raise RuntimeError("not today")
         return SpanExportResult.SUCCESS
@@ -144,7 +146,7 @@ def test_a_span_that_cannot_be_sent_is_left_out_alone_and_no_call_is_empty() -> 
     taken = Taken()
     taken.batches.append([])
     sender = SpanSender([taken], Batching(max_batch=1))
-    for name in ("s0", *UNFIT, "s1", *UNFIT):
+    for name in ("s0", UNFIT, "s1", UNFIT):
         sender.put(EndedSpan(OWN, None, True, "", SpanRecord(name=name, start=1.0, end=2.0, attributes={})))
     sender.close(30.0)
     assert taken.batches[1:] == [["s0"], ["s1"]] and sender.num_dropped == 0
@@ -154,7 +156,7 @@ def test_a_span_waits_as_it_is_packed_for_each_exporter() -> None:
     """Not as what it was made of, which is much more."""
     stuck, taken = Stuck(), Taken()
     taken.batches.append([])
-    sender = SpanSender([stuck, taken], Batching())
+    sender = SpanSender([stuck, taken], Batching(delay_s=600.0))
     put(sender, 2)
     assert [*sender._waiting] == [["s0", "s0"], ["s1", "s1"]]
     stuck.shutdown()
