@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tandem.stores.embedded import EmbeddedServer
+from tests.property.effort import IS_QUICK, QUICK_PART
 
 _HERE = Path(__file__).parent
 
@@ -27,7 +28,13 @@ if os.environ.get("TANDEM_TEST_DEVICE") == "cpu" or not Path("/dev/nvidiactl").e
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 # No deadline, because a shared machine stalls; the same examples in every run, because a red test must stay red.
-settings.register_profile("tandem", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "tandem",
+    max_examples=100 // QUICK_PART if IS_QUICK else 100,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("tandem")
 
 
@@ -40,6 +47,7 @@ def redis_url() -> Iterator[str]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whole models and whole processes take longer than `make check` has."""
+    rooms = tuple(f"{_HERE / room}{os.sep}" for room in ("golden", "e2e", "chaos"))
     for item in items:
-        if {_HERE / "golden", _HERE / "e2e", _HERE / "chaos"} & set(item.path.parents):
+        if str(item.path).startswith(rooms):
             item.add_marker(pytest.mark.slow)

@@ -25,7 +25,7 @@ TARGET_LABELS = frozenset({"job", "instance", "pool", "worker", "model"})
 
 
 def read_yaml(path: Path) -> Any:
-    return yaml.safe_load(path.read_text())
+    return yaml.load(path.read_text(), yaml.CSafeLoader)
 
 
 def dashboards() -> list[dict[str, Any]]:

@@ -57,6 +57,7 @@ def test_equal_seeds_give_equal_runs_and_others_do_not() -> None:
         assert other[0] != usual[0] and other[1] != usual[1]
 
 
+@pytest.mark.slow
 def test_every_set_up_yields_all_tokens_of_every_request() -> None:
     asks = mix(seed=3, count=30, rate=2.0)
     for workers in POOLS.values():
@@ -137,6 +138,7 @@ def test_a_burst_does_not_herd_onto_one_worker() -> None:
     assert [worker.num_prefill_tokens for worker in one.workers] == [1200] * 3
 
 
+@pytest.mark.slow
 def test_chunks_shorten_the_worst_wait_of_those_who_decode() -> None:
     def worst_gap(is_chunked: bool) -> float:
         one = cluster((gpu_spec(enable_chunked_prefill=is_chunked, max_num_batched_tokens=512), 1))
@@ -146,6 +148,7 @@ def test_chunks_shorten_the_worst_wait_of_those_who_decode() -> None:
     assert worst_gap(is_chunked=True) < 0.5 * worst_gap(is_chunked=False)
 
 
+@pytest.mark.slow
 def test_a_prefill_pool_keeps_prompts_away_from_those_who_decode() -> None:
     def worst_gap(*workers: tuple[WorkerSpec, int]) -> float:
         # The second token waits for the KV; what a prompt does to a stream shows later.

@@ -58,6 +58,7 @@ def test_seeds_that_have_found_something(seed: int) -> None:
     check(seed)
 
 
+@pytest.mark.slow
 def test_a_seed_is_one_script_and_one_run() -> None:
     assert scenario(3).faults == scenario(3).faults != scenario(4).faults
     assert run(3)[0].digest == run(3)[0].digest != run(4)[0].digest

@@ -83,6 +83,7 @@ def test_on_a_recorded_trace_too() -> None:
     assert tail(cost) < 1.05 * tail(random)
 
 
+@pytest.mark.slow
 def test_hits_that_are_seen_late_are_missed() -> None:
     spec = ClusterSpec(
         workers=((gpu_spec("prefill", max_num_batched_tokens=8192), 4), (gpu_spec("decode"), 2)),

@@ -115,19 +115,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
 
 
+class _Command(argparse.ArgumentParser):
+    """Has its flags once it is the one that was chosen: of all commands they are thousands."""
+
+    program: _Program
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        _add_flags(self, self.program)
+        return super().parse_known_args(args, namespace)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tandem", description="LLM serving with prefill and decode apart.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    flags = flags_of()
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Command)
     for name, program in _PROGRAMS.items():
-        command = commands.add_parser(name, help=program.doc, description=program.doc)
-        command.add_argument("--config", metavar="FILE", help="YAML file with settings; flags and environment win")
-        program.add_flags(command)
-        for setting in settings():
-            if program.sections is None or setting.section in program.sections:
-                default = program.defaults.get(setting.key, setting.default)
-                _add_flag(command, setting, default, flags[setting.key])
+        commands.add_parser(name, help=program.doc, description=program.doc).program = program
     return parser
+
+
+def _add_flags(command: argparse.ArgumentParser, program: _Program) -> None:
+    command.add_argument("--config", metavar="FILE", help="YAML file with settings; flags and environment win")
+    program.add_flags(command)
+    flags = flags_of()
+    for setting in settings():
+        if program.sections is None or setting.section in program.sections:
+            default = program.defaults.get(setting.key, setting.default)
+            _add_flag(command, setting, default, flags[setting.key])
 
 
 def _add_flag(command: argparse.ArgumentParser, setting: Setting, default: object, names: tuple[str, ...]) -> None:

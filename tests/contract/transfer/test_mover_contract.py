@@ -115,6 +115,7 @@ def test_a_peer_that_is_killed_ends_its_orders(desk, rig) -> None:
     assert lost.proven
 
 
+@pytest.mark.slow
 def test_a_reader_that_stops_in_the_middle_leaves_its_peer_alive(desk, rig) -> None:
     peer = rig.spawn("victim", 34)
     desk.connect(peer)

@@ -244,6 +244,7 @@ def test_a_teardown_is_unproven_while_a_stopped_peer_may_still_answer(rig) -> No
     assert read_outcome(rig, peer, copies_of([5], [6])) is ReadState.DONE, "and then it may return"
 
 
+@pytest.mark.slow
 def test_nothing_writes_after_close(rig) -> None:
     transport, memory = rig.new_transport()
     peer = rig.spawn("victim", 20)

@@ -41,7 +41,7 @@ def other_value(setting: Setting) -> str:
 
 def config_printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> Config:
     assert main(["config", *arguments]) == 0
-    return build([("printed", yaml.safe_load(capsys.readouterr().out))])
+    return build([("printed", yaml.load(capsys.readouterr().out, yaml.CSafeLoader))])
 
 
 @pytest.mark.parametrize("setting", settings(), ids=lambda setting: setting.key)

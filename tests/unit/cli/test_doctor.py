@@ -29,6 +29,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> dict[str, list[dict[str, str]]]:
     return found
 
 
+@pytest.mark.slow
 def test_this_machine_is_well(ports: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["doctor", "--json", *ports])
     found = told(capsys)

@@ -136,6 +136,7 @@ def test_a_profile_brings_its_own_settings(tmp_path: Path, capsys: pytest.Captur
 FEW = ("--tp", "1", "--budgets", "2048", "--count", "60", "--max-gpus", "4")
 
 
+@pytest.mark.slow
 def test_a_plan_names_the_winner_and_the_other_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "plan.json"
     flags = ["--slo", "ttft=500ms,itl=60ms", "--rate", "10", "--percentile", "90", "--json", str(path)]

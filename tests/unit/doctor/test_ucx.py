@@ -121,6 +121,7 @@ def test_the_local_transport_needs_none() -> None:
     assert_skips(finding, "ucx", "handoff.transport is local")
 
 
+@pytest.mark.slow
 def test_bytes_move_on_this_machine_by_what_is_told() -> None:
     """The installed library, its logs and two processes."""
     bare = {name: value for name, value in os.environ.items() if not name.startswith("UCX_")}

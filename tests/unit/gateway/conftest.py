@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import grpc
 import httpx
+import openai
 import pytest
 import uvloop
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -318,7 +319,14 @@ def stub(front: Front, channel: grpc.Channel) -> Any:
 
 @pytest.fixture
 def http(front: Front) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=front.url, timeout=20, trust_env=False) as client:
+    with httpx.Client(base_url=front.url, timeout=20, trust_env=False, verify=False) as client:
+        yield client
+
+
+@pytest.fixture
+def client(front: Front) -> Iterator[openai.OpenAI]:
+    http = openai.DefaultHttpxClient(trust_env=False, timeout=20, verify=False)
+    with openai.OpenAI(base_url=f"{front.url}/v1", api_key="x", max_retries=0, http_client=http) as client:
         yield client
 
 

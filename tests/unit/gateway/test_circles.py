@@ -26,12 +26,14 @@ ASKED = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_
 def uncollected() -> Iterator[None]:
     gc.collect()
     gc.disable()
+    gc.freeze()
     yield
+    gc.unfreeze()
     gc.enable()
 
 
 def num_alive() -> int:
-    """Of the two that hold on to all else of an answer."""
+    """Of the two that hold on to all else of an answer; those that are frozen are not among them."""
     return sum(type(each) in (Exchange, Chronicle) for each in gc.get_objects())
 
 

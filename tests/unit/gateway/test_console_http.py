@@ -73,7 +73,9 @@ class Rig:
             ScriptedDispatch(served), door, GatewayConfig(), observers=[self.console], clock=StillClock()
         )
         self.app.serve(self.console.routes())
-        self.client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://gateway")
+        self.client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(self.app), base_url="http://gateway", verify=False
+        )
 
     async def state(self, who: str = "", **query: Any) -> dict[str, Any]:
         headers = {"authorization": f"Bearer {KEYS[who]}"} if who else {}

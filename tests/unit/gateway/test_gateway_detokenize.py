@@ -5,11 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from tandem.gateway.detokenize import Detokenizer, StopMatcher
+from tests.property.effort import effort
 
 SPECIAL = frozenset({0, 1, 2})
 TEXTS = [
@@ -47,7 +48,7 @@ def outputs(draw: st.DrawFn) -> list[str | int]:
     return draw(st.lists(st.one_of(st.sampled_from(TEXTS), st.integers(0, 419), st.text(max_size=6)), max_size=12))
 
 
-@settings(max_examples=300, deadline=None)
+@effort(300)
 @given(outputs(), st.data())
 def test_streamed_text_is_the_whole_text_cut_at_its_first_stop(
     tokenizer: Tokenizer, parts: list[str | int], data: st.DataObject
@@ -66,7 +67,7 @@ def test_streamed_text_is_the_whole_text_cut_at_its_first_stop(
     assert stopped == any(stop in whole for stop in stops)
 
 
-@settings(max_examples=200, deadline=None)
+@effort(200)
 @given(st.text("abc", max_size=40), st.lists(st.text("abc", min_size=1, max_size=5), max_size=4), st.data())
 def test_stop_strings_do_not_depend_on_how_the_text_is_cut(text: str, stops: list[str], data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
@@ -82,7 +83,7 @@ def test_stop_strings_do_not_depend_on_how_the_text_is_cut(text: str, stops: lis
     assert out + matcher.release() == cut(text, stops)
 
 
-@settings(max_examples=200, deadline=None)
+@effort(200)
 @given(st.text("abc", max_size=40), st.lists(st.text("abc", min_size=1, max_size=5), max_size=4), st.data())
 def test_a_stop_string_may_be_passed_through_as_the_last_of_the_text(
     text: str, stops: list[str], data: st.DataObject

@@ -60,7 +60,7 @@ def test_stopping_lets_streams_end_or_tells_them(
         await server.start()
         url = f"http://127.0.0.1:{server.port}/v1/chat/completions"
         async with (
-            httpx.AsyncClient(trust_env=False, timeout=20) as client,
+            httpx.AsyncClient(trust_env=False, timeout=20, verify=False) as client,
             client.stream("POST", url, json=ask) as response,
         ):
             lines = response.aiter_lines()

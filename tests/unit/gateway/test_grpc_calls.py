@@ -117,6 +117,7 @@ def test_a_client_that_leaves_the_queue_is_taken_out_of_it(front: Front, stub: A
     assert front.dispatch.open_cancelled.wait(PATIENCE_S)
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read_holds_up_its_stream_alone(front: Front, stub: Any) -> None:
     """The tokens stop once what lies between the two is full; they would go on for ever otherwise. A client's window
     is 4 MiB unless it says so: that is much to fill with tokens."""

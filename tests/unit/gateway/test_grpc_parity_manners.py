@@ -118,7 +118,7 @@ def door(make_text: Callable[..., TextModel], tokenizer: Tokenizer) -> Iterator[
     front = Front(ScriptedDispatch(served), tokenizer, keys, tool_parser="hermes", reasoning_parser="think")
     with (
         front,
-        httpx.Client(base_url=front.url, timeout=20, trust_env=False) as http,
+        httpx.Client(base_url=front.url, timeout=20, trust_env=False, verify=False) as http,
         grpc.insecure_channel(f"127.0.0.1:{front.grpc_port}", options=channel_options()) as channel,
     ):
         yield front, http, InferenceStub(channel)  # type: ignore[arg-type]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -14,13 +13,6 @@ from tests.unit.gateway import instant
 Front = Any  # the fixtures' class lives in conftest
 MESSAGES: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 TEXT = "Paris 你好 😀."
-
-
-@pytest.fixture
-def client(front: Front) -> Iterator[openai.OpenAI]:
-    http = openai.DefaultHttpxClient(trust_env=False, timeout=20)
-    with openai.OpenAI(base_url=f"{front.url}/v1", api_key="x", max_retries=0, http_client=http) as client:
-        yield client
 
 
 @pytest.mark.parametrize(

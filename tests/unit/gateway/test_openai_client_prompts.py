@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -17,13 +16,6 @@ from tests.unit.gateway import instant
 Front = Any  # the fixtures' class lives in conftest
 TEXT = "Paris 你好 😀."
 PROMPT = "Grüße aus Köln 😀"
-
-
-@pytest.fixture
-def client(front: Front) -> Iterator[openai.OpenAI]:
-    http = openai.DefaultHttpxClient(trust_env=False, timeout=20)
-    with openai.OpenAI(base_url=f"{front.url}/v1", api_key="x", max_retries=0, http_client=http) as client:
-        yield client
 
 
 def choices(answer: Any, stream: bool) -> dict[int, dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -46,19 +46,21 @@ class Said:
     finish: str | None = None
 
 
-@pytest.fixture
-def client(front: Front, tokenizer: Tokenizer) -> Iterator[openai.OpenAI]:
+@pytest.fixture(scope="module")
+def models(running_front: Front, tokenizer: Tokenizer) -> list[ServedModel]:
     """`tiny` knows nothing of tools; of `mistral` and `thinker` marks are special tokens."""
-    served = replace(front.dispatch.served[0], max_model_len=8192)
+    served = replace(running_front.dispatch.served[0], max_model_len=8192)
     calling, thinking = _marked(tokenizer, "[TOOL_CALLS]"), _marked(tokenizer, "<think>", "</think>")
-    front.dispatch.served = [
+    return [
         served,
         replace(served, name="mistral", text=_text(calling, TEMPLATE + "{% if tools %}{% endif %}")),
         replace(served, name="thinker", text=_text(thinking, THINKS)),
     ]
-    http = openai.DefaultHttpxClient(trust_env=False)
-    with openai.OpenAI(base_url=f"{front.url}/v1", api_key="x", max_retries=0, http_client=http) as client:
-        yield client
+
+
+@pytest.fixture(autouse=True)
+def served(front: Front, models: list[ServedModel]) -> None:
+    front.dispatch.served = models
 
 
 def _marked(tokenizer: Tokenizer, *marks: str) -> Tokenizer:

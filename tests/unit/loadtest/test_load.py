@@ -121,6 +121,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 async def test_ctrl_c_tells_what_was_measured_until_then(mix: Path) -> None:
     enough, over, num_seen = asyncio.Event(), asyncio.Event(), 0
 

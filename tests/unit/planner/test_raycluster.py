@@ -433,7 +433,11 @@ class Weather:
         return self.draw.choice(self.KINDS) if self.draw.random() < self.share else None
 
 
-SEEDS = [*range(6), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(6, 200))]
+SEEDS = [
+    *range(2),
+    *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6)),
+    *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(6, 200)),
+]
 
 
 @pytest.fixture(params=SEEDS)

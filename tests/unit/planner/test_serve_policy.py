@@ -116,6 +116,7 @@ def test_another_role_is_refused() -> None:
         replicas(role="encode")
 
 
+@pytest.mark.slow
 def test_serve_takes_it_as_it_is_copied_and_made() -> None:
     """In a process of its own: importing Serve takes its time, and reads the environment."""
     code = """

@@ -20,7 +20,7 @@ def test_erlang(num_workers: int, load: float, share: float) -> None:
     assert erlang_c(num_workers, load) == pytest.approx(share, abs=1e-4)
 
 
-def drawn_late_share(work: Work, num_workers: int, limit_s: float, count: int = 200_000) -> float:
+def drawn_late_share(work: Work, num_workers: int, limit_s: float, count: int = 100_000) -> float:
     """First come, first served, Poisson arrivals, lognormal times; what is late by itself is left out."""
     draws, free = Random(5), [0.0] * num_workers
     spread = math.log1p(work.service_scv)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
@@ -17,6 +17,7 @@ from tandem.stores.client import connect
 from tandem.stores.heartbeat import Heartbeat
 from tandem.stores.record import WorkerRecord
 from tandem.stores.registry import Standing, WorkerRegistry
+from tests.property.effort import effort
 
 pytestmark = pytest.mark.redis
 
@@ -158,7 +159,7 @@ _step = st.one_of(
 )
 
 
-@settings(max_examples=40)
+@effort(40)
 @given(steps=st.lists(_step, max_size=14))
 def test_any_order_of_things_leaves_what_a_dictionary_would(redis_url: str, steps: list[tuple[object, ...]]) -> None:
     asyncio.run(_run(redis_url, f"any{next(_namespaces)}", steps))

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -31,6 +30,7 @@ from tandem.engine.orders import (
 from tandem.engine.ports import PeerError, ReadState
 from tandem.transfer.carrier import Carrier
 from tandem.transfer.peers import CopyRefused
+from tests.property.effort import effort
 from tests.unit.transfer.scripted import BLOCK_BYTES, ManualClock, P, Q, ScriptedTransport, digest, order, peer_named
 
 
@@ -500,7 +500,7 @@ class CarrierMachine(RuleBasedStateMachine):
 
 
 TestCarrierMachine = CarrierMachine.TestCase
-TestCarrierMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestCarrierMachine.settings = effort(60, steps=40)
 
 
 class HelpedMachine(CarrierMachine):

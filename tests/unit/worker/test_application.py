@@ -138,6 +138,7 @@ def test_a_configuration_told_whole_is_read_as_it_was() -> None:
     assert pool_application(pool, config, 3)._bound_deployment.num_replicas == 3
 
 
+@pytest.mark.slow
 def test_where_it_is_built_neither_torch_nor_a_model_is_needed() -> None:
     asked = "import sys, tandem.worker.application; print(*sys.modules)"
     names = subprocess.run([sys.executable, "-c", asked], env={"PYTHONPATH": ":".join(sys.path)}, capture_output=True)

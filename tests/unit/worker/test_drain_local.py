@@ -36,6 +36,7 @@ async def test_all_that_run_here_drain(nodes: Nodes, tmp_path: Path, capsys: pyt
     assert said == [f"w{number} takes no new work, nothing is left" for number in (0, 1)]
 
 
+@pytest.mark.slow
 async def test_what_is_left_when_the_time_is_over_is_told(
     nodes: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

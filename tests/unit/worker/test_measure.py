@@ -99,6 +99,7 @@ async def test_who_stops_waiting_leaves_nothing_and_a_second_one_waits_for_the_s
     assert taker.worker._attestor.book.number == 1 and not taker.worker._attestor._running
 
 
+@pytest.mark.slow
 async def test_a_worker_that_stops_in_the_middle_ends_it(nodes: Nodes) -> None:
     """Its read hangs, and its patience is longer than ours. The fixture looks for tasks and threads that are left."""
     giver, taker = await nodes.start(), await nodes.start(handoff=HandoffConfig(drain_timeout_s=3600.0))
