@@ -10,8 +10,10 @@ unexport PYTHONDONTWRITEBYTECODE
 SLOW_ROOMS := chaos chart e2e golden
 # They start whole clusters, which know each other by time: nothing else runs beside them.
 ALONE := tests/chaos tests/e2e
+# One process more than cores, for tests that wait; each imports and collects everything, so not many.
+PROCESSES := $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n + 1 : 4)))
 # In the order of their files, of which the long ones come first. Processes that share cores take longer.
-SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder --timeout=600
+SIDE_BY_SIDE := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --timeout=600
 # What `make test` leaves to the two targets below.
 USUAL := -m "not golden and not soak"
 
@@ -50,7 +52,7 @@ check: setup ## what should be green before every commit, in two minutes
 	$(BIN)/python .ci/generate_chart_schema.py --check
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
-	TANDEM_QUICK=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile $(SLOW_ROOMS:%=--ignore=tests/%) \
+	TANDEM_QUICK=1 $(BIN)/python -m pytest -q -n $(PROCESSES) --dist loadfile $(SLOW_ROOMS:%=--ignore=tests/%) \
 		-m "not slow and not ray and not golden and not soak" $(ARGS)
 
 golden: setup ## the full grid of exactness against the reference

@@ -22,7 +22,7 @@ KEY = JobKey(RequestId("r"), 1)
 ASKED = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def uncollected() -> Iterator[None]:
     gc.collect()
     gc.disable()
