@@ -82,7 +82,7 @@ class Census:
             cost=decode_step_cost(reply.step_cost),
             num_blocks=load.num_blocks,
             block_size=block_size,
-            max_num_seqs=self._engine.max_num_seqs,
+            max_num_seqs=reply.max_num_seqs or self._engine.max_num_seqs,
             max_num_batched_tokens=_step_tokens(load, self._engine, self._has_own_horizon),
         )
 

@@ -27,6 +27,7 @@ class Identity:
     bundle_digest: str
     transport: TransportPeer
     transport_kind: str
+    max_num_seqs: int = 0
     aliases: tuple[str, ...] = ()
     topology: Topology = field(default_factory=Topology)
     machine: str = ""
@@ -39,6 +40,7 @@ class Identity:
             model=self.model,
             fingerprint=self.fingerprint,
             max_model_len=self.max_model_len,
+            max_num_seqs=self.max_num_seqs,
             transport=encode_peer(self.transport),
             bundle_digest=self.bundle_digest,
             transport_kind=self.transport_kind,

@@ -371,6 +371,7 @@ def _identity(config: Config, model: WorkerModel, me: WorkerRef, peer: Transport
         model=model.name,
         fingerprint=model.fingerprint,
         max_model_len=model.max_model_len,
+        max_num_seqs=config.engine.max_num_seqs,
         bundle=model.bundle,
         bundle_digest=model.bundle.digest,
         transport=peer,

@@ -111,6 +111,7 @@ async def test_describe_says_what_the_worker_is(nodes: Nodes) -> None:
     assert decode_worker(said.worker) == node.worker.me == decode_peer(said.transport).worker
     assert (said.model, said.fingerprint, said.transport_kind, said.pool) == (MODEL, "f00d", "local", "mixed")
     assert said.bundle.tokenizer_json == b"{}" and said.bundle_digest
+    assert said.max_num_seqs == 8
     assert decode_load(said.load).num_free_blocks == said.books.num_free_blocks == 512
     assert not (await node.client.stub.Describe(pb.DescribeRequest())).HasField("bundle")
 
