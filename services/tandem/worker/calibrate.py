@@ -27,6 +27,9 @@ CHUNK = 64
 NUM_SEQS = 8
 NUM_TRIES = 2
 """The shorter counts: whatever disturbs a step makes it longer."""
+WARM_UP_S = 60.0
+"""What first tries may take longer than second ones, all together: on a GPU kernels are compiled in them, of some ten
+kinds, which would otherwise happen in requests."""
 RIDGE = 0.02
 _GREEDY = Sampling(SamplingParams(max_tokens=1, temperature=0.0), choice=0, index=0)
 
@@ -39,7 +42,7 @@ def calibrate(executor: Executor, clock: Clock, limits: SchedulerLimits) -> Step
     num_seqs = min(NUM_SEQS, limits.max_num_seqs)
     until = clock.now() + CALIBRATION_S / 2
     samples: list[tuple[StepFeatures, float]] = []
-    number = -1
+    number, spare = -1, WARM_UP_S
     for slices in _steps(num_tokens, chunk, num_seqs, block_size):
         if samples and clock.now() >= until:
             break
@@ -51,6 +54,9 @@ def calibrate(executor: Executor, clock: Clock, limits: SchedulerLimits) -> Step
             number -= 1
             if any(piece.error is not None for piece in result.slices):
                 return None
+        warmed = min(times[0] - min(times), spare)
+        spare -= warmed
+        until += warmed
         if min(times) > 0:
             samples.append((features(slices), min(times)))
     return fit(samples, GENERIC, RIDGE) if samples else None

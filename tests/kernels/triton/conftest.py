@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,14 @@ collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["test_*.py"
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _memory_for_others() -> Iterator[None]:
+    """Several processes share a GPU, and some tests take many gigabytes of it."""
+    yield
+    if _ON_GPU:
+        torch.cuda.empty_cache()
 
 
 @pytest.fixture(autouse=True)

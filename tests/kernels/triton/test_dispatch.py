@@ -6,16 +6,24 @@ import sys
 
 import pytest
 import torch
+import triton.language as tl
 
 from tandem_kernels.dispatch import REFERENCE, KernelsUnavailable, kernels_for
-from tandem_kernels.triton import KERNELS
+from tandem_kernels.triton import KERNELS, interpret
 
 
-def test_each_device_has_its_own() -> None:
+def test_each_device_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interpret, "INTERPRETED", tl.constexpr(False))
     assert kernels_for(torch.device("cpu")) is REFERENCE
     assert kernels_for(torch.device("cuda", 1)) is KERNELS
     with pytest.raises(KernelsUnavailable, match="meta"):
         kernels_for(torch.device("meta"))
+
+
+def test_a_gpu_s_kernels_are_not_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interpret, "INTERPRETED", tl.constexpr(True))
+    with pytest.raises(KernelsUnavailable, match="TRITON_INTERPRET"):
+        kernels_for(torch.device("cuda"))
 
 
 def test_a_gpu_without_triton_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

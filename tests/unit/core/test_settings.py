@@ -130,6 +130,7 @@ def test_malformed_layers_are_refused() -> None:
         ({"engine.plan_depth": 3}, "engine.plan_depth"),
         ({"engine.plan_depth": -1}, "engine.plan_depth"),
         ({"model.device": "cuda", "model.quantization": "int8"}, "model.quantization"),
+        ({"model.device": "cuda", "model.dtype": "float64"}, "model.dtype"),
         ({"model.device": "cuda", "engine.kernels": "reference"}, "engine.kernels"),
         ({"model.device": "cuda", "handoff.transport": "local"}, "handoff.transport"),
         ({"handoff.lease_s": 0}, "handoff.lease_s"),

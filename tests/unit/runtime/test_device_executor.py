@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -243,6 +244,43 @@ def test_a_device_that_is_lost_says_so_instead_of_trying_slices(
     with pytest.raises(DeviceLost):
         executor.launch(StepPlan(0, (_slice(1), _slice(2))))
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("where", ["mark", "wait"])
+def test_a_device_that_is_lost_says_so_wherever_that_shows(
+    executor: DeviceExecutor, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """On a GPU no event can be recorded any more either."""
+    monkeypatch.setattr(executor.model, "forward", _raise(RuntimeError("an illegal address")))
+    lost = _raise(DeviceLost("an illegal address"))
+    monkeypatch.setattr(executor._stream, "mark", lost if where == "mark" else lambda: SimpleNamespace(wait=lost))
+    with pytest.raises(DeviceLost):
+        executor.launch(StepPlan(0, (_slice(1),)))
+
+
+def test_what_no_slice_fails_with_comes_out_once_the_device_is_at_nothing(
+    executor: DeviceExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks are given to others then. A compiler's error, for instance, is no RuntimeError."""
+    waits: list[str] = []
+    right = executor.execute(StepPlan(0, (_slice(1),)))
+    with monkeypatch.context() as patch:
+        patch.setattr(executor.model, "forward", _raise(ArithmeticError("no resources")))
+        patch.setattr(executor._stream, "mark", lambda: SimpleNamespace(wait=lambda: waits.append("waited")))
+        with pytest.raises(ArithmeticError, match="no resources"):
+            executor.launch(StepPlan(1, (_slice(1),)))
+        patch.setattr(executor.cache, "copy", _raise(ArithmeticError("no copies")))
+        with pytest.raises(ArithmeticError, match="no copies"):
+            executor.launch(StepPlan(2, (_slice(1),)))
+    assert waits == ["waited"] * 2
+    assert executor.execute(StepPlan(0, (_slice(1),))) == right
+
+
+def _raise(error: Exception) -> Callable[..., Any]:
+    def fail(*_: Any) -> Any:
+        raise error
+
+    return fail
 
 
 def test_digests_are_those_of_the_step_s_own_writes(model_dir: Path) -> None:

@@ -352,6 +352,22 @@ def test_a_calibration_ends_in_time_and_uses_nothing_that_is_not_there() -> None
     assert numbers == [-1, -2], "plans of the engine begin at 0"
 
 
+def test_what_first_steps_take_to_compile_costs_no_other_step() -> None:
+    """Kernels of a step's kind take five seconds, once, and then a step a millisecond and 10 us for each token."""
+    clock, executor = SetClock(), FakeExecutor(64)
+    kinds: dict[bool, int] = {}
+
+    def step(plan: StepPlan) -> None:
+        num_tokens = sum(piece.num_tokens for piece in plan.slices)
+        is_first = kinds.setdefault(num_tokens > 32, plan.number) == plan.number
+        clock.time += 1e-3 + 1e-5 * num_tokens + 5.0 * is_first
+
+    executor.before_step = step
+    cost = calibrate(executor, clock, SchedulerLimits(max_num_batched_tokens=64, max_num_seqs=8, max_model_len=256))
+    assert len(kinds) == 2 and cost is not None, "the longer chunks were not given up"
+    assert cost.predict(StepFeatures(512, 0, 0, 0)) == pytest.approx(6.12e-3, rel=0.3)
+
+
 def tokens_of(rig: Rig) -> list[int]:
     return [e.event.token.id for e in rig.sink.effects if isinstance(e, Emit) and isinstance(e.event, Token)]
 

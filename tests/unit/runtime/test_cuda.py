@@ -1,0 +1,78 @@
+"""What is asked of a GPU's driver, and what is made of its answers, by a double of it; computes nothing."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.engine.ports import DeviceLost
+from tandem.kv.layout import KVGroup, KVLayout
+from tandem.runtime import cache, cuda
+
+LAYOUT = KVLayout(16, (KVGroup(3, 4, 8, "float32"),))
+
+
+def test_a_gpu_on_which_tiles_do_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not only once the first prompt comes."""
+    shared = 99 << 10
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(shared_memory_per_block_optin=shared)
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a small GPU")
+    kernels = object()
+    monkeypatch.setattr(cuda, "kernels_for", lambda _: kernels)
+    with pytest.raises(TandemError, match="a small GPU has 99 KiB of shared memory") as refused:
+        cuda.device_kernels(torch.device("cuda"))
+    assert refused.value.kind is ErrorKind.UNSUPPORTED
+    shared = 227 << 10
+    assert cuda.device_kernels(torch.device("cuda")) is kernels
+
+
+class Runtime:
+    def __init__(self, code: int) -> None:
+        self.code = code
+        self.registered: list[tuple[int, int]] = []
+
+    def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:
+        self.registered.append((address, num_bytes))
+        return self.code
+
+
+def test_host_memory_is_as_much_as_was_asked_for_and_locked_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = Runtime(0)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    memory = cache._pinned(LAYOUT, 5)
+    assert memory.shape == (5, *LAYOUT.block_shape()) and not memory.any()
+    assert runtime.registered == [(memory.data_ptr(), 5 * LAYOUT.block_bytes)]
+    assert cache._pinned(LAYOUT, 0).shape == (0, *LAYOUT.block_shape()) and len(runtime.registered) == 1
+
+
+def test_host_memory_that_cannot_be_locked_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: Runtime(2))
+    with pytest.raises(TandemError, match="cannot be locked for the GPU: CUDA error 2"):
+        cache._pinned(LAYOUT, 5)
+
+
+@pytest.mark.parametrize("broken", ["record", "synchronize"])
+def test_an_event_of_a_device_that_is_lost_says_so(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    class Event:
+        def __init__(self, *, blocking: bool) -> None:
+            assert blocking
+
+        def record(self, stream: Any) -> None:
+            self._act("record")
+
+        def synchronize(self) -> None:
+            self._act("synchronize")
+
+        def _act(self, name: str) -> None:
+            if name == broken:
+                raise RuntimeError("an illegal address")
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    with pytest.raises(DeviceLost, match="an illegal address"):
+        cuda._Event(SimpleNamespace()).wait()  # type: ignore[arg-type]
