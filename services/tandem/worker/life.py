@@ -136,7 +136,7 @@ class Worker:
         self._spawn(self._beat(), "beat")
         self._spawn(self._probe.run(), "probe")
         registry = self._open_registry()
-        self._spawn(self._attestor.run(None if registry is None else registry.list), "attest")
+        self._spawn(self._attestor.run(None if registry is None else lambda: self._list(registry)), "attest")
         if registry is not None:
             self._spawn(self._register(registry), "register")
         if self._publisher is not None:
@@ -240,6 +240,7 @@ class Worker:
             clock=self._clock,
             post=self._driver.post,
             connect=self._reads.connect,
+            let_go=self._reads.let_go,
             lease_s=self._config.handoff.lease_s,
         )
 
@@ -327,6 +328,12 @@ class Worker:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             self._gateways.wake()
+
+    async def _list(self, registry: WorkerRegistry) -> Sequence[WorkerRecord]:
+        """Who is registered. Of others nothing is kept open but what this worker takes KV from now."""
+        records = await registry.list()
+        self._reads.keep(self._links.sources | {record.worker for record in records})
+        return records
 
     async def _register(self, registry: WorkerRegistry) -> None:
         record = WorkerRecord(

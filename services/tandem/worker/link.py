@@ -48,7 +48,8 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class LinkContext:
     """What all links of a worker share. `post` runs a command on the engine's thread; `connect` makes a source
-    readable or raises PeerError in its future. `lease_s`: how long an offer lasts that nobody renews."""
+    readable or raises PeerError in its future, `let_go` is told of one that is lost. `lease_s`: how long an offer lasts
+    that nobody renews."""
 
     me: WorkerRef
     fingerprint: str
@@ -57,6 +58,7 @@ class LinkContext:
     clock: Clock
     post: Callable[[Command], None]
     connect: Callable[[TransportPeer], Future[None]]
+    let_go: Callable[[WorkerRef], None]
     lease_s: float
 
 
@@ -122,9 +124,10 @@ class Link:
         Nothing is awaited between the last look at what is wanted and the end, so that nothing said is lost.
         """
         while True:
+            is_broken = True
             try:
                 await self._session()
-                reason = "the stream ended"
+                reason, is_broken = "the stream ended", False
             except SourceGone as gone:
                 self._give_up(str(gone))
                 return
@@ -140,6 +143,9 @@ class Link:
             # A lease that cannot be released now lapses by itself.
             self._to_release.clear()
             if not self._wanted:
+                # Likely gone. Whoever is not is soon connected again.
+                if is_broken:
+                    self._context.let_go(self.source)
                 return
             _log.info("link to %s broke: %s", self.source, reason)
             await self._pause(min(MAX_BACKOFF_S, BACKOFF_S * 2 ** (self._num_failures - 1)))
@@ -273,6 +279,7 @@ class Link:
         _log.warning("%s is lost: %s", self.source, reason)
         source = self.source
         self._context.post(lambda engine, now: engine.source_lost(source, reason, now))
+        self._context.let_go(source)
 
 
 async def _write(call: _Call, message: kv_pb2.FollowRequest) -> None:

@@ -31,6 +31,10 @@ class Links:
     def __len__(self) -> int:
         return len(self._links)
 
+    @property
+    def sources(self) -> frozenset[WorkerRef]:
+        return frozenset(self._links)
+
     def follow(self, source: WorkerRef, key: HandoffKey, borrow: Borrow | None) -> None:
         self._tell(source, lambda link: link.follow(key, borrow))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -31,6 +31,8 @@ from tandem.worker.traffic import Traffic
 from tandem.worker.trial_reads import Trial, TrialReads
 
 _log = logging.getLogger(__name__)
+
+_GONE = "it is gone, and nothing is read of it any more"
 
 
 class ReadDesk:
@@ -59,6 +61,7 @@ class ReadDesk:
         self._lock = threading.Lock()
         self._peers: dict[WorkerRef, TransportPeer] = {}
         self._lingering: set[WorkerRef] = set()
+        self._leaving: set[WorkerRef] = set()
         self._connecting: dict[WorkerRef, list[Future[None]]] = {}
         self.trials = TrialReads()
         self.traffic = Traffic()
@@ -78,6 +81,7 @@ class ReadDesk:
             if peer.worker in self._lingering:
                 future.set_exception(PeerError(f"a read of {peer.worker} is not proven to have ended"))
                 return future
+            self._leaving.discard(peer.worker)
             self._connecting.setdefault(peer.worker, []).append(future)
         try:
             self._attached.connect(peer)
@@ -135,14 +139,23 @@ class ReadDesk:
 
     def tear_down(self, teardown: Teardown) -> None:
         """Give a source up. One that is not connected was given up before, and the engine was told."""
+        self._tear_down(teardown.source, "a read does not end")
+
+    def let_go(self, source: WorkerRef) -> None:
+        """Give up a source that is gone, once no read of it is under way: until then its memory stays mapped here, and
+        that of a GPU is free for nobody. To connect it takes that back."""
         with self._lock:
-            peer = self._peers.get(teardown.source)
-        if peer is None:
-            return
-        try:
-            self._attached.teardown(peer, "a read does not end")
-        except RuntimeError as error:
-            _log.warning("%s cannot be torn down: %s", teardown.source, error)
+            if source not in self._peers:
+                return
+            self._leaving.add(source)
+        self._leave(source)
+
+    def keep(self, sources: Set[WorkerRef]) -> None:
+        """Let go of all that are connected but these."""
+        with self._lock:
+            others = self._peers.keys() - sources
+        for source in others:
+            self.let_go(source)
 
     def on_event(self, event: Event) -> None:
         """On the mover's thread."""
@@ -157,7 +170,8 @@ class ReadDesk:
             case ConnectFailed(peer, reason):
                 self._answer(peer.worker, PeerError(reason))
             case PeerLost(peer, proven, reason):
-                _log.warning("lost %s%s: %s", peer.worker, "" if proven else " (reads may go on)", reason)
+                level = logging.INFO if reason == _GONE and proven else logging.WARNING
+                _log.log(level, "lost %s%s: %s", peer.worker, "" if proven else " (reads may go on)", reason)
                 self._lose(peer, reason, proven)
             case PeerDrained(peer):
                 with self._lock:
@@ -181,11 +195,31 @@ class ReadDesk:
     def _end_read(self, event: ReadDone | ReadFailed) -> None:
         match event:
             case ReadDone(id, num_bytes, seconds):
-                self.traffic.end(id, num_bytes, seconds)
+                self._leave(self.traffic.end(id, num_bytes, seconds))
                 self._post(lambda engine, now: engine.read_done(id, now))
             case ReadFailed():
-                self.traffic.end(event.id)
+                self._leave(self.traffic.end(event.id))
                 self._post(lambda engine, now: _fail(engine, event, now))
+
+    def _leave(self, source: WorkerRef) -> None:
+        """Where it was let go of, and nothing is under way any more."""
+        if self.traffic.is_open(source) or self.trials.is_open(source):
+            return
+        with self._lock:
+            if source not in self._leaving:
+                return
+            self._leaving.discard(source)
+        self._tear_down(source, _GONE)
+
+    def _tear_down(self, source: WorkerRef, reason: str) -> None:
+        with self._lock:
+            peer = self._peers.get(source)
+        if peer is None:
+            self._leaving.add(source)
+        try:
+            self._attached.teardown(peer, reason)
+        except RuntimeError as error:
+            _log.warning("%s cannot be torn down: %s", source, error)
 
     def _answer(self, source: WorkerRef, error: PeerError | None) -> None:
         with self._lock:
@@ -199,6 +233,7 @@ class ReadDesk:
     def _lose(self, peer: TransportPeer, reason: str, proven: bool) -> None:
         with self._lock:
             self._peers.pop(peer.worker, None)
+            self._leaving.discard(peer.worker)
             if not proven:
                 self._lingering.add(peer.worker)
         self._on_peer_lost(peer.worker)

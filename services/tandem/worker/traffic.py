@@ -34,16 +34,22 @@ class Traffic:
         with self._lock:
             self._open[order] = source
 
-    def end(self, order: int, num_bytes: int = 0, seconds: float = 0.0) -> None:
-        """Of a failed one nothing counts."""
+    def is_open(self, source: WorkerRef) -> bool:
+        """Whether an order to read it is under way."""
+        with self._lock:
+            return source in self._open.values()
+
+    def end(self, order: int, num_bytes: int = 0, seconds: float = 0.0) -> WorkerRef:
+        """Returns whom it was to read. Of a failed one nothing counts."""
         with self._lock:
             source = self._open.pop(order)
             if num_bytes < TELLING_BYTES:
-                return
+                return source
             before = self._brought.get(source, Brought())
             self._brought[source] = Brought(before.num_bytes + num_bytes, before.seconds + seconds)
             if len(self._brought) > _MAX_SOURCES:
                 del self._brought[next(iter(self._brought))]
+            return source
 
     def take(self, num_bytes: int) -> dict[WorkerRef, Brought]:
         """Take out the sources that have brought at least so much since they were taken out last."""

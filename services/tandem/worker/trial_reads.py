@@ -65,6 +65,10 @@ class TrialReads:
         future.set_exception(PeerError(event.reason))
         return True
 
+    def is_open(self, source: WorkerRef) -> bool:
+        with self._lock:
+            return any(read == source for read, _ in self._open.values())
+
     def drained(self, source: WorkerRef) -> None:
         """It is proven that no read of this source goes on."""
         with self._lock:

@@ -242,6 +242,25 @@ async def test_a_giver_that_stops_in_mid_prefill_fails_both(nodes: Nodes) -> Non
     await taker.client.settled()
 
 
+@pytest.mark.parametrize("is_used", [True, False])
+async def test_of_a_source_that_has_gone_nothing_stays_connected(nodes: Nodes, is_used: bool) -> None:
+    """A pool that somebody has mapped keeps its memory, which on a GPU the next worker there needs."""
+    giver, taker = await nodes.start(handoff=QUICK), await nodes.start(handoff=QUICK)
+    if is_used:
+        pace(giver.executor, 0.05)
+    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 4))
+    async with asyncio.timeout(20):
+        while "1 peers" not in repr(taker.worker._reads):
+            await asyncio.sleep(0.01)
+        if not is_used:
+            await taker.client.end_of(key)
+        await giver.worker.stop()
+        while "0 peers, 0 lingering" not in repr(taker.worker._reads):
+            await asyncio.sleep(0.01)
+    await taker.client.end_of(key)
+    await taker.client.settled()
+
+
 @pytest.mark.slow
 async def test_a_source_that_nobody_reaches_any_more_is_given_up_when_its_leases_are_over(nodes: Nodes) -> None:
     """Not only after the time that a source gets which answers and has nothing to offer yet."""

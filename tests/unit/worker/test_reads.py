@@ -7,14 +7,26 @@ from typing import Any
 
 import pytest
 
-from tandem.core.ids import BlockId, HandoffId, HandoffKey
+from tandem.core.ids import BlockId, HandoffId, HandoffKey, WorkerRef
 from tandem.engine.effects import Effect, Unfollow
-from tandem.engine.orders import Command, Connected, FailureKind, ReadFailed, ReadOrder
+from tandem.engine.orders import (
+    Command,
+    Connected,
+    FailureKind,
+    PeerLost,
+    ReadDone,
+    ReadFailed,
+    ReadOrder,
+    Teardown,
+)
 from tandem.kv.handoff import BlockDigest
 from tandem.kv.pull_outcome import StartRead
 from tandem.transfer.verbs import Verbs
 from tandem.worker.reads import ReadDesk
-from tests.unit.transfer.scripted import P
+from tandem.worker.trial_reads import Trial
+from tests.unit.transfer.scripted import P, Q
+
+READ = StartRead(7, P.worker, 0, (BlockDigest(BlockId(1), (9,)),), (BlockId(3),))
 
 
 class Noting(Verbs):
@@ -51,6 +63,9 @@ class Engine:
         assert drained
         self.failed.append((id, reason))
         return self.follows
+
+    def peer_lost(self, source: WorkerRef, reason: str, *, proven: bool, now: float) -> list[Any]:
+        return []
 
 
 def desk(engine: Engine, mover: Noting, *, digests: bool) -> ReadDesk:
@@ -90,3 +105,54 @@ def test_a_read_that_failed_is_a_worry_only_where_somebody_waited_for_it(
     ((_, level, text),) = caplog.record_tuples
     assert level == (logging.WARNING if is_awaited else logging.INFO)
     assert text == "read 7 failed (digest): block 3 is another"
+
+
+def teardowns(mover: Noting) -> list[Teardown]:
+    return [command for command in mover.commands if isinstance(command, Teardown)]
+
+
+def test_a_source_that_is_gone_is_given_up_once_nothing_is_read_of_it() -> None:
+    mover = Noting()
+    one = desk(Engine(), mover, digests=False)
+    one.start_read(READ)
+    trial = one.try_read(P.worker, Trial((), (), None))
+    one.let_go(P.worker)
+    (order, other) = (command for command in mover.commands if isinstance(command, ReadOrder))
+    one.on_event(ReadDone(other.id, 0, 0.0))
+    assert trial.done() and not teardowns(mover)
+    one.on_event(ReadFailed(order.id, FailureKind.PEER, "broken", drained=True))
+    assert [(down.peer, "gone" in down.reason) for down in teardowns(mover)] == [(P, True)]
+    one.let_go(P.worker)
+    one.on_event(PeerLost(P, True, "gone"))
+    one.let_go(P.worker)
+    assert len(teardowns(mover)) == 2, "of one that is not connected there is nothing to give up"
+
+
+def test_to_connect_a_source_again_takes_back_that_it_is_gone() -> None:
+    mover = Noting()
+    one = desk(Engine(), mover, digests=False)
+    one.start_read(READ)
+    one.let_go(P.worker)
+    one.connect(P)
+    one.on_event(ReadFailed(READ.read, FailureKind.PEER, "broken", drained=True))
+    assert not teardowns(mover)
+
+
+def test_only_those_that_are_there_are_kept() -> None:
+    mover = Noting()
+    one = desk(Engine(), mover, digests=False)
+    one.on_event(Connected(Q))
+    one.keep({P.worker})
+    assert [down.peer for down in teardowns(mover)] == [Q]
+
+
+def test_that_one_is_gone_is_no_worry(caplog: pytest.LogCaptureFixture) -> None:
+    mover = Noting()
+    one = desk(Engine(), mover, digests=False)
+    one.let_go(P.worker)
+    (down,) = teardowns(mover)
+    with caplog.at_level(logging.INFO):
+        one.on_event(PeerLost(P, True, down.reason))
+        one.on_event(PeerLost(Q, True, "its process ended"))
+    levels = [record.levelno for record in caplog.records if record.message.startswith("lost")]
+    assert levels == [logging.INFO, logging.WARNING]
