@@ -215,7 +215,7 @@ class ReadDesk:
         with self._lock:
             peer = self._peers.get(source)
         if peer is None:
-            self._leaving.add(source)
+            return
         try:
             self._attached.teardown(peer, reason)
         except RuntimeError as error:

@@ -21,6 +21,7 @@ from tandem.engine.orders import (
 )
 from tandem.kv.handoff import BlockDigest
 from tandem.kv.pull_outcome import StartRead
+from tandem.kv.pull_outcome import Teardown as KvTeardown
 from tandem.transfer.verbs import Verbs
 from tandem.worker.reads import ReadDesk
 from tandem.worker.trial_reads import Trial
@@ -125,6 +126,7 @@ def test_a_source_that_is_gone_is_given_up_once_nothing_is_read_of_it() -> None:
     one.let_go(P.worker)
     one.on_event(PeerLost(P, True, "gone"))
     one.let_go(P.worker)
+    one.tear_down(KvTeardown(P.worker))
     assert len(teardowns(mover)) == 2, "of one that is not connected there is nothing to give up"
 
 
