@@ -269,6 +269,8 @@ async def test_a_source_that_nobody_reaches_any_more_is_given_up_when_its_leases
     gate = Gate(giver.executor, lambda plan: getattr(plan, "number", 0) == 3)
     key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 4))
     await asyncio.to_thread(gate.entered.wait)
+    # Four more steps would end the prefill.
+    pace(giver.executor, 0.5)
     gate.open()
     await giver.worker.stop()
     failed = await taker.client.end_of(key)
