@@ -95,14 +95,15 @@ def open_cuda(rank: int = 0) -> torch.device:
 
 def device_kernels(device: torch.device) -> Kernels:
     """Raises TandemError where it has none that fit."""
+    try:
+        kernels = kernels_for(device)
+    except KernelsUnavailable as error:
+        raise _refuse(str(error)) from None
     shared: int = torch.cuda.get_device_properties(device).shared_memory_per_block_optin  # type: ignore[attr-defined]
     if shared < LEAST_SHARED_BYTES:
         name, needed = torch.cuda.get_device_name(device), LEAST_SHARED_BYTES >> 10
         raise _refuse(f"a program on {name} has {shared >> 10} KiB of shared memory, the kernels' tiles take {needed}")
-    try:
-        return kernels_for(device)
-    except KernelsUnavailable as error:
-        raise _refuse(str(error)) from None
+    return kernels
 
 
 def free_and_total(device: torch.device) -> tuple[int, int]:
