@@ -151,9 +151,10 @@ class ReadDesk:
         self._leave(source)
 
     def keep(self, sources: Set[WorkerRef]) -> None:
-        """Let go of all that are connected but these."""
+        """Let go of all that are connected but these, however their addresses are written."""
+        lives = {(source.id, source.incarnation) for source in sources}
         with self._lock:
-            others = self._peers.keys() - sources
+            others = [source for source, peer in self._peers.items() if peer.life not in lives]
         for source in others:
             self.let_go(source)
 

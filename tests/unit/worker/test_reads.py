@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -144,7 +145,7 @@ def test_only_those_that_are_there_are_kept() -> None:
     mover = Noting()
     one = desk(Engine(), mover, digests=False)
     one.on_event(Connected(Q))
-    one.keep({P.worker})
+    one.keep({replace(P.worker, address="the-same:1")})
     assert [down.peer for down in teardowns(mover)] == [Q]
 
 
