@@ -11,7 +11,7 @@ from tests.e2e.serve.served import Served
 
 
 @pytest.fixture(scope="package")
-def _start_when_needed() -> Iterator[Callable[[], Served]]:
+def start_when_needed() -> Iterator[Callable[[], Served]]:
     running: list[Served] = []
     with ExitStack() as stack:
 
@@ -24,5 +24,5 @@ def _start_when_needed() -> Iterator[Callable[[], Served]]:
 
 
 @pytest.fixture
-def served(_start_when_needed: Callable[[], Served]) -> Served:
-    return _start_when_needed()
+def served(start_when_needed: Callable[[], Served]) -> Served:
+    return start_when_needed()
