@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# What a machine with a GPU is asked, part by part: tests of the kernels there, their bench, steps of whole models, and
-# transfers between two processes. A part that fails does not stop the next, and each writes into the folder given.
+# What a machine with a GPU is asked, part by part: tests of the kernels there, their bench, steps of whole models,
+# transfers between two processes, and what is served. A part that fails does not stop the next, and each writes into
+# the folder given.
 set -uo pipefail
 
 usage() {
     cat <<'END'
 usage: kernels/gpu_session.sh FOLDER PART...      (from anywhere; exit code 1 when a part failed)
-       kernels/gpu_session.sh wheels FOLDER       (where packages can be had)
+       kernels/gpu_session.sh wheels FOLDER       (where packages can be had, after .ci/setup)
 
 parts, and the seconds after which each is stopped:
   tests      270  tests/kernels/triton on the GPU
@@ -14,20 +15,24 @@ parts, and the seconds after which each is stopped:
   bench      540  the bench whole; it ends by itself after some eight minutes
   model      330  whole-model steps of random-weight models of real shapes, with graphs and without: 110 each
   transfer   250  NIXL between two processes on one GPU: its tests; giver idle, then computing, without and with MPS
+  serve      400  `tandem serve` with two workers that share the GPU, the real model in float32 against transformers
 
-Three calls of less than ten minutes each, none of which leaves more than eight files:
-  kernels/gpu_session.sh FOLDER tests quick
+Six calls of less than ten minutes each, none of which leaves more than eight files, all within half an hour:
+  kernels/gpu_session.sh FOLDER transfer
+  SHAPES=llama-3.1-8b kernels/gpu_session.sh FOLDER model
   kernels/gpu_session.sh FOLDER bench
-  kernels/gpu_session.sh FOLDER model transfer
+  SHAPES="qwen3-8b llama-3.2-1b" kernels/gpu_session.sh FOLDER model
+  kernels/gpu_session.sh FOLDER tests
+  kernels/gpu_session.sh FOLDER serve
 
 Needed there: python3 with torch for CUDA, its Triton, numpy, pytest and pytest-xdist; for `model` also llguidance, safetensors and
-tokenizers; for `transfer` nixl-cu13. What is missing can come as wheels, in .whl/ of the repository (which git ignores)
-or in WHEELS; they are unpacked first. `wheels FOLDER` downloads llguidance and nixl-cu13 for Python 3.12 on x86-64: 59
-MiB, nearly all of it nixl-cu13. Where that is too much for one call, let each carry what its parts need: `model` only
-llguidance, `transfer` only nixl-cu13, all others nothing.
+tokenizers; for `transfer` nixl-cu13; for `serve` all that `tandem serve` needs. `wheels FOLDER` downloads what may be
+missing, for Python 3.12 on x86-64, as six parcels FOLDER/1 to FOLDER/6 of at most 56 MiB. They are looked for in .whl/
+of the repository (which git ignores) or in WHEELS: `transfer` needs parcel 1, `model` parcel 2, `serve` all of them,
+the rest none. So each of the six calls can bring the next one to a machine that keeps what it was brought.
 
 PYTHON (python3), WHEELS (.whl), SHAPES (llama-3.1-8b qwen3-8b llama-3.2-1b), PYTEST_WORKERS (6) may be set.
-SESSION_DEVICE=cpu runs quick, model and transfer at toy sizes without a GPU, to see that they run.
+SESSION_DEVICE=cpu runs quick, model, transfer and serve without a GPU, all but serve at toy sizes, to see that they run.
 END
 }
 
@@ -40,34 +45,33 @@ failed=0
 part() {
     local log=$out/$1.log limit=$2 began=$SECONDS code=0
     shift 2
-    echo "== $*" >>"$log"
+    local command=$*
+    echo "== ${command:0:500}" >>"$log"
     timeout -k 10 "$limit" "$@" >>"$log" 2>&1 || code=$?
     tail -n 30 "$log"
     echo "== exit code $code after $((SECONDS - began)) s" | tee -a "$log"
     [ "$code" = 0 ] || failed=1
 }
 
-wheels() {
-    local tags=() tag
-    for tag in manylinux_2_28 manylinux_2_27 manylinux_2_17 manylinux2014; do tags+=(--platform "${tag}_x86_64"); done
-    "$python" -m pip download --no-deps --only-binary=:all: --python-version 3.12 --implementation cp "${tags[@]}" \
-        --dest "$1" llguidance==1.6.1 nixl-cu13==1.5.1
-}
+# found PATTERN: files of the parcels, also where they lie without folders.
+found() { find "${WHEELS:-.whl}" -maxdepth 2 -name "$1" 2>/dev/null | sort; }
+
+install=("$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target)
 
 unpack() {
-    local found=("${WHEELS:-$root/.whl}"/*.whl)
-    [ -e "${found[0]}" ] || return 0
-    local site
-    site=$(mktemp -d)
-    "$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$site" "${found[@]}" &&
-        export PYTHONPATH=$PYTHONPATH:$site
+    local wheels
+    mapfile -t wheels < <(found '*.whl')
+    [ ${#wheels[@]} = 0 ] && return
+    "${install[@]}" "$scratch/site" "${wheels[@]}" && export PYTHONPATH=$PYTHONPATH:$scratch/site
 }
 
 # Without the configuration of pytest, whose plugins may be missing, and without the conftest of all tests, which needs
 # what only servers need.
+pytest=("$python" -m pytest -c /dev/null --rootdir . -p no:cacheprovider --import-mode=importlib -W ignore -q)
+
 tests() {
-    part tests 270 "$python" -m pytest -c /dev/null --rootdir . --confcutdir tests/kernels/triton -p no:cacheprovider \
-        --import-mode=importlib -W ignore -n "${PYTEST_WORKERS:-6}" -q -m "not golden" tests/kernels/triton
+    part tests 270 "${pytest[@]}" --confcutdir tests/kernels/triton -n "${PYTEST_WORKERS:-6}" -m "not golden" \
+        tests/kernels/triton
 }
 
 bench() {
@@ -94,8 +98,7 @@ transfer() {
             --json "$out/transfer.json"
         return
     fi
-    part transfer 50 "$python" -m pytest -c /dev/null --rootdir . --confcutdir tests/contract/transfer -p no:cacheprovider \
-        --import-mode=importlib -W ignore -q tests/contract/transfer/test_cuda_memory.py
+    part transfer 50 "${pytest[@]}" --confcutdir tests/contract/transfer tests/contract/transfer/test_cuda_memory.py
     part transfer 80 "$python" -m loadtest gpu-transfer --json "$out/transfer.json"
     local way
     for way in " --busy" " --busy --mps"; do
@@ -105,14 +108,33 @@ transfer() {
     done
 }
 
+# What was carried goes before what the machine has, and is all that an index would serve: the model comes from one.
+serve() {
+    local rest=$scratch/rest pieces settings=()
+    mapfile -t pieces < <(found 'rest.tar.*')
+    if [ ${#pieces[@]} != 0 ]; then
+        mkdir "$rest"
+        cat "${pieces[@]}" | tar -x -C "$rest"
+        part serve 90 "${install[@]}" "$scratch/serve" "$rest"/*.whl
+        settings=("PYTHONPATH=$root/services:$root/kernels:$root:$scratch/serve:$PYTHONPATH")
+        settings+=(PIP_NO_INDEX=1 "PIP_FIND_LINKS=$rest")
+    fi
+    part serve 310 env "${settings[@]}" "${pytest[@]}" --confcutdir tests/e2e/serve -k "$device" tests/e2e/serve/test_exact.py
+}
+
 case ${1:-} in
     -h | --help) usage; exit ;;
-    wheels) wheels "${2:?wheels needs a folder}"; exit ;;
+    wheels)
+        PYTHONPATH=$root/services exec "${PYTHON:-$root/.venv/bin/python}" "$root/kernels/gpu_wheels.py" \
+            "${2:?wheels needs a folder}"
+        ;;
 esac
 [ $# -gt 1 ] || { usage >&2; exit 2; }
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 shift
 cd "$root"
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
 export PYTHONPATH=$root/services:$root/kernels:$root${PYTHONPATH:+:$PYTHONPATH}
 unpack || failed=1
 for name in "$@"; do
@@ -122,6 +144,7 @@ for name in "$@"; do
         bench) bench bench 540 480 ;;
         model) model ;;
         transfer) transfer ;;
+        serve) serve ;;
         *) echo "no part is named $name" >&2; failed=1 ;;
     esac
 done

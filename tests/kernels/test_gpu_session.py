@@ -74,7 +74,7 @@ def test_its_tests_need_nothing_that_only_servers_need(tests: str) -> None:
 
 
 def test_it_says_how_it_is_used() -> None:
-    assert _run("--help").returncode == 0 and "Three calls" in _run("--help").stdout
+    assert _run("--help").returncode == 0 and "Six calls" in _run("--help").stdout
     for arguments in ((), ("folder",)):
         asked = _run(*arguments)
         assert asked.returncode == 2 and "usage:" in asked.stderr and not asked.stdout

