@@ -13,6 +13,7 @@ parts, and the seconds after which each is stopped:
   tests      270  tests/kernels/triton on the GPU
   quick      150  the bench: all checks, few cases
   bench      540  the bench whole; it ends by itself after some eight minutes
+  tiles      540  tiles of the attention kernels against each other; it ends by itself after some eight minutes
   model      330  whole-model steps of random-weight models of real shapes, with graphs and without: 110 each
   transfer   250  NIXL between two processes on one GPU: its tests; giver idle, then computing, without and with MPS
   serve      400  `tandem serve` with two workers that share the GPU, the real model in float32 against transformers
@@ -32,7 +33,7 @@ of the repository (which git ignores) or in WHEELS: `transfer` needs parcel 1, `
 the rest none. So each of the six calls can bring the next one to a machine that keeps what it was brought.
 
 PYTHON (python3), WHEELS (.whl), SHAPES (llama-3.1-8b qwen3-8b llama-3.2-1b), PYTEST_WORKERS (6) may be set.
-SESSION_DEVICE=cpu runs quick, model, transfer and serve without a GPU, all but serve at toy sizes, to see that they run.
+SESSION_DEVICE=cpu runs these but bench and tests without a GPU, all but serve at toy sizes, to see that they run.
 END
 }
 
@@ -81,10 +82,16 @@ bench() {
         --json "$out/$name.json" --markdown "$out/$name.md"
 }
 
+tiles() {
+    local sizes=(--budget-s 480)
+    if [ "$device" = cpu ]; then sizes=(--device cpu --tiny); export TRITON_INTERPRET=1; fi
+    part tiles 540 "$python" -m tandem_kernels.bench.tiles "${sizes[@]}" --json "$out/tiles.json"
+}
+
 model() {
     local sizes=(--device cuda) shape
     if [ "$device" = cpu ]; then
-        sizes=(--batches 1,2 --contexts 32 --chunks 16 --cached 0 --steps 2 --kv-gib 0.05 --threads 1)
+        sizes=(--batches "1,2" --contexts 32 --chunks 16 --cached 0 --steps 2 --kv-gib 0.05 --threads 1)
     fi
     for shape in ${SHAPES:-llama-3.1-8b qwen3-8b llama-3.2-1b}; do
         part model 110 "$python" -m loadtest model --shape "$shape" "${sizes[@]}" --json "$out/model-$shape.json"
@@ -132,7 +139,7 @@ esac
 [ $# -gt 1 ] || { usage >&2; exit 2; }
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 shift
-cd "$root"
+cd "$root" || exit
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 export PYTHONPATH=$root/services:$root/kernels:$root${PYTHONPATH:+:$PYTHONPATH}
@@ -142,6 +149,7 @@ for name in "$@"; do
         tests) tests ;;
         quick) if [ "$device" = cpu ]; then bench quick 60 30 --device cpu --tiny; else bench quick 150 120 --quick; fi ;;
         bench) bench bench 540 480 ;;
+        tiles) tiles ;;
         model) model ;;
         transfer) transfer ;;
         serve) serve ;;

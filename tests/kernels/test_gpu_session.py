@@ -32,8 +32,9 @@ def test_a_part_that_fails_does_not_stop_the_next(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_all_is_well_where_every_part_is(tmp_path: Path) -> None:
-    done = _run(str(tmp_path), "quick")
+    done = _run(str(tmp_path), "quick", "tiles")
     assert done.returncode == 0, done.stdout + done.stderr
+    assert len(json.loads((tmp_path / "tiles.json").read_text())["contests"]) == 2
     assert json.loads((tmp_path / "quick.json").read_text())["rows"]
     assert (tmp_path / "quick.md").read_text() in (tmp_path / "quick.log").read_text()
 

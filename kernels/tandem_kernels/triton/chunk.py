@@ -34,7 +34,7 @@ class Tiles(NamedTuple):
     stages: int
 
 
-_TILES = {
+TILES = {
     # (head size rounded up, bytes of a number of the query)
     (64, 2): Tiles(128, 64, 8, 5),
     (128, 2): Tiles(128, 64, 8, 5),
@@ -139,7 +139,7 @@ def chunk_attention(
     _, num_heads, head_dim = query.shape
     groups = kv.key.shape[1]
     block_d = triton.next_power_of_2(head_dim)
-    tiles = _TILES[max(block_d, 64), query.element_size()]
+    tiles = TILES[max(block_d, 64), query.element_size()]
     num_tiles = -(-batch.max_rows * (num_heads // groups) // tiles.block_m)
     scale_strides = (0, 0) if kv.key_scale is None else kv.key_scale.stride()[:2]
     _chunk_kernel[groups, num_tiles, len(span)](

@@ -55,7 +55,7 @@ class Tiles(NamedTuple):
     stages: int
 
 
-_TILES = {
+TILES = {
     # (head size rounded up, bytes of a number of the query)
     (64, 2): Tiles(128, 512, 4, 5),
     (128, 2): Tiles(64, 256, 4, 5),
@@ -227,7 +227,7 @@ def split_attention(
     num_rows, num_heads, head_dim = query.shape
     groups = kv.key.shape[1]
     block_d = triton.next_power_of_2(head_dim)
-    tiles = _TILES[max(block_d, 64), query.element_size()]
+    tiles = TILES[max(block_d, 64), query.element_size()]
     parts = max(1, triton.next_power_of_2(_PARTS_OF_ALL_HEADS // groups))
     reached = min(parts, -(-batch.block_tables.shape[1] * kv.block_size // tiles.slice_tokens))
     programs = min(reached, max(_LEAST_PROGRAMS, -(-_PROGRAMS // (len(span) * groups))))

@@ -24,7 +24,7 @@ _DTYPES = {2: torch.bfloat16, 4: torch.float32}
 def _cases() -> dict[str, Case]:
     """A decode whose context may have several parts, and a chunk."""
     found = {}
-    for (dim, size), float8, block_size in itertools.product(decode._TILES, (False, True), (16, 128)):
+    for (dim, size), float8, block_size in itertools.product(decode.TILES, (False, True), (16, 128)):
         name = f"{dim} {'float8' if float8 else _DTYPES[size]} {block_size}"
         case = Case(((1, 600), (70, 70)), 1, 2, 4, dim, block_size, _DTYPES[size], float8)
         found[f"{name} for {_DTYPES[size]}"] = case
@@ -45,7 +45,7 @@ def main(names: list[str]) -> None:
         if names and name not in names:
             continue
         key = case.head_dim, case.dtype.itemsize
-        tiles = {"_split_kernel": decode._TILES[key], "_chunk_kernel": chunk._TILES[key]}
+        tiles = {"_split_kernel": decode.TILES[key], "_chunk_kernel": chunk.TILES[key]}
         for kernel, compiled in _compile(case).items():
             kind = kernel.split()[0]
             # Bytes of the tiles of keys and of values that should be on their way.
