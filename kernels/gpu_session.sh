@@ -83,9 +83,9 @@ bench() {
 }
 
 tiles() {
-    local sizes=(--budget-s 480)
-    if [ "$device" = cpu ]; then sizes=(--device cpu --tiny); export TRITON_INTERPRET=1; fi
-    part tiles 540 "$python" -m tandem_kernels.bench.tiles "${sizes[@]}" --json "$out/tiles.json"
+    local settings=() sizes=(--budget-s 480)
+    if [ "$device" = cpu ]; then settings=(TRITON_INTERPRET=1) sizes=(--device cpu --tiny); fi
+    part tiles 540 env "${settings[@]}" "$python" -m tandem_kernels.bench.tiles "${sizes[@]}" --json "$out/tiles.json"
 }
 
 model() {

@@ -102,6 +102,9 @@ DIGEST_BLOCK = _signed(0xD6E8FEB86659FD93)
 FLOAT8 = torch.float8_e4m3fn
 FLOAT8_MAX = 448.0
 
+SCRATCH_BYTES = 256 << 20
+"""What a kernel may take for a while beside its results, however many rows it is given."""
+
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:

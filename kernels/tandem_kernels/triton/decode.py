@@ -21,7 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tandem_kernels.contract import AttentionBatch, LayerKV
+from tandem_kernels.contract import SCRATCH_BYTES, AttentionBatch, LayerKV
 from tandem_kernels.triton.interpret import narrow
 from tandem_kernels.triton.tile import FUSED, LEAST, LOG2_E, attend, operand
 
@@ -84,7 +84,7 @@ def _split_kernel(
     p_contexts,
     p_tables,
     factor,
-    first,  # sequence of the launch, and its first row
+    first,  # sequence of the launch, whose first row is that of the partial results
     stride_part,
     stride_row,
     stride_block,
@@ -111,7 +111,7 @@ def _split_kernel(
     if i_program >= tl.maximum(num_parts, 1):
         return
 
-    start = tl.load(p_starts + i_seq)
+    base, start = tl.load(p_starts + first), tl.load(p_starts + i_seq)
     num_rows = tl.load(p_starts + i_seq + 1) - start
     num_heads = tl.num_programs(0) * GROUP
     DTYPE: tl.constexpr = p_query.dtype.element_ty
@@ -160,7 +160,7 @@ def _split_kernel(
             p_tile = p_out + (o_out * HEAD_DIM)[:, None] + o_dims[None, :]
             tl.store(p_tile, narrow(b_result, DTYPE), mask=m_tile)
         else:
-            o_partial = ((start - first + o_rows).to(tl.int64) * num_heads + o_heads) * stride_part + i_part
+            o_partial = ((start - base + o_rows).to(tl.int64) * num_heads + o_heads) * stride_part + i_part
             tl.store(p_partial + (o_partial * HEAD_DIM)[:, None] + o_dims[None, :], b_result, mask=m_tile)
             b_lse = tl.where(b_total > 0, b_maximum * factor + tl.log2(b_divisor), float("-inf"))
             tl.store(p_partial_lse + o_partial, b_lse, mask=m_rows)
@@ -186,10 +186,10 @@ def _join_kernel(
 ):
     i_head, i_seq, i_row = tl.program_id(0), first + tl.program_id(1), tl.program_id(2)
     num_parts = tl.minimum(tl.cdiv(tl.load(p_contexts + i_seq), SLICE), PARTS)
-    start = tl.load(p_starts + i_seq)
+    base, start = tl.load(p_starts + first), tl.load(p_starts + i_seq)
     if (num_parts <= 1) | (i_row >= tl.load(p_starts + i_seq + 1) - start):
         return
-    o_row = (start - first + i_row).to(tl.int64) * tl.num_programs(0) + i_head
+    o_row = (start - base + i_row).to(tl.int64) * tl.num_programs(0) + i_head
     p_partial_lse += o_row * stride_part
     p_partial += o_row * stride_part * HEAD_DIM
 
@@ -218,21 +218,41 @@ def _join_kernel(
 def split_attention(
     query: torch.Tensor, kv: LayerKV, batch: AttentionBatch, scale: float, out: torch.Tensor, span: range, max_rows: int
 ) -> None:
-    """`contract.paged_attention` of the sequences `span`, to their rows of `out`.
+    """`contract.paged_attention` of the sequences `span`, to their rows of `out`; none has more than `max_rows`, which
+    times `H / G` is at most MOST_PACKED.
 
-    Sequence `span.start` begins at the row of that number, and none has more than `max_rows`, which times `H / G` is
-    at most MOST_PACKED. Where tables are wide enough for all parts, their results take `256 * H / G * D` floats for
-    each row: 34 MB for 256 decodes with D of 128 and as many query heads as KV heads, times `H / G`.
+    Where tables are wide enough for all parts, their results take `256 * H / G * D` floats for each row: 34 MB for 256
+    decodes with D of 128 and as many query heads as KV heads, times `H / G`. There are as many launches as keep that
+    within SCRATCH_BYTES.
     """
+    num_heads, head_dim = query.shape[1:]
+    _, reached = _parts(query, kv, batch)
+    most = max(1, SCRATCH_BYTES // (4 * max_rows * num_heads * reached * (head_dim + 1)))
+    for first in range(span.start, span.stop, most):
+        _launch(query, kv, batch, scale, out, range(first, min(first + most, span.stop)), max_rows)
+
+
+def _parts(query: torch.Tensor, kv: LayerKV, batch: AttentionBatch) -> tuple[int, int]:
+    """Of a context, and how many of them the longest that the tables have room for reaches."""
+    parts = max(1, triton.next_power_of_2(_PARTS_OF_ALL_HEADS // kv.key.shape[1]))
+    slots = batch.block_tables.shape[1] * kv.block_size
+    return parts, min(parts, -(-slots // _tiles(query).slice_tokens))
+
+
+def _tiles(query: torch.Tensor) -> Tiles:
+    return TILES[max(triton.next_power_of_2(query.shape[2]), 64), query.element_size()]
+
+
+def _launch(
+    query: torch.Tensor, kv: LayerKV, batch: AttentionBatch, scale: float, out: torch.Tensor, span: range, max_rows: int
+) -> None:
     num_rows, num_heads, head_dim = query.shape
     groups = kv.key.shape[1]
     block_d = triton.next_power_of_2(head_dim)
-    tiles = TILES[max(block_d, 64), query.element_size()]
-    parts = max(1, triton.next_power_of_2(_PARTS_OF_ALL_HEADS // groups))
-    reached = min(parts, -(-batch.block_tables.shape[1] * kv.block_size // tiles.slice_tokens))
+    tiles, (parts, reached) = _tiles(query), _parts(query, kv, batch)
     programs = min(reached, max(_LEAST_PROGRAMS, -(-_PROGRAMS // (len(span) * groups))))
-    # Its rows end where the span's do or later: shapes say no more.
-    rows = (num_rows - span.start if max_rows > 1 else len(span)) if reached > 1 else 0
+    # Each sequence has a row at least, so that the span's first is that of its number or later.
+    rows = min(num_rows - span.start, len(span) * max_rows) if reached > 1 else 0
     partial = torch.empty((rows, num_heads, reached, head_dim), dtype=torch.float32, device=query.device)
     partial_lse = torch.empty((rows, num_heads, reached), dtype=torch.float32, device=query.device)
     scale_strides = (0, 0) if kv.key_scale is None else kv.key_scale.stride()[:2]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tandem.core.config import EngineConfig
 from tandem.runtime.model_config import DecoderConfig
+from tandem_kernels.contract import SCRATCH_BYTES
 
 CONTEXT_BYTES = 768 << 20
 """Of a process on a GPU that no tensor shows: its context, loaded kernels, handles of libraries and captured graphs."""
@@ -34,10 +35,10 @@ class GpuMemory:
 
 
 def step_bytes(config: DecoderConfig, engine: EngineConfig, item_bytes: int) -> int:
-    """Of the largest step's activations and logits, about. Numbers of activations have `item_bytes` bytes; draws
-    compute in float64, with a copy or two of their logits."""
+    """Of the largest step's activations and logits, and what a kernel takes for itself, about. Numbers of activations
+    have `item_bytes` bytes; draws compute in float64, with a copy or two of their logits."""
     num_rows = max(engine.max_num_batched_tokens, engine.max_num_seqs)
     heads = (2 * config.heads + 2 * config.kv_heads) * config.head_dim
     row = (4 * config.hidden_size + heads + 3 * config.intermediate_size) * item_bytes
     logits = engine.max_num_seqs * config.vocab_size * (2 * item_bytes + 2 * _FLOAT64)
-    return int(SLACK * (num_rows * row + logits))
+    return int(SLACK * (num_rows * row + logits)) + SCRATCH_BYTES

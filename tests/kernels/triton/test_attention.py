@@ -143,6 +143,33 @@ def test_the_programs_of_a_launch_do_not_matter(device: torch.device, monkeypatc
     assert torch.equal(run(problem), many)
 
 
+@pytest.mark.parametrize("spans", [((1, 1100), (1, 300), (1, 0), (1, 800)), ((2, 1100), (1, 300), (3, 3), (4, 800))])
+def test_partial_results_take_no_more_than_there_is_room_for(
+    spans: tuple[tuple[int, int], ...], device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    max_rows = max(rows for rows, _ in spans)
+    case = Case(spans, len(spans) if max_rows == 1 else 0, 1, 4, 128, 32, torch.bfloat16)
+    problem = problem_of(case, device)
+    together = run(problem)
+    launched: list[int] = []
+    launch = decode._launch
+
+    def noted(*given: object) -> None:
+        span = given[5]
+        assert isinstance(span, range)
+        launched.append(len(span))
+        launch(*given)
+
+    monkeypatch.setattr(decode, "_launch", noted)
+    # Of a row: a table's five slices, each 4 query heads of 128 numbers and a logarithm.
+    row_bytes = 5 * 4 * 129 * 4
+    for sequences, expected_launches in ((0, [1, 1, 1, 1]), (1, [1, 1, 1, 1]), (3, [3, 1]), (4, [4])):
+        launched.clear()
+        monkeypatch.setattr(decode, "SCRATCH_BYTES", sequences * max_rows * row_bytes)
+        assert torch.equal(run(problem), together)
+        assert launched == expected_launches
+
+
 @pytest.mark.parametrize("rows", [1, 20])
 def test_small_values_in_float8(rows: int, device: torch.device) -> None:
     """A weight times a scale of them is less than float16 can tell from zero."""

@@ -7,6 +7,7 @@ import pytest
 from tandem.core.config import EngineConfig
 from tandem.runtime.gpu_memory import CONTEXT_BYTES, GpuMemory, step_bytes
 from tandem.runtime.model_config import read_model_config
+from tandem_kernels.contract import SCRATCH_BYTES
 from tests.unit.runtime.conftest import CONFIG
 
 _GIB = 1 << 30
@@ -42,5 +43,6 @@ def test_a_step_needs_more_for_more_rows_and_for_more_logits(
     many = step_bytes(config, EngineConfig(max_num_batched_tokens=128, max_num_seqs=8), 2)
     wide = step_bytes(config, EngineConfig(max_num_batched_tokens=64, max_num_seqs=16), 2)
     row = (4 * CONFIG["hidden_size"] + (2 * 4 + 2 * 2) * 8 + 3 * CONFIG["intermediate_size"]) * 2
+    assert few == int(1.5 * (64 * row + 8 * CONFIG["vocab_size"] * 20)) + SCRATCH_BYTES
     assert many - few == int(1.5 * 64 * row)
     assert wide - few == int(1.5 * 8 * CONFIG["vocab_size"] * 20)

@@ -128,7 +128,7 @@ def test_workers_exchange_no_kv_of_other_numbers(model_dir: Path) -> None:
 
 def test_what_is_composed_for_a_gpu_computes(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All but the device itself, for which the CPU stands: weights on it, a pool of what is left, graphs, a step."""
-    total = 4 << 30
+    total = 6 << 30
     stand_in_for_a_gpu(monkeypatch, total)
     engine = {"gpu_memory_utilization": 0.2, "max_num_seqs": 4, "max_num_batched_tokens": 64}
     executor = _load(model_dir, ModelConfig(device="cuda"), kv_cache_memory=Bytes(0), **engine)
