@@ -142,6 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=32, help="decode steps that are measured (default: %(default)s)")
     parser.add_argument("--kv-gib", type=float, default=0.0, help="KV pool; 0: 2 on a CPU, all there is on a GPU")
     parser.add_argument("--graphs", choices=("both", "on", "off"), default="both", help="on a GPU")
+    parser.add_argument("--batch-invariant", action="store_true", help="with the kernels of model.batch_invariant")
     parser.add_argument("--threads", type=int, default=0, help="on a CPU; 0: all cores")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     return parser
@@ -209,7 +210,7 @@ def _settings(args: argparse.Namespace, cases: Sequence[StepCase]) -> tuple[Mode
     dtype: Any = args.dtype or ("bfloat16" if is_cuda else "float32")
     name = PREFIX + args.shape if args.shape else args.model
     # Weights in fewer bits than their dtype's would be below the floor.
-    model = ModelConfig(id=name, device=args.device, dtype=dtype, compact=False)
+    model = ModelConfig(id=name, device=args.device, dtype=dtype, compact=False, batch_invariant=args.batch_invariant)
     most_rows = max((case.num_tokens for case in cases), default=1)
     engine = EngineConfig(
         max_num_seqs=max((case.batch for case in cases if isinstance(case, Decode)), default=1),

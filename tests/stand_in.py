@@ -13,7 +13,7 @@ from tandem_kernels.dispatch import REFERENCE
 def stand_in_for_a_gpu(patch: pytest.MonkeyPatch, total_bytes: int, reserved_bytes: int = 1 << 20) -> None:
     """Of so much memory, all of it free; `reserved_bytes` of it hold weights."""
     patch.setattr(load_device, "open_cuda", lambda rank: torch.device("cpu"))
-    patch.setattr(load_device, "device_kernels", lambda device: REFERENCE)
+    patch.setattr(load_device, "device_kernels", lambda device, **_: REFERENCE)
     patch.setattr(load_device, "CudaStream", lambda device: HostStream())
     patch.setattr(load_device, "free_and_total", lambda device: (total_bytes, total_bytes))
     patch.setattr(load_device, "reserved", lambda device: reserved_bytes)

@@ -11,6 +11,13 @@ far as heads. A pool may be larger than 2**31 elements: offsets are 64 bits wide
 Tensors of one call are on one device. Unless it says otherwise a kernel takes no rows as well as many, keeps the dtype
 of its rows, and reads and writes nothing that is not named.
 
+A kernel is *batch-invariant* if a row's result has the same bits whichever rows are beside it in a call, and in
+`paged_attention` wherever the chunk begins that the row is computed in.
+
+linear(x, weight, bias) -> [T, out]
+    `x @ weight.T + bias` of `x` `[T, in]`, contiguous `weight` `[out, in]` and `bias` `[out]` (None: no bias), all of
+    one dtype. Products accumulate in float32 for half types; the sum is rounded once, or before the bias as well.
+
 rms_norm(x, weight, eps) -> like x
     `x` is `[..., D']`, `weight` `[D']` of the same dtype. The mean of squares and the scaling are taken in float32
     whatever the dtype of `x` (float64 too: this is what the checkpoints' reference implementation does), rounded to

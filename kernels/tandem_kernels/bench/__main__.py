@@ -4,7 +4,8 @@
 
 First the machine's limits, then each kernel against the reference, then its time beside those limits and beside what
 torch offers for the same work. The exit code is 1 when a kernel is wrong or a case failed. Without a GPU, `--device cpu
---tiny` runs all of it at toy sizes, which shows that it runs; `--kernels triton` there lets Triton interpret.
+--tiny` runs all of it at toy sizes, which shows that it runs; `--kernels triton` there lets Triton interpret, and
+`--kernels batch-invariant` anywhere takes those of `model.batch_invariant`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tandem_kernels.bench.grid import FULL, QUICK, TINY, Grid
 from tandem_kernels.bench.limits import measure_limits
 from tandem_kernels.bench.machine import clocks, describe
 from tandem_kernels.bench.report import Report
-from tandem_kernels.bench.rows import block_cases, row_cases, sampling_cases
+from tandem_kernels.bench.rows import block_cases, product_cases, row_cases, sampling_cases
 from tandem_kernels.bench.runner import Outcome, run_cases, run_checks
 from tandem_kernels.bench.timing import CudaStopwatch, HostStopwatch
 from tandem_kernels.dispatch import REFERENCE, Kernels, KernelsUnavailable, kernels_for, triton_kernels
@@ -65,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tandem_kernels.bench", description="Check and time the kernels.")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--kernels", choices=("auto", "reference", "triton"), default="auto")
+    parser.add_argument("--kernels", choices=("auto", "reference", "triton", "batch-invariant"), default="auto")
     parser.add_argument("--only", default="", metavar="WORD,...", help="parts of names of groups; `checks` is one")
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="a few cases of each kind: two minutes")
@@ -108,7 +109,7 @@ def _kernels(asked: str, device: torch.device) -> Kernels:
     if device.type == "cpu":
         # Read when Triton is imported, which happens below.
         os.environ.setdefault("TRITON_INTERPRET", "1")
-    return triton_kernels()
+    return triton_kernels(batch_invariant=asked == "batch-invariant")
 
 
 def _run(args: argparse.Namespace, bench: Bench, machine: dict[str, str]) -> Report:
@@ -141,6 +142,7 @@ def _cases(grid: Grid) -> Iterator[Case]:
         sampling_cases(grid),
         block_cases(grid),
         row_cases(grid),
+        product_cases(grid),
     )
 
 

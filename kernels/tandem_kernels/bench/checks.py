@@ -111,12 +111,17 @@ def _rows(shape: Shape, dtype: torch.dtype) -> Iterator[Check]:
         expected, sums = reference.add_rms_norm(x.cpu(), residual.cpu(), weight.cpu(), _EPS)
         return max(_error(got, expected.float()), _same(total, sums))
 
+    def product(bench: Bench) -> float:
+        x, weight = (normal(bench, rows, shape.hidden, dtype=dtype) for rows in (133, 520))
+        got = _twice(lambda: bench.kernels.linear(x, weight, None))
+        return _error(got, torch.nn.functional.linear(x.cpu().float(), weight.cpu().float()))
+
     def gate(bench: Bench) -> float:
         gate_up = normal(bench, 33, 2 * shape.inner, dtype=dtype)
         got = _twice(lambda: bench.kernels.silu_mul(gate_up))
         return _error(got, reference.silu_mul(gate_up.cpu().float()))
 
-    for name, run in (("rms-norm", norm), ("add and rms-norm", add_norm), ("silu-mul", gate)):
+    for name, run in (("linear", product), ("rms-norm", norm), ("add and rms-norm", add_norm), ("silu-mul", gate)):
         yield Check(f"{name}, {shape.name} {_name(dtype)}", run, _TOLERANCES[dtype])
 
 

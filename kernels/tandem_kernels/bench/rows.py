@@ -1,4 +1,4 @@
-"""The cases of norms, gates, rope with cache writes, block moves, digests and sampling; never times one itself."""
+"""The cases of products, norms, gates, cache writes, block moves, digests and draws; never times one itself."""
 
 from __future__ import annotations
 
@@ -37,6 +37,21 @@ def row_cases(grid: Grid) -> Iterator[Case]:
         yield Case("rms-norm", f"{shape.name} {rows} rows", _rms_norm(shape, rows))
 
 
+def product_cases(grid: Grid) -> Iterator[Case]:
+    """Of all the weights of a layer."""
+    shape = grid.shapes[0]
+    query, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    weights = {
+        "qkv": (shape.hidden, query + 2 * kv),
+        "output": (query, shape.hidden),
+        "gate and up": (shape.hidden, 2 * shape.inner),
+        "down": (shape.inner, shape.hidden),
+    }
+    for rows in grid.rows:
+        for name, (inputs, outputs) in weights.items():
+            yield Case("linear", f"{shape.name} {name} {rows} rows", _linear(rows, inputs, outputs))
+
+
 def block_cases(grid: Grid) -> Iterator[Case]:
     shape = grid.shapes[0]
     for count in grid.moved_blocks:
@@ -60,6 +75,21 @@ def _compiled(bench: Bench, rows: int, function: Callable[..., object], *argumen
         fused = torch.compile(function, dynamic=False)
         ways["torch.compile"] = lambda: fused(*arguments)
     return ways
+
+
+def _linear(rows: int, inputs: int, outputs: int) -> Callable[[Bench], Work]:
+    def build(bench: Bench) -> Work:
+        x, weight = normal(bench, rows, inputs, dtype=_DTYPE), normal(bench, outputs, inputs, dtype=_DTYPE)
+        is_torch = bench.kernels.linear is torch.nn.functional.linear
+        return Work(
+            run=lambda: bench.kernels.linear(x, weight, None),
+            num_bytes=x.nbytes + weight.nbytes + rows * outputs * x.element_size(),
+            flops=2 * rows * inputs * outputs,
+            agreeing={} if is_torch else {"F.linear": lambda: torch.nn.functional.linear(x, weight)},
+            tolerance=HALF_TOLERANCE,
+        )
+
+    return build
 
 
 def _rms_norm(shape: Shape, rows: int) -> Callable[[Bench], Work]:

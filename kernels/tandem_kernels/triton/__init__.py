@@ -1,19 +1,27 @@
-"""Kernels in Triton for CUDA, and for tests in its interpreter; `KERNELS` is all that others take from here."""
+"""Kernels in Triton for CUDA, and for tests in its interpreter; `KERNELS` and the slower `BATCH_INVARIANT` are all that
+others take from here."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch.nn.functional as F
+
 from tandem_kernels import reference
 from tandem_kernels.dispatch import Kernels
-from tandem_kernels.triton.attention import paged_attention
+from tandem_kernels.triton.attention import paged_attention, row_attention
 from tandem_kernels.triton.blocks import pack_blocks, unpack_blocks
 from tandem_kernels.triton.digest import block_digest
 from tandem_kernels.triton.gate import silu_mul
+from tandem_kernels.triton.linear import linear
 from tandem_kernels.triton.norm import add_rms_norm, rms_norm
 from tandem_kernels.triton.rope import rope_cache_write
 from tandem_kernels.triton.sample import sample
 
 KERNELS = Kernels(
     name="triton",
+    # The library that comes with torch.
+    linear=F.linear,
     rms_norm=rms_norm,
     add_rms_norm=add_rms_norm,
     silu_mul=silu_mul,
@@ -26,3 +34,6 @@ KERNELS = Kernels(
     block_digest=block_digest,
     sample=sample,
 )
+
+BATCH_INVARIANT = replace(KERNELS, name="triton, batch-invariant", linear=linear, paged_attention=row_attention)
+"""All of them are, as the contract says it: the other kernels are anyway."""

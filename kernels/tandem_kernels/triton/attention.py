@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tandem_kernels.contract import FLOAT8, AttentionBatch, LayerKV
-from tandem_kernels.triton.chunk import chunk_attention
+from tandem_kernels.triton.chunk import SHARED_TILES, chunk_attention
 from tandem_kernels.triton.decode import MOST_PACKED, split_attention
 
 MOST_HEAD_DIM = 256
@@ -31,7 +31,21 @@ def paged_attention(query: torch.Tensor, kv: LayerKV, batch: AttentionBatch, sca
         if batch.max_rows * (query.shape[1] // kv.key.shape[1]) <= MOST_PACKED:
             split_attention(query, kv, batch, scale, out, chunks, batch.max_rows)
         else:
-            chunk_attention(query, kv, batch, scale, out, chunks)
+            chunk_attention(query, kv, batch, scale, out, chunks, batch.max_rows)
+    return out
+
+
+def row_attention(query: torch.Tensor, kv: LayerKV, batch: AttentionBatch, scale: float) -> torch.Tensor:
+    """`paged_attention` whose rows take one kernel with one tile, decodes and rows of chunks alike, where a context is
+    never split: a row's bits follow from its query and its context alone. Few long contexts leave most of a GPU idle.
+    """
+    _check(query, kv, scale)
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    decodes, chunks = range(batch.num_decodes), range(batch.num_decodes, batch.num_sequences)
+    # Two launches, since programs of a chunk's tiles would find nothing to do for each decode.
+    for span, max_rows in ((decodes, 1), (chunks, batch.max_rows)):
+        if span:
+            chunk_attention(query, kv, batch, scale, out, span, max_rows, SHARED_TILES)
     return out
 
 

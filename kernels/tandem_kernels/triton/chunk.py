@@ -11,6 +11,7 @@ them into 64 + 32 and 64 + 16 would not; it takes two of each product and accumu
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -44,6 +45,14 @@ TILES = {
     (256, 4): Tiles(32, 16, 8, 3),
 }
 """Chosen by what the compiler makes of them for sm_90 (registers, spills, shared memory), not yet by time."""
+
+SHARED_TILES = TILES | {
+    (64, 2): Tiles(64, 64, 4, 5),
+    (128, 2): Tiles(64, 64, 4, 5),
+    (256, 2): Tiles(64, 32, 4, 5),
+}
+"""For chunks and decodes alike. Of a decode's tile most rows are empty: these are the lowest that are multiplied by
+Hopper's own instructions."""
 
 
 @triton.jit(
@@ -133,14 +142,21 @@ def _chunk_kernel(
 
 
 def chunk_attention(
-    query: torch.Tensor, kv: LayerKV, batch: AttentionBatch, scale: float, out: torch.Tensor, span: range
+    query: torch.Tensor,
+    kv: LayerKV,
+    batch: AttentionBatch,
+    scale: float,
+    out: torch.Tensor,
+    span: range,
+    max_rows: int,
+    tiles_of: Mapping[tuple[int, int], Tiles] = TILES,
 ) -> None:
-    """`contract.paged_attention` of the sequences `span`, to their rows of `out`."""
+    """`contract.paged_attention` of the sequences `span`, to their rows of `out`; none has more than `max_rows`."""
     _, num_heads, head_dim = query.shape
     groups = kv.key.shape[1]
     block_d = triton.next_power_of_2(head_dim)
-    tiles = TILES[max(block_d, 64), query.element_size()]
-    num_tiles = -(-batch.max_rows * (num_heads // groups) // tiles.block_m)
+    tiles = tiles_of[max(block_d, 64), query.element_size()]
+    num_tiles = -(-max_rows * (num_heads // groups) // tiles.block_m)
     scale_strides = (0, 0) if kv.key_scale is None else kv.key_scale.stride()[:2]
     _chunk_kernel[groups, num_tiles, len(span)](
         out,

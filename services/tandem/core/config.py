@@ -48,6 +48,11 @@ class ModelConfig:
         "of weights, activations and KV; auto: float32 on a CPU, bfloat16 on a GPU", "auto"
     )
     quantization: Literal["none", "int8"] = _doc("of weights; int8 computes in float32 with 8-bit products", "none")
+    batch_invariant: bool = _doc(
+        "a token's result has the same bits whatever shares its step, and in whichever chunk it is computed; on a GPU "
+        "at the price of speed, on a CPU as its compiled kernels are anyway",
+        False,
+    )
     compact: bool = _doc("keep weights in fewer bits where each comes back exactly (compiled kernels)", True)
     device: Literal["cpu", "cuda"] = _doc("where the model runs", "cpu")
     generation_config: Literal["auto", "none"] = _doc("none: ignore the model's own sampling defaults", "auto")

@@ -87,6 +87,11 @@ _RULES: tuple[_Rule, ...] = (
         lambda c: c.model.device == "cpu" or c.model.dtype != "float64",
     ),
     (
+        "model.batch_invariant",
+        "takes one rank on a CPU and two on cuda: more are summed up in an order of the library's",
+        lambda c: not c.model.batch_invariant or c.engine.tensor_parallel <= (2 if c.model.device == "cuda" else 1),
+    ),
+    (
         "engine.kernels",
         "must be auto on cuda, which has kernels of its own",
         lambda c: c.model.device == "cpu" or c.engine.kernels == "auto",

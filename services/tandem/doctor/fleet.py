@@ -167,8 +167,9 @@ def _alike(model: str, workers: Sequence[Worker]) -> Finding:
         return ok("fingerprints", f"{model}: {_kind(workers[0])} of all {len(workers)}, blocks of {layout}")
     told = "; ".join(f"{_kind(found[0])} of {', '.join(w.ref.id for w in found)}" for found in groups.values())
     fix = (
-        "the same model.id and files, model.dtype, model.quantization, engine.kv_cache_dtype, engine.block_size and "
-        "handoff.transport for all of a model (`tandem config` on each); during a rolling update it passes"
+        "the same model.id and files, model.dtype, model.quantization, model.batch_invariant, engine.kv_cache_dtype, "
+        "engine.block_size and handoff.transport for all of a model (`tandem config` on each); during a rolling update "
+        "it passes"
     )
     return warn("fingerprints", f"{model}: KV moves only within each of {told}", fix)
 

@@ -93,10 +93,10 @@ def open_cuda(rank: int = 0) -> torch.device:
     return device
 
 
-def device_kernels(device: torch.device) -> Kernels:
+def device_kernels(device: torch.device, *, batch_invariant: bool = False) -> Kernels:
     """Raises TandemError where it has none that fit."""
     try:
-        kernels = kernels_for(device)
+        kernels = kernels_for(device, batch_invariant=batch_invariant)
     except KernelsUnavailable as error:
         raise _refuse(str(error)) from None
     shared: int = torch.cuda.get_device_properties(device).shared_memory_per_block_optin  # type: ignore[attr-defined]

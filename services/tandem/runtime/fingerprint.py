@@ -34,6 +34,7 @@ def model_fingerprint(
         rope=str(config.rope),
         tokenizer_digest=bundle.tokenizer_digest,
         block_size=layout.block_size,
+        batch_invariant=model.batch_invariant,
     )
 
 

@@ -122,6 +122,9 @@ def load_executor(
         check_int8(config, model.dtype)
     num_threads = num_compute_threads(engine.num_threads)
     reason = _why_reference(directory, config, model, engine)
+    if reason is not None and model.batch_invariant:
+        message = f"on a CPU only the compiled kernels are batch-invariant, which are not used: {reason}"
+        raise TandemError(ErrorKind.UNSUPPORTED, message, param="batch_invariant")
     # Next to compiled kernels torch only draws tokens: threads of its own would take cores from theirs.
     torch.set_num_threads(1 if reason is None else num_threads)
     layout = layout_of(config, model, engine)

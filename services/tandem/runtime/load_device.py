@@ -42,7 +42,7 @@ def load_cuda(
 ) -> DeviceExecutor:
     """On the GPU of this rank. Raises TandemError where there is none, its kernels are missing, or its memory is too
     small."""
-    device, kernels, stream = _open(place)
+    device, kernels, stream = _open(model, place)
     with _told(device):
         decoder, cache = _load(device, kernels, directory, config, model, engine, place)
         executor = compose_executor(decoder, cache, kernels, stream, engine, grammars, place.lead)
@@ -55,7 +55,7 @@ def follow_on_cuda(
     directory: Path, config: DecoderConfig, model: ModelConfig, engine: EngineConfig, place: Place
 ) -> Follower:
     """A rank but the first, as `load_cuda` loads that."""
-    device, kernels, stream = _open(place)
+    device, kernels, stream = _open(model, place)
     with _told(device):
         decoder, cache = _load(device, kernels, directory, config, model, engine, place)
         local, _ = _graphed(decoder, cache, stream, engine)
@@ -63,9 +63,9 @@ def follow_on_cuda(
     return Follower(local, cache, place.communicator, stream)
 
 
-def _open(place: Place) -> tuple[torch.device, Kernels, Stream]:
+def _open(model: ModelConfig, place: Place) -> tuple[torch.device, Kernels, Stream]:
     device = open_cuda(place.shard.rank)
-    kernels = device_kernels(device)
+    kernels = device_kernels(device, batch_invariant=model.batch_invariant)
     # What torch still does on the CPU is small; workers share the cores.
     torch.set_num_threads(1)
     return device, kernels, CudaStream(device)

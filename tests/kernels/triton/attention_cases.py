@@ -1,4 +1,4 @@
-"""Batches over a shuffled pool and what attention must make of them; tests nothing itself."""
+"""Batches over a shuffled pool and what attention must make of them; runs no kernel."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 from tandem_kernels.contract import FLOAT8, AttentionBatch, LayerKV
 from tandem_kernels.reference import cache_write, paged_attention
+from tests.kernels.triton.tensors import ROUNDOFF
 
 LAYERS, LAYER = 2, 1
 SCALE = 0.3
@@ -116,6 +117,22 @@ def expected(problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
         paged_attention(query, LayerKV(key, value), batch, SCALE),
         paged_attention(query, LayerKV(key, value.abs()), batch, SCALE),
     )
+
+
+def assert_close(out: torch.Tensor, problem: Problem) -> None:
+    """A half type rounds each weight once and the result once, below its normal numbers to a multiple of the least.
+    All else is float32, whose errors in a score, a sum of up to 256 products, move a weight by at most as many
+    roundoffs as the products' magnitudes sum to, some 50; the sums over tokens and their parts add a few."""
+    dtype = problem.query.dtype
+    assert out.dtype == dtype
+    exact, magnitude = expected(problem)
+    roundoff = ROUNDOFF[dtype]
+    is_float8 = problem.kv.key_scale is not None
+    weights = ROUNDOFF[torch.bfloat16] if is_float8 and dtype == torch.float16 else roundoff
+    least = torch.finfo(dtype).smallest_normal * roundoff
+    allowed = weights * magnitude + roundoff * exact.abs() + 60 * ROUNDOFF[torch.float32] * magnitude + least
+    error = (out.cpu().double() - exact).abs()
+    assert bool((error <= allowed).all()), f"{float((error / allowed).max()):.2f} of what is allowed"
 
 
 def _wide(kv: LayerKV) -> list[torch.Tensor]:

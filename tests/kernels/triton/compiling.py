@@ -52,12 +52,15 @@ def compile_instead(found: dict[str, Any]) -> None:
 
 
 def _call_all(dtype: torch.dtype) -> None:
-    from tandem_kernels.triton import KERNELS
+    from tandem_kernels.triton import BATCH_INVARIANT, KERNELS
 
     row, weight, ids = torch.zeros(2, 4096, dtype=dtype), torch.zeros(4096, dtype=dtype), torch.tensor([1, 0])
     KERNELS.rms_norm(row, weight, 1e-5)
     KERNELS.add_rms_norm(row, row, weight, 1e-5)
     KERNELS.silu_mul(row)
+    if dtype != torch.float64:
+        for outputs in (96, 20_000):
+            BATCH_INVARIANT.linear(row, torch.zeros(outputs, 4096, dtype=dtype), None)
     doubles, longs = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.int64)
     rows = SamplingRows(doubles, longs, doubles, doubles, longs, longs, longs)
     # A number that is 1 is a constant to the compiler.

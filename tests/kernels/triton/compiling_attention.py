@@ -1,20 +1,27 @@
 """A program that compiles for a GPU what calls of attention would launch, where none is; runs no kernel.
 
 `python -m tests.kernels.triton.compiling_attention CASE...` takes cases as it names them, or none for all, and prints
-a line of JSON for each kernel.
+a line of JSON for each kernel: `shared` bytes that a program takes, `ahead` of them that tiles of keys and of values on
+their way should take, `stack` bytes a thread, which hold what registers do not, and `wgmma`, whether products are
+Hopper's own.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import re
+import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from triton import knobs
 
 from tandem_kernels.triton import chunk, decode
-from tandem_kernels.triton.attention import paged_attention
+from tandem_kernels.triton.attention import paged_attention, row_attention
 from tests.kernels.triton.attention_cases import SCALE, Case, problem_of
 from tests.kernels.triton.compiling import compile_instead
 
@@ -31,27 +38,51 @@ def _cases() -> dict[str, Case]:
     return found
 
 
-def _compile(case: Case) -> dict[str, Any]:
+_Tiles = decode.Tiles | chunk.Tiles
+_WAYS: dict[str, tuple[Callable[..., torch.Tensor], dict[str, Mapping[tuple[int, int], Any]]]] = {
+    "usual": (paged_attention, {"_split_kernel": decode.TILES, "_chunk_kernel": chunk.TILES}),
+    "batch-invariant": (row_attention, {"_chunk_kernel": chunk.SHARED_TILES}),
+}
+
+
+def _compile(case: Case, attention: Callable[..., torch.Tensor]) -> dict[str, Any]:
     """Kernels by their hashes, of which the first word is the name."""
     found: dict[str, Any] = {}
     compile_instead(found)
     problem = problem_of(case, torch.device("cpu"))
-    paged_attention(problem.query, problem.kv, problem.batch, SCALE)
+    attention(problem.query, problem.kv, problem.batch, SCALE)
     return found
 
 
+def _ahead(tiles: _Tiles | None, case: Case) -> int:
+    size = 1 if case.float8 else case.dtype.itemsize
+    return 0 if tiles is None else tiles.stages // 2 * 2 * tiles.block_n * case.head_dim * size
+
+
+def _stack(cubin: bytes) -> int:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return sum(int(size) for size in re.findall(r"STACK:(\d+)", told))
+
+
 def main(names: list[str]) -> None:
-    for name, case in _cases().items():
+    for (name, case), (way, (attention, tables)) in itertools.product(_cases().items(), _WAYS.items()):
         if names and name not in names:
             continue
-        key = case.head_dim, case.dtype.itemsize
-        tiles = {"_split_kernel": decode.TILES[key], "_chunk_kernel": chunk.TILES[key]}
-        for kernel, compiled in _compile(case).items():
+        tiles = {kernel: table[case.head_dim, case.dtype.itemsize] for kernel, table in tables.items()}
+        for kernel, compiled in _compile(case, attention).items():
             kind = kernel.split()[0]
-            # Bytes of the tiles of keys and of values that should be on their way.
-            size = 1 if case.float8 else case.dtype.itemsize
-            ahead = tiles[kind].stages // 2 * 2 * tiles[kind].block_n * case.head_dim * size if kind in tiles else 0
-            told = {"case": name, "kernel": kind, "shared": compiled.metadata.shared, "ahead": ahead}
+            told = {
+                "case": f"{name}, {way}",
+                "kernel": kind,
+                "shared": compiled.metadata.shared,
+                "ahead": _ahead(tiles.get(kind), case),
+                "stack": _stack(compiled.asm["cubin"]),
+                "wgmma": "wgmma.mma_async" in compiled.asm["ptx"],
+            }
             sys.stdout.write(json.dumps(told) + "\n")
 
 

@@ -18,7 +18,7 @@ from tests.kernels.triton.attention_cases import (
     SCALE,
     Case,
     Problem,
-    expected,
+    assert_close,
     float8_planes,
     pairwise,
     problem_of,
@@ -26,27 +26,13 @@ from tests.kernels.triton.attention_cases import (
 
 pytestmark = pytest.mark.slow
 
-_ROUNDOFF = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
-"""The most by which rounding changes a number, relative to it."""
-
 
 def run(problem: Problem) -> torch.Tensor:
     return paged_attention(problem.query, problem.kv, problem.batch, SCALE)
 
 
-def check(case: Case, problem: Problem) -> None:
-    """A half type rounds each weight once and the result once, below its normal numbers to a multiple of the least.
-    All else is float32, whose errors in a score, a sum of up to 256 products, move a weight by at most as many
-    roundoffs as the products' magnitudes sum to, some 50; the sums over tokens and their parts add a few."""
-    out = run(problem)
-    assert out.dtype == case.dtype
-    exact, magnitude = expected(problem)
-    roundoff = _ROUNDOFF[case.dtype]
-    weights = _ROUNDOFF[torch.bfloat16] if case.float8 and case.dtype == torch.float16 else roundoff
-    least = torch.finfo(case.dtype).smallest_normal * roundoff
-    allowed = weights * magnitude + roundoff * exact.abs() + 60 * _ROUNDOFF[torch.float32] * magnitude + least
-    error = (out.cpu().double() - exact).abs()
-    assert bool((error <= allowed).all()), f"{float((error / allowed).max()):.2f} of what is allowed"
+def check(problem: Problem) -> None:
+    assert_close(run(problem), problem)
 
 
 def _spans(block: int) -> dict[str, tuple[tuple[tuple[int, int], ...], int]]:
@@ -80,20 +66,20 @@ _FULL = [_case(*chosen) for chosen in itertools.product(*_AXES)]
 
 @pytest.mark.parametrize("case", _PAIRS, ids=str)
 def test_any_two_of_the_grid(case: Case, device: torch.device) -> None:
-    check(case, problem_of(case, device))
+    check(problem_of(case, device))
 
 
 @pytest.mark.golden
 @pytest.mark.parametrize("case", _FULL, ids=str)
 def test_the_full_grid(case: Case, device: torch.device) -> None:
-    check(case, problem_of(case, device))
+    check(problem_of(case, device))
 
 
 @pytest.mark.parametrize("group", [1, 32])
 @pytest.mark.parametrize("block_size", [1, 8, 256])
 def test_other_sizes(block_size: int, group: int, device: torch.device) -> None:
     case = Case(((1, 30), (1, 24), (4, 30), (1, 1)), 2, 1, group, 16, block_size, torch.bfloat16)
-    check(case, problem_of(case, device))
+    check(problem_of(case, device))
 
 
 @pytest.mark.parametrize("rows", [1, 30])
@@ -111,7 +97,7 @@ def test_long_contexts(float8: bool, device: torch.device) -> None:
     unit = 1 if device.type == "cuda" else 32
     spans = ((1, 40000 // unit), (1, 7), (1, 20001 // unit), (1, 0), (2048 // unit, 6000 // unit), (900 // unit,) * 2)
     case = Case(spans, 4, 2, 4, 128, 16, torch.bfloat16, float8)
-    check(case, problem_of(case, device))
+    check(problem_of(case, device))
 
 
 def test_no_rows(device: torch.device) -> None:
@@ -122,7 +108,7 @@ def test_no_rows(device: torch.device) -> None:
 @pytest.mark.parametrize("num_decodes", [0, 1])
 def test_one_row(num_decodes: int, device: torch.device) -> None:
     case = Case(((1, 1),), num_decodes)
-    check(case, problem_of(case, device))
+    check(problem_of(case, device))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -131,7 +117,7 @@ def test_a_part_of_several_slices(dtype: torch.dtype, device: torch.device, monk
     # Four slices and a half; the last whole; one token in the fifth; none in the second part; a chunk across slices.
     spans = ((1, 1100), (1, 1024), (1, 1025), (1, 256), (3, 514))
     case = Case(spans, 4, 1, 2, 128, 64, dtype)
-    check(case, problem_of(case, device))
+    check(problem_of(case, device))
 
 
 def test_the_programs_of_a_launch_do_not_matter(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +163,7 @@ def test_small_values_in_float8(rows: int, device: torch.device) -> None:
     problem = problem_of(case, device)
     assert problem.kv.value_scale is not None
     problem.kv.value_scale.mul_(1e-3)
-    check(case, problem)
+    check(problem)
 
 
 def test_a_row_does_not_depend_on_its_batch(device: torch.device) -> None:
@@ -204,7 +190,7 @@ def test_a_row_does_not_depend_on_where_its_chunk_begins(device: torch.device) -
     first, count = 97, 90
     case = Case(((count, first + count),), 0, dtype=torch.bfloat16)
     problem = problem_of(case, device)
-    check(case, problem)
+    check(problem)
     whole = run(problem)
     chunks = []
     for start, stop in itertools.pairwise([first, first + 17, first + 54, first + count]):

@@ -14,6 +14,7 @@ from tests.kernels.triton import compiling
 _KERNELS = {
     "_norm_kernel",
     "_gate_kernel",
+    "_linear_kernel",
     "_rope_cache_kernel",
     "_copy_kernel",
     "_digest_kernel",

@@ -27,6 +27,7 @@ from tandem.runtime.weights import Checkpoint
 from tandem.sched.plan import Slice
 from tandem_kernels.dispatch import REFERENCE, Kernels, triton_kernels
 from tandem_kernels.reference import block_digest
+from tandem_kernels.triton import decode
 from tests.golden.steps import generate
 
 pytestmark = pytest.mark.slow
@@ -156,6 +157,48 @@ def test_logits(models: dict[str, Path], model: str, name: str, plane: str, devi
     got = _logits(models[model], dtype, plane, triton_kernels(), device)
     assert got.shape == (sum(stop - start for pieces in _STEPS for _, start, stop in pieces), _VOCAB)
     assert float((got - expected).abs().max() / expected.abs().max()) < _TOLERANCES[plane]
+
+
+# The first sequence's 19 tokens: in one piece; in others, with other company; by decodes beside a prompt.
+_Way = tuple[tuple[tuple[int, int, int], ...], ...]
+_WAYS: list[_Way] = [
+    (((0, 0, 19),),),
+    (((1, 0, 9), (0, 0, 5)), ((0, 5, 17), (1, 9, 33)), ((0, 17, 19),)),
+    (((0, 0, 16), (1, 0, 40)), *(((0, i, i + 1), (1, 40 + i, 41 + i)) for i in (16, 17)), ((0, 18, 19), (1, 58, 60))),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "plane"), [("qwen3", "float32"), pytest.param("llama", "float8_e4m3fn", marks=pytest.mark.golden)]
+)
+def test_a_token_has_the_same_bits_in_whatever_chunk_and_company(
+    models: dict[str, Path], model: str, plane: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its logits, and those of all before it, which are made from the KV that each way has written. Half types would
+    hide most of what differs."""
+    # Parts of so few tokens that other kernels split these contexts.
+    monkeypatch.setattr(decode, "TILES", dict.fromkeys(decode.TILES, decode.Tiles(16, 16, 4, 3)))
+    load = models[model], torch.float32, plane
+    found = [_first_sequence(way, *load, triton_kernels(batch_invariant=True), device) for way in _WAYS]
+    assert found[0].shape == (19, _VOCAB)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    expected = _first_sequence(_WAYS[0], *load, REFERENCE, _CPU).double()
+    assert float((found[0].double() - expected).abs().max() / expected.abs().max()) < _TOLERANCES[plane]
+    others = [_first_sequence(way, *load, triton_kernels(), device) for way in _WAYS[::2]]
+    assert not torch.equal(*others), "nothing was shown: all kernels do so here"
+
+
+def _first_sequence(
+    way: _Way, directory: Path, dtype: torch.dtype, plane: str, kernels: Kernels, device: torch.device
+) -> torch.Tensor:
+    """Its logits."""
+    decoder, cache = _load(directory, dtype, plane, kernels, device)
+    found = []
+    for pieces in way:
+        logits = decoder.logits(decoder.forward(_on(device, _batch(*pieces)), cache))
+        rows = logits.split([stop - start for _, start, stop in pieces])
+        found.append(rows[[seq for seq, *_ in pieces].index(0)])
+    return torch.cat(found).cpu()
 
 
 _PROMPTS = [[(7 * i + 3 * place) % _VOCAB for place in range(length)] for i, length in enumerate((3, 20, 33))]

@@ -9,13 +9,16 @@ import torch
 import triton.language as tl
 
 from tandem_kernels.dispatch import REFERENCE, KernelsUnavailable, kernels_for
-from tandem_kernels.triton import KERNELS, interpret
+from tandem_kernels.triton import BATCH_INVARIANT, KERNELS, interpret
 
 
 def test_each_device_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpret, "INTERPRETED", tl.constexpr(False))
     assert kernels_for(torch.device("cpu")) is REFERENCE
     assert kernels_for(torch.device("cuda", 1)) is KERNELS
+    assert kernels_for(torch.device("cuda", 1), batch_invariant=True) is BATCH_INVARIANT
+    with pytest.raises(KernelsUnavailable, match="plain torch has no batch-invariant products"):
+        kernels_for(torch.device("cpu"), batch_invariant=True)
     with pytest.raises(KernelsUnavailable, match="meta"):
         kernels_for(torch.device("meta"))
 

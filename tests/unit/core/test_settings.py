@@ -130,6 +130,11 @@ def test_malformed_layers_are_refused() -> None:
         ({"engine.plan_depth": 3}, "engine.plan_depth"),
         ({"engine.plan_depth": -1}, "engine.plan_depth"),
         ({"model.device": "cuda", "model.quantization": "int8"}, "model.quantization"),
+        ({"model.batch_invariant": True, "engine.tensor_parallel": 2}, "model.batch_invariant"),
+        (
+            {"model.device": "cuda", "model.batch_invariant": True, "engine.tensor_parallel": 4},
+            "model.batch_invariant",
+        ),
         ({"model.device": "cuda", "model.dtype": "float64"}, "model.dtype"),
         ({"model.device": "cuda", "engine.kernels": "reference"}, "engine.kernels"),
         ({"model.device": "cuda", "handoff.transport": "local"}, "handoff.transport"),

@@ -24,7 +24,7 @@ def test_a_gpu_on_which_tiles_do_not_fit_is_refused(monkeypatch: pytest.MonkeyPa
     )
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a small GPU")
     kernels = object()
-    monkeypatch.setattr(cuda, "kernels_for", lambda _: kernels)
+    monkeypatch.setattr(cuda, "kernels_for", lambda _, **__: kernels)
     with pytest.raises(TandemError, match="a small GPU has 99 KiB of shared memory") as refused:
         cuda.device_kernels(torch.device("cuda"))
     assert refused.value.kind is ErrorKind.UNSUPPORTED

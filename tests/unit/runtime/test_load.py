@@ -25,6 +25,7 @@ from tandem.runtime.graphs import GraphedModel
 from tandem.runtime.load import AnyExecutor, load_executor
 from tandem.runtime.model_config import read_model_config
 from tandem.sched.plan import Sampling, Slice, StepPlan
+from tandem_kernels.dispatch import REFERENCE, Kernels
 from tests.stand_in import stand_in_for_a_gpu
 
 _BUNDLE = TokenizerBundle(b"{}", "", "{}", "{}")
@@ -113,6 +114,35 @@ def test_float8_kv_takes_less_and_compiled_kernels_refuse_it(model_dir: Path) ->
         _load(model_dir, ModelConfig(), kv_cache_dtype="float8_e4m3fn", kernels="compiled")
 
 
+def test_batch_invariance_on_a_cpu_is_the_compiled_kernels(model_dir: Path) -> None:
+    assert isinstance(_load(model_dir, ModelConfig(batch_invariant=True)), TorchExecutor)
+    for model, engine, reason in (
+        (ModelConfig(), {"kernels": "reference"}, "as configured"),
+        (ModelConfig(dtype="bfloat16"), {}, "compiled kernels compute in float32"),
+    ):
+        with pytest.raises(TandemError, match=reason) as refused:
+            _load(model_dir, replace(model, batch_invariant=True), **engine)
+        assert (refused.value.kind, refused.value.param) == (ErrorKind.UNSUPPORTED, "batch_invariant")
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_a_gpu_is_asked_for_batch_invariant_kernels(
+    batch_invariant: bool, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tandem.runtime import load_device
+
+    asked: list[bool] = []
+
+    def kernels(device: torch.device, *, batch_invariant: bool) -> Kernels:
+        asked.append(batch_invariant)
+        return REFERENCE
+
+    stand_in_for_a_gpu(monkeypatch, 1 << 30)
+    monkeypatch.setattr(load_device, "device_kernels", kernels)
+    _load(model_dir, ModelConfig(device="cuda", batch_invariant=batch_invariant))
+    assert asked == [batch_invariant]
+
+
 def test_workers_exchange_no_kv_of_other_numbers(model_dir: Path) -> None:
     """Float8 KV of a model in bfloat16 is not that of one in float32."""
     config = read_model_config(model_dir)
@@ -124,6 +154,14 @@ def test_workers_exchange_no_kv_of_other_numbers(model_dir: Path) -> None:
 
     pairs = [(dtype, kv) for dtype in ("float32", "bfloat16") for kv in ("auto", "float8_e4m3fn")]
     assert len({fingerprint(*pair) for pair in pairs}) == 4
+
+
+def test_batch_invariant_workers_exchange_kv_among_themselves(model_dir: Path) -> None:
+    config, layout = read_model_config(model_dir), _load(model_dir, ModelConfig()).layout
+    plain, invariant = (
+        model_fingerprint("w", config, ModelConfig(batch_invariant=is_so), _BUNDLE, layout) for is_so in (False, True)
+    )
+    assert invariant.batch_invariant and plain.digest != invariant.digest
 
 
 def test_what_is_composed_for_a_gpu_computes(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

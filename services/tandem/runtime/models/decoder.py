@@ -25,7 +25,7 @@ from tandem.runtime.parallel.shard import WHOLE, Shard
 from tandem.runtime.rope import inverse_frequencies
 from tandem.runtime.weight_source import WeightSource
 from tandem_kernels.contract import HeadNorms
-from tandem_kernels.dispatch import REFERENCE, Kernels
+from tandem_kernels.dispatch import REFERENCE, Kernels, Product
 from tandem_kernels.reference.codes import Codes, find_codes, linear_codes
 from tandem_kernels.reference.linear_int8 import embed_int8, linear_int8, quantize_weight
 
@@ -34,11 +34,12 @@ from tandem_kernels.reference.linear_int8 import embed_int8, linear_int8, quanti
 class Linear:
     """`weight` is `[out, in]`, `bias` `[out]` or None."""
 
+    product: Product
     weight: torch.Tensor
     bias: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return self.product(x, self.weight, self.bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,8 @@ class Decoder:
         self._ids = shard.vocab(config.vocab_size)
         self._embeddings = self._take_table(checkpoint, "model.embed_tokens.weight")
         self._inv_freq = inv_freq.to(self._embeddings.device)
-        self._layers = tuple(_load_layer(config, checkpoint, i, is_int8, shard) for i in range(config.layers))
+        product = None if is_int8 else kernels.linear
+        self._layers = tuple(_load_layer(config, checkpoint, i, product, shard) for i in range(config.layers))
         self._norm = checkpoint.take("model.norm.weight", (config.hidden_size,))
         checkpoint.drop(".rotary_emb.inv_freq")
         if config.tied_embeddings:
@@ -116,7 +118,7 @@ class Decoder:
         else:
             head = self._take_table(checkpoint, "lm_head.weight")
         checkpoint.finish()
-        self._head: AnyLinear = Linear(head)
+        self._head: AnyLinear = Linear(kernels.linear, head)
         if is_int8:
             self._head, floats = _quantised(head, None, head_group(config.hidden_size))
             if config.tied_embeddings:
@@ -172,7 +174,9 @@ class Decoder:
         return table if len(table) == num_rows else F.pad(table, (0, 0, 0, num_rows - len(table)))
 
 
-def _load_layer(config: DecoderConfig, checkpoint: WeightSource, index: int, is_int8: bool, shard: Shard) -> Layer:
+def _load_layer(
+    config: DecoderConfig, checkpoint: WeightSource, index: int, product: Product | None, shard: Shard
+) -> Layer:
     prefix = f"model.layers.{index}"
     hidden, inner = config.hidden_size, config.intermediate_size
     query, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
@@ -184,15 +188,14 @@ def _load_layer(config: DecoderConfig, checkpoint: WeightSource, index: int, is_
             mine = shard.part(out)
             weights.append(checkpoint.take(f"{prefix}.{name}.weight", (out, hidden), rows=mine))
             biases += [checkpoint.take(f"{prefix}.{name}.bias", (out,), rows=mine)] if has_bias else []
-        weight, bias = torch.cat(weights), torch.cat(biases) if has_bias else None
-        return _quantised(weight, bias, layer_group(hidden))[0] if is_int8 else Linear(weight, bias)
+        return _linear(product, torch.cat(weights), torch.cat(biases) if has_bias else None)
 
     def out_of(name: str, width: int, has_bias: bool) -> AnyLinear:
         """A projection to the hidden rows, split by its inputs; its bias is the first rank's."""
         weight = checkpoint.take(f"{prefix}.{name}.weight", (hidden, width), columns=shard.part(width))
         bias = checkpoint.take(f"{prefix}.{name}.bias", (hidden,)) if has_bias else None
         bias = bias if shard.is_first else None
-        return _quantised(weight, bias, layer_group(width))[0] if is_int8 else Linear(weight, bias)
+        return _linear(product, weight, bias)
 
     def norm(name: str, width: int = hidden) -> torch.Tensor:
         return checkpoint.take(f"{prefix}.{name}.weight", (width,))
@@ -211,6 +214,11 @@ def _load_layer(config: DecoderConfig, checkpoint: WeightSource, index: int, is_
         gate_up=into(("mlp.gate_proj", "mlp.up_proj"), (inner, inner), config.mlp_bias),
         down=out_of("mlp.down_proj", inner, config.mlp_bias),
     )
+
+
+def _linear(product: Product | None, weight: torch.Tensor, bias: torch.Tensor | None) -> AnyLinear:
+    """Of a layer; without a `product` its products are of int8 rows."""
+    return Linear(product, weight, bias) if product else _quantised(weight, bias, layer_group(weight.shape[1]))[0]
 
 
 def _quantised(weight: torch.Tensor, bias: torch.Tensor | None, group: int) -> tuple[AnyLinear, torch.Tensor]:

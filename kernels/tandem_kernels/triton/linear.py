@@ -1,0 +1,118 @@
+"""Products of rows with a weight, the same bits however many rows there are; never as fast as a library's, which
+chooses its tiles and its splits of a sum by the number of rows.
+
+One program per tile of the result adds up its products in the order of the inputs. The size of a tile follows from the
+weight alone, and rows that its last tile lacks are zeros, so that a row meets one sequence of operations whatever is
+beside it (He and Thinking Machines Lab, "Defeating Nondeterminism in LLM Inference", 2025).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from tandem_kernels.triton.interpret import narrow, widen
+from tandem_kernels.triton.tile import FUSED, operand
+
+
+class Tiles(NamedTuple):
+    """`block_m` rows by `block_n` outputs, `block_k` inputs at a time; `stages - 1` of those are on their way while one
+    is multiplied."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    warps: int
+    stages: int
+
+
+_WIDE = 16384
+"""Outputs from which on wide tiles are enough for all SMs of a GPU: a step of few rows has one row of tiles."""
+
+TILES = {
+    # (whether there are many outputs, bytes of a number)
+    (False, 2): Tiles(128, 64, 64, 8, 4),
+    (True, 2): Tiles(128, 128, 64, 8, 4),
+    (False, 4): Tiles(64, 32, 32, 8, 3),
+    (True, 4): Tiles(64, 64, 32, 8, 3),
+}
+"""Chosen by what the compiler makes of them for sm_90 (registers, spills, shared memory), not yet by time."""
+
+_BAND = 8
+"""Rows of tiles whose programs start together: what they read of the rows and of the weight stays in the L2."""
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _linear_kernel(
+    p_out,  # [num_rows, OUTPUTS]
+    p_x,  # [num_rows, INPUTS]
+    p_weight,  # [OUTPUTS, INPUTS]
+    p_bias,  # [OUTPUTS] or None
+    num_rows,
+    INPUTS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BAND: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    i_tile = tl.program_id(0)
+    in_band = BAND * tl.cdiv(OUTPUTS, BLOCK_N)
+    first = i_tile // in_band * BAND
+    height = tl.minimum(tl.cdiv(num_rows, BLOCK_M) - first, BAND)
+    o_rows = (first + i_tile % in_band % height) * BLOCK_M + tl.arange(0, BLOCK_M)
+    o_outputs = i_tile % in_band // height * BLOCK_N + tl.arange(0, BLOCK_N)
+    m_rows, m_outputs = o_rows < num_rows, o_outputs < OUTPUTS
+
+    o_inputs = tl.arange(0, BLOCK_K)
+    # Offsets of rows are 64 bits wide: many of many numbers are more than 2**31.
+    p_x += o_rows.to(tl.int64)[:, None] * INPUTS + o_inputs[None, :]
+    p_weight += o_outputs.to(tl.int64)[:, None] * INPUTS + o_inputs[None, :]
+    b_acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in tl.range(0, INPUTS, BLOCK_K, num_stages=STAGES):
+        m_inputs = (start + o_inputs < INPUTS)[None, :]
+        # [BLOCK_M, BLOCK_K], [BLOCK_N, BLOCK_K]. What is masked out is not read.
+        b_x = operand(tl.load(p_x + start, mask=m_rows[:, None] & m_inputs, other=0.0))
+        b_weight = operand(tl.load(p_weight + start, mask=m_outputs[:, None] & m_inputs, other=0.0))
+        # "ieee": no TF32 for float32.
+        b_acc = tl.dot(b_x, tl.trans(b_weight), b_acc, input_precision="ieee")
+    if p_bias is not None:
+        b_acc += widen(tl.load(p_bias + o_outputs, mask=m_outputs, other=0.0))[None, :]
+    p_out += o_rows.to(tl.int64)[:, None] * OUTPUTS + o_outputs[None, :]
+    tl.store(p_out, narrow(b_acc, p_out.dtype.element_ty), mask=m_rows[:, None] & m_outputs[None, :])
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """See `tandem_kernels.contract`; raises ValueError where dtypes or strides are not supported."""
+    (num_rows, inputs), outputs = x.shape, weight.shape[0]
+    if x.dtype not in _DTYPES or weight.dtype != x.dtype:
+        raise ValueError(f"rows of {x.dtype} times {weight.dtype}: float32, bfloat16 and float16 are multiplied")
+    if not weight.is_contiguous():
+        raise ValueError(f"a weight must be contiguous: shape {tuple(weight.shape)}, strides {weight.stride()}")
+    out = torch.empty((num_rows, outputs), dtype=x.dtype, device=x.device)
+    if not out.numel():
+        return out
+    tiles = TILES[outputs >= _WIDE, x.element_size()]
+    _linear_kernel[(triton.cdiv(num_rows, tiles.block_m) * triton.cdiv(outputs, tiles.block_n),)](
+        out,
+        x.contiguous(),
+        weight,
+        bias,
+        num_rows,
+        INPUTS=inputs,
+        OUTPUTS=outputs,
+        BLOCK_M=tiles.block_m,
+        BLOCK_N=tiles.block_n,
+        BLOCK_K=tiles.block_k,
+        BAND=_BAND,
+        STAGES=tiles.stages,
+        num_warps=tiles.warps,
+        **FUSED,
+    )
+    return out

@@ -1,0 +1,88 @@
+"""Attention whose rows all take one kernel: right, and a row has the same bits in whatever chunk and company."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tandem_kernels.contract import AttentionBatch
+from tandem_kernels.triton import decode
+from tandem_kernels.triton.attention import paged_attention, row_attention
+from tests.kernels.triton.attention_cases import SCALE, Case, Problem, assert_close, problem_of
+
+pytestmark = pytest.mark.slow
+
+_SPANS = (((1, 1), (1, 300), (1, 0), (17, 40), (70, 70), (1, 33), (5, 258)), 3)
+_KINDS = [
+    (torch.bfloat16, False, 128, 32),
+    (torch.bfloat16, True, 64, 16),
+    (torch.float16, False, 80, 64),
+    (torch.float32, False, 64, 16),
+    (torch.float32, True, 256, 128),
+]
+_ROWS = 40
+"""Two tiles and a half."""
+
+
+def _run(problem: Problem) -> torch.Tensor:
+    return row_attention(problem.query, problem.kv, problem.batch, SCALE)
+
+
+def _usual(problem: Problem) -> torch.Tensor:
+    return paged_attention(problem.query, problem.kv, problem.batch, SCALE)
+
+
+def _case(kind: tuple[torch.dtype, bool, int, int], spans: tuple[tuple[int, int], ...], num_decodes: int) -> Case:
+    dtype, float8, dim, block = kind
+    return Case(spans, num_decodes, 2, 4, dim, block, dtype, float8)
+
+
+@pytest.mark.parametrize("kind", _KINDS, ids=str)
+def test_it_is_attention(kind: tuple[torch.dtype, bool, int, int], device: torch.device) -> None:
+    problem = problem_of(_case(kind, *_SPANS), device)
+    assert_close(_run(problem), problem)
+
+
+@pytest.mark.parametrize("kind", _KINDS[:4], ids=str)
+def test_a_row_has_the_same_bits_in_any_chunk_and_company(
+    kind: tuple[torch.dtype, bool, int, int], device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last rows of a context at once, in pieces, and as decodes; alone and beside another sequence."""
+    # Parts of so few tokens that the usual way splits these contexts.
+    monkeypatch.setattr(decode, "TILES", dict.fromkeys(decode.TILES, decode.Tiles(32, 32, 4, 3)))
+    whole = problem_of(_case(kind, ((_ROWS, 200), (1, 120)), 0), device)
+    rows = _run(whole)[:_ROWS]
+    for sizes in ((40,), (1, 7, 32), (16, 24), (*[1] * 8, 31, 1)):
+        assert sum(sizes) == _ROWS
+        for size, stop in zip(sizes, itertools.accumulate(sizes), strict=True):
+            for with_other in (False, True):
+                part = _part(whole, stop - size, stop, with_other=with_other)
+                assert torch.equal(_run(part)[-size:], rows[stop - size : stop])
+    last = _part(whole, _ROWS - 1, _ROWS, with_other=False)
+    assert not torch.equal(_usual(last), _usual(whole)[_ROWS - 1 : _ROWS]), "nothing was shown: so does the usual way"
+
+
+def _part(whole: Problem, start: int, stop: int, *, with_other: bool) -> Problem:
+    """Rows [start, stop) of the first sequence, behind a decode of the second or alone."""
+    device, batch = whole.query.device, whole.batch
+    order = [1, 0] if with_other else [0]
+    contexts = batch.context_lens[order].clone()
+    contexts[-1] -= _ROWS - stop
+    size = stop - start
+    starts = [0, 1, 1 + size] if with_other else [0, size]
+    query = torch.cat((whole.query[_ROWS:], whole.query[start:stop])) if with_other else whole.query[start:stop]
+    part = AttentionBatch(
+        query_starts=torch.tensor(starts, dtype=torch.int32, device=device),
+        context_lens=contexts,
+        block_tables=batch.block_tables[order].contiguous(),
+        num_decodes=len(order) if size == 1 else len(order) - 1,
+        max_rows=size,
+    )
+    return replace(whole, query=query, batch=part)
+
+
+def test_no_rows(device: torch.device) -> None:
+    assert _run(problem_of(Case((), 0), device)).shape == (0, 8, 64)
