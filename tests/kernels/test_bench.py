@@ -34,7 +34,7 @@ TOLD: list[str] = []
 TINY_ARGS = ["--device", "cpu", "--tiny"]
 GROUPS = {
     "decode", "chunk", "layout", "uneven", "mixed", "block size", "number format", "sampling", "pack", "unpack",
-    "digest", "rope and cache write", "add and rms-norm", "silu-mul", "rms-norm",
+    "digest", "rope and cache write", "add and rms-norm", "silu-mul", "rms-norm", "linear",
 }  # fmt: skip
 
 
@@ -88,10 +88,11 @@ def test_only_what_is_asked_for_is_measured(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.golden
 @pytest.mark.skipif(importlib.util.find_spec("tandem_kernels.triton") is None, reason="there are no kernels in Triton")
-def test_triton_s_kernels_are_what_the_bench_takes_them_for() -> None:
+@pytest.mark.parametrize("kernels", ["triton", "batch-invariant"])
+def test_triton_s_kernels_are_what_the_bench_takes_them_for(kernels: str) -> None:
     """Interpreted, in a process of their own: the variable is read when Triton is imported."""
-    command = [sys.executable, "-m", "tandem_kernels.bench", *TINY_ARGS, "--kernels", "triton"]
-    only = ["--only", "checks,decode,chunk,layout,uneven,mixed,number"]
+    command = [sys.executable, "-m", "tandem_kernels.bench", *TINY_ARGS, "--kernels", kernels]
+    only = ["--only", "checks,decode,chunk,layout,uneven,mixed,number,linear"]
     done = subprocess.run([*command, *only], capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "- kernels: triton" in done.stdout and "### layout" in done.stdout
@@ -100,8 +101,8 @@ def test_triton_s_kernels_are_what_the_bench_takes_them_for() -> None:
 @pytest.mark.parametrize(
     "kernel",
     [
-        "rms_norm", "add_rms_norm", "silu_mul", "rope_cache_write", "paged_attention", "pack_blocks", "unpack_blocks",
-        "block_digest", "sample",
+        "linear", "rms_norm", "add_rms_norm", "silu_mul", "rope_cache_write", "paged_attention", "pack_blocks",
+        "unpack_blocks", "block_digest", "sample",
     ],
 )  # fmt: skip
 def test_a_kernel_that_is_a_little_wrong_is_found(kernel: str) -> None:
