@@ -3,7 +3,8 @@
 Tensors have no memory, so that a call fails that looks at a number on the host: it would wait for the device, and could
 not be captured in a CUDA graph.
 
-`python -m tests.kernels.triton.compiling TYPE...` prints the name of each kernel that was compiled, once for each way.
+`python -m tests.kernels.triton.compiling TYPE...` prints the name of each kernel that was compiled, once for each way,
+and `wgmma` behind it where it multiplies by Hopper's own instructions.
 """
 
 from __future__ import annotations
@@ -86,4 +87,5 @@ if __name__ == "__main__":
         _call_all(getattr(torch, name))
     for name, compiled in kernels.items():
         assert compiled.asm["cubin"], name
-        sys.stdout.write(f"{name.split()[0]}\n")
+        way = " wgmma" if "wgmma.mma_async" in compiled.asm["ptx"] else ""
+        sys.stdout.write(f"{name.split()[0]}{way}\n")

@@ -14,7 +14,7 @@ from tests.kernels.triton import compiling
 _KERNELS = {
     "_norm_kernel",
     "_gate_kernel",
-    "_linear_kernel",
+    "_linear_kernel wgmma",
     "_rope_cache_kernel",
     "_copy_kernel",
     "_digest_kernel",
@@ -34,4 +34,4 @@ def test_every_kernel_compiles(dtypes: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", "-m", compiling.__name__, *dtypes]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]
-    assert set(done.stdout.split()) == _KERNELS
+    assert set(done.stdout.splitlines()) == _KERNELS | ({"_linear_kernel"} if "float32" in dtypes else set())
