@@ -74,6 +74,12 @@ def test_its_tests_need_nothing_that_only_servers_need(tests: str) -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
 
 
+@pytest.mark.slow
+def test_without_a_gpu_nothing_passes(tmp_path: Path) -> None:
+    done = _run(str(tmp_path), "tests", "serve", SESSION_DEVICE="cuda", CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 1 and "no GPU" in done.stderr and not any(tmp_path.iterdir())
+
+
 def test_it_says_how_it_is_used() -> None:
     assert _run("--help").returncode == 0 and "Six calls" in _run("--help").stdout
     for arguments in ((), ("folder",)):

@@ -2,8 +2,8 @@
 
 FlashAttention-2 (Dao, arXiv 2307.08691) with the query heads of a KV head packed into the rows of a tile, so that a
 key is read once for all of them. A row meets tiles of KV in ascending order from token 0, and a tile that it must not
-see adds nothing to it; so its result follows from its position and the model, not from where its chunk begins or
-which rows are beside it.
+see adds zeros times finite numbers, which leave a sum as it is; so its result follows from its position and the model,
+not from where its chunk begins or which rows are beside it.
 
 Head sizes are padded to a power of two: 96 costs the matrix units a third more than it must, 80 three fifths. Cutting
 them into 64 + 32 and 64 + 16 would not; it takes two of each product and accumulator.

@@ -91,10 +91,7 @@ def _linear_kernel(
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """See `tandem_kernels.contract`; raises ValueError where dtypes or strides are not supported."""
     (num_rows, inputs), outputs = x.shape, weight.shape[0]
-    if x.dtype not in _DTYPES or weight.dtype != x.dtype:
-        raise ValueError(f"rows of {x.dtype} times {weight.dtype}: float32, bfloat16 and float16 are multiplied")
-    if not weight.is_contiguous():
-        raise ValueError(f"a weight must be contiguous: shape {tuple(weight.shape)}, strides {weight.stride()}")
+    _check(x, weight, bias)
     out = torch.empty((num_rows, outputs), dtype=x.dtype, device=x.device)
     if not out.numel():
         return out
@@ -116,3 +113,14 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
         **FUSED,
     )
     return out
+
+
+def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    if x.dtype not in _DTYPES or weight.dtype != x.dtype:
+        raise ValueError(f"rows of {x.dtype} times {weight.dtype}: float32, bfloat16 and float16 are multiplied")
+    if weight.shape[1] != x.shape[1] or not weight.is_contiguous():
+        raise ValueError(f"rows {tuple(x.shape)} times a weight {tuple(weight.shape)}, strides {weight.stride()}")
+    if bias is not None and (bias.dtype != x.dtype or bias.shape != weight.shape[:1] or not bias.is_contiguous()):
+        raise ValueError(
+            f"a bias {tuple(bias.shape)} of {bias.dtype}, strides {bias.stride()}, to {len(weight)} outputs"
+        )

@@ -141,8 +141,8 @@ class KVRegion:
 
 @dataclass(frozen=True, slots=True)
 class ModelFingerprint:
-    """All that KV content depends on besides tokens, to the bit where it is `batch_invariant`. Partners must agree on
-    `digest` to exchange blocks."""
+    """All that KV content depends on besides tokens. `arithmetic` says what computes where KV is to be the same to the
+    bit, and is empty where it need not be. Partners must agree on `digest` to exchange blocks."""
 
     weights_digest: str
     quantization: str
@@ -150,7 +150,7 @@ class ModelFingerprint:
     rope: str
     tokenizer_digest: str
     block_size: int
-    batch_invariant: bool = False
+    arithmetic: str = ""
 
     @property
     def digest(self) -> str:
@@ -161,6 +161,6 @@ class ModelFingerprint:
             self.rope,
             self.tokenizer_digest,
             str(self.block_size),
-            *(("batch-invariant",) if self.batch_invariant else ()),
+            *((self.arithmetic,) if self.arithmetic else ()),
         )
         return hashlib.blake2b("\x1f".join(parts).encode(), digest_size=16).hexdigest()

@@ -23,6 +23,10 @@ LEAST_SHARED_BYTES = 163 << 10
 with heads of 128 take 129 KiB."""
 
 
+LEAST_FLOAT8 = 8, 9
+"""The first compute capability with instructions for the type."""
+
+
 class _Event:
     """A `Mark`. Waiting sleeps in the driver, so that the event loop's thread has the interpreter meanwhile.
 
@@ -104,6 +108,21 @@ def device_kernels(device: torch.device, *, batch_invariant: bool = False) -> Ke
         name, needed = torch.cuda.get_device_name(device), LEAST_SHARED_BYTES >> 10
         raise _refuse(f"a program on {name} has {shared >> 10} KiB of shared memory, the kernels' tiles take {needed}")
     return kernels
+
+
+def require_float8(device: torch.device) -> None:
+    """Raises TandemError where the kernels cannot read float8 KV."""
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) < LEAST_FLOAT8:
+        name = torch.cuda.get_device_name(device)
+        message = f"float8 KV takes instructions of compute capability 8.9, {name} has {major}.{minor}"
+        raise TandemError(ErrorKind.UNSUPPORTED, message, param="kv_cache_dtype")
+
+
+def arithmetic() -> str:
+    """What the bits of batch-invariant kernels depend on, of this process's GPU."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    return f"{device_kernels(device, batch_invariant=True).name} on {torch.cuda.get_device_name(device)}"
 
 
 def free_and_total(device: torch.device) -> tuple[int, int]:

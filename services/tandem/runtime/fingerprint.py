@@ -23,7 +23,12 @@ _CHUNK_BYTES = 1 << 22
 
 
 def model_fingerprint(
-    weights_digest: str, config: DecoderConfig, model: ModelConfig, bundle: TokenizerBundle, layout: KVLayout
+    weights_digest: str,
+    config: DecoderConfig,
+    model: ModelConfig,
+    bundle: TokenizerBundle,
+    layout: KVLayout,
+    arithmetic: str = "",
 ) -> ModelFingerprint:
     """What partners must agree on. KV mostly has the dtype of the activations, which then stands for both."""
     dtype = layout.group.dtype
@@ -34,7 +39,7 @@ def model_fingerprint(
         rope=str(config.rope),
         tokenizer_digest=bundle.tokenizer_digest,
         block_size=layout.block_size,
-        batch_invariant=model.batch_invariant,
+        arithmetic=arithmetic,
     )
 
 

@@ -41,4 +41,5 @@ def step_bytes(config: DecoderConfig, engine: EngineConfig, item_bytes: int) -> 
     heads = (2 * config.heads + 2 * config.kv_heads) * config.head_dim
     row = (4 * config.hidden_size + heads + 3 * config.intermediate_size) * item_bytes
     logits = engine.max_num_seqs * config.vocab_size * (2 * item_bytes + 2 * _FLOAT64)
-    return int(SLACK * (num_rows * row + logits)) + SCRATCH_BYTES
+    # Graphs keep what was taken while they were captured.
+    return int(SLACK * (num_rows * row + logits)) + SCRATCH_BYTES * (1 + engine.cuda_graphs)

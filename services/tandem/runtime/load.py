@@ -17,6 +17,7 @@ from tandem.runtime import kv_size
 from tandem.runtime.bundle import read_bundle
 from tandem.runtime.cache import KVCache
 from tandem.runtime.catalog import cache_root, locate
+from tandem.runtime.cuda import arithmetic as cuda_arithmetic
 from tandem.runtime.device import num_compute_threads, torch_dtype
 from tandem.runtime.device_executor import DeviceExecutor
 from tandem.runtime.executor import TorchExecutor
@@ -97,8 +98,17 @@ def load_model(model: ModelConfig, engine: EngineConfig, place: Place | None = N
         executor=executor,
         grammars=grammars,
         bundle=bundle,
-        fingerprint=model_fingerprint(digest, config, model, bundle, executor.layout),
+        fingerprint=model_fingerprint(digest, config, model, bundle, executor.layout, _arithmetic(model, engine)),
     )
+
+
+def _arithmetic(model: ModelConfig, engine: EngineConfig) -> str:
+    """All that the bits of a result depend on, where they depend on no batch."""
+    if not model.batch_invariant:
+        return ""
+    if model.device == "cuda":
+        return f"{cuda_arithmetic()}, {engine.tensor_parallel} ranks"
+    return f"vectors of {native.vector_width()} floats"
 
 
 def load_executor(

@@ -12,7 +12,7 @@ import torch
 from tandem.core.config import EngineConfig, ModelConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.runtime.cache import KVCache
-from tandem.runtime.cuda import CudaStream, device_kernels, free_and_total, open_cuda, reserved
+from tandem.runtime.cuda import CudaStream, device_kernels, free_and_total, open_cuda, require_float8, reserved
 from tandem.runtime.device import torch_dtype
 from tandem.runtime.device_executor import DeviceExecutor
 from tandem.runtime.gpu_memory import GpuMemory, step_bytes
@@ -42,7 +42,7 @@ def load_cuda(
 ) -> DeviceExecutor:
     """On the GPU of this rank. Raises TandemError where there is none, its kernels are missing, or its memory is too
     small."""
-    device, kernels, stream = _open(model, place)
+    device, kernels, stream = _open(model, engine, place)
     with _told(device):
         decoder, cache = _load(device, kernels, directory, config, model, engine, place)
         executor = compose_executor(decoder, cache, kernels, stream, engine, grammars, place.lead)
@@ -55,7 +55,7 @@ def follow_on_cuda(
     directory: Path, config: DecoderConfig, model: ModelConfig, engine: EngineConfig, place: Place
 ) -> Follower:
     """A rank but the first, as `load_cuda` loads that."""
-    device, kernels, stream = _open(model, place)
+    device, kernels, stream = _open(model, engine, place)
     with _told(device):
         decoder, cache = _load(device, kernels, directory, config, model, engine, place)
         local, _ = _graphed(decoder, cache, stream, engine)
@@ -63,8 +63,10 @@ def follow_on_cuda(
     return Follower(local, cache, place.communicator, stream)
 
 
-def _open(model: ModelConfig, place: Place) -> tuple[torch.device, Kernels, Stream]:
+def _open(model: ModelConfig, engine: EngineConfig, place: Place) -> tuple[torch.device, Kernels, Stream]:
     device = open_cuda(place.shard.rank)
+    if engine.kv_cache_dtype == "float8_e4m3fn":
+        require_float8(device)
     kernels = device_kernels(device, batch_invariant=model.batch_invariant)
     # What torch still does on the CPU is small; workers share the cores.
     torch.set_num_threads(1)

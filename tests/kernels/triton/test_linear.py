@@ -12,7 +12,6 @@ from tandem_kernels.triton import BATCH_INVARIANT
 from tests.kernels.triton.tensors import DTYPES, ROUNDOFF, randn
 
 _MODULE = importlib.import_module("tandem_kernels.triton.linear")
-_MODULE = importlib.import_module("tandem_kernels.triton.linear")
 _ROWS, _INPUTS, _OUTPUTS = (0, 1, 7, 130), (1, 31, 64, 576), (1, 31, 64, 200)
 _SOME = [
     (0, 64, 64, "bf16"),
@@ -87,5 +86,10 @@ def test_what_it_does_not_multiply_is_refused(device: torch.device) -> None:
         BATCH_INVARIANT.linear(x, x.bfloat16(), None)
     with pytest.raises(ValueError, match="float64"):
         BATCH_INVARIANT.linear(x.double(), x.double(), None)
-    with pytest.raises(ValueError, match="must be contiguous"):
-        BATCH_INVARIANT.linear(x, torch.zeros(8, 3, device=device).T, None)
+    weight = torch.zeros(3, 8, device=device)
+    for wrong in (torch.zeros(8, 3, device=device).T, torch.zeros(3, 9, device=device)):
+        with pytest.raises(ValueError, match=r"rows \(2, 8\) times a weight"):
+            BATCH_INVARIANT.linear(x, wrong, None)
+    for bias in (weight[0, :2], weight[0, :6:2], weight[0, :3].half()):
+        with pytest.raises(ValueError, match="a bias"):
+            BATCH_INVARIANT.linear(x, weight, bias)

@@ -65,6 +65,22 @@ def test_a_row_has_the_same_bits_in_any_chunk_and_company(
     assert not torch.equal(_usual(last), _usual(whole)[_ROWS - 1 : _ROWS]), "nothing was shown: so does the usual way"
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_what_a_row_does_not_see_leaves_no_trace(dtype: torch.dtype, device: torch.device) -> None:
+    """From its middle row on, the chunk sees values that are millions of times as large as all before."""
+    context, first_large = 200, 200 - _ROWS // 2
+    whole = problem_of(_case((dtype, False, 64, 16), ((_ROWS, context),), 0), device)
+    for place, block in enumerate(whole.batch.block_tables[0].tolist()):
+        tokens = 16 * place + torch.arange(16, device=device)
+        factors = torch.where(tokens < first_large, 1e-3, torch.where(tokens < context, 5e3, 1.0))
+        whole.kv.value[block] *= factors[:, None].to(dtype)
+    rows = _run(whole)
+    for place in range(_ROWS):
+        assert torch.equal(_run(_part(whole, place, place + 1, with_other=False)), rows[place : place + 1])
+    largest = rows.abs().amax((1, 2))
+    assert float(largest[: _ROWS // 2].max()) < 1e-2 and float(largest[_ROWS // 2 :].min()) > 1e-2
+
+
 def _part(whole: Problem, start: int, stop: int, *, with_other: bool) -> Problem:
     """Rows [start, stop) of the first sequence, behind a decode of the second or alone."""
     device, batch = whole.query.device, whole.batch

@@ -46,7 +46,7 @@ def test_every_part_of_a_fingerprint_counts() -> None:
         replace(base, rope="other"),
         replace(base, tokenizer_digest="u"),
         replace(base, block_size=32),
-        replace(base, batch_invariant=True),
+        replace(base, arithmetic="one"),
     ]
     assert len({base.digest, *(other.digest for other in others)}) == 8
     assert base.digest == "993835b492bf4c45903746b694e0dda9"

@@ -32,6 +32,29 @@ def test_a_gpu_on_which_tiles_do_not_fit_is_refused(monkeypatch: pytest.MonkeyPa
     assert cuda.device_kernels(torch.device("cuda")) is kernels
 
 
+def test_float8_takes_a_gpu_that_has_the_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "an older GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    with pytest.raises(TandemError, match=r"an older GPU has 8\.0") as refused:
+        cuda.require_float8(torch.device("cuda"))
+    assert (refused.value.kind, refused.value.param) == (ErrorKind.UNSUPPORTED, "kv_cache_dtype")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    cuda.require_float8(torch.device("cuda"))
+
+
+def test_bits_depend_on_the_gpu_and_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
+    asked: list[bool] = []
+
+    def kernels(device: torch.device, *, batch_invariant: bool) -> SimpleNamespace:
+        asked.append(batch_invariant)
+        return SimpleNamespace(name="kernels of a version")
+
+    monkeypatch.setattr(cuda, "device_kernels", kernels)
+    assert cuda.arithmetic() == "kernels of a version on GPU 1" and asked == [True]
+
+
 class Runtime:
     def __init__(self, code: int) -> None:
         self.code = code

@@ -15,7 +15,7 @@ from tandem.core.config import Bytes, EngineConfig, ModelConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import BlockId, SeqId
 from tandem.core.request import SamplingParams
-from tandem.runtime import cuda
+from tandem.runtime import cuda, load
 from tandem.runtime.cuda import device_kernels
 from tandem.runtime.device_executor import DeviceExecutor
 from tandem.runtime.executor import TorchExecutor
@@ -156,17 +156,21 @@ def test_workers_exchange_no_kv_of_other_numbers(model_dir: Path) -> None:
     assert len({fingerprint(*pair) for pair in pairs}) == 4
 
 
-def test_batch_invariant_workers_exchange_kv_among_themselves(model_dir: Path) -> None:
-    config, layout = read_model_config(model_dir), _load(model_dir, ModelConfig()).layout
-    plain, invariant = (
-        model_fingerprint("w", config, ModelConfig(batch_invariant=is_so), _BUNDLE, layout) for is_so in (False, True)
-    )
-    assert invariant.batch_invariant and plain.digest != invariant.digest
+def test_batch_invariant_workers_exchange_kv_where_they_compute_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And all others whatever computes them."""
+    monkeypatch.setattr(load, "cuda_arithmetic", lambda: "kernels on a GPU")
+    found = [
+        load._arithmetic(ModelConfig(batch_invariant=is_so, device=device), EngineConfig(tensor_parallel=ranks))
+        for is_so in (False, True)
+        for device, ranks in (("cpu", 1), ("cuda", 1), ("cuda", 2))
+    ]
+    assert found[:3] == ["", "", ""] and len(set(found[3:])) == 3
+    assert found[4:] == ["kernels on a GPU, 1 ranks", "kernels on a GPU, 2 ranks"]
 
 
 def test_what_is_composed_for_a_gpu_computes(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All but the device itself, for which the CPU stands: weights on it, a pool of what is left, graphs, a step."""
-    total = 6 << 30
+    total = 8 << 30
     stand_in_for_a_gpu(monkeypatch, total)
     engine = {"gpu_memory_utilization": 0.2, "max_num_seqs": 4, "max_num_batched_tokens": 64}
     executor = _load(model_dir, ModelConfig(device="cuda"), kv_cache_memory=Bytes(0), **engine)

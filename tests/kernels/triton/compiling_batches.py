@@ -1,0 +1,82 @@
+"""A program that compiles for a GPU what batches of many sizes launch of batch-invariant kernels; runs no kernel.
+
+`python -m tests.kernels.triton.compiling_batches` prints a line for each, `NAME VARIANTS`. Another variant may be other
+instructions, and other bits.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tandem_kernels.contract import HeadNorms, LayerKV
+from tandem_kernels.triton import BATCH_INVARIANT
+from tests.kernels.triton.attention_cases import SCALE, Case, problem_of
+from tests.kernels.triton.compiling import compile_instead
+
+ROWS = (1, 2, 3, 8, 16, 33, 64, 65, 128, 129, 4096)
+SPANS = (
+    (((1, 300),), 1),
+    (((1, 1), (1, 64), (1, 16)), 3),
+    (((1, 40), (17, 60)), 1),
+    (((64, 64),), 0),
+    (((1, 100), (2, 5), (3, 300)), 0),
+)
+_DTYPE, _DIM, _HEADS = torch.bfloat16, 128, 8
+
+
+def _linear(outputs: int) -> None:
+    weight, bias = _zeros(outputs, 256), _zeros(outputs)
+    for rows in ROWS:
+        BATCH_INVARIANT.linear(_zeros(rows, 256), weight, bias)
+
+
+def _attention(*, float8: bool) -> None:
+    for spans, num_decodes in SPANS:
+        problem = problem_of(Case(spans, num_decodes, 2, 4, _DIM, 16, _DTYPE, float8), torch.device("cpu"))
+        BATCH_INVARIANT.paged_attention(problem.query, problem.kv, problem.batch, SCALE)
+
+
+def _norm() -> None:
+    for rows in ROWS:
+        BATCH_INVARIANT.add_rms_norm(_zeros(rows, 4096), _zeros(rows, 4096), _zeros(4096), 1e-5)
+
+
+def _gate() -> None:
+    for rows in ROWS:
+        BATCH_INVARIANT.silu_mul(_zeros(rows, 4096))
+
+
+def _rope() -> None:
+    pool, norm = _zeros(4, 2, 2, 2, 16, _DIM), _zeros(_DIM)
+    for rows in ROWS:
+        table, slots = _zeros(rows, _DIM), torch.zeros(rows, dtype=torch.int64, device="meta")
+        layer, norms = LayerKV(pool[:, :, 1, 0], pool[:, :, 1, 1]), HeadNorms(norm, norm, 1e-6)
+        BATCH_INVARIANT.rope_cache_write(_zeros(rows, _HEADS * _DIM), table, table, norms, layer, slots)
+
+
+def _zeros(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=_DTYPE, device="meta")
+
+
+FAMILIES: dict[str, Callable[[], None]] = {
+    "linear": lambda: _linear(96),
+    "wide-linear": lambda: _linear(20_000),
+    "attention": lambda: _attention(float8=False),
+    "float8-attention": lambda: _attention(float8=True),
+    "norm": _norm,
+    "gate": _gate,
+    "rope": _rope,
+}
+
+
+if __name__ == "__main__":
+    found: dict[str, Any] = {}
+    compile_instead(found)
+    for name, launch_all in FAMILIES.items():
+        found.clear()
+        launch_all()
+        sys.stdout.write(f"{name} {len(found)}\n")
