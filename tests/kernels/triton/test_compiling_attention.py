@@ -4,15 +4,13 @@ what they should, and chunks are multiplied by Hopper's own instructions."""
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.kernels.triton import compiling_attention
+from tests.kernels.triton.programs import lines_of
 
 pytestmark = pytest.mark.slow
 
@@ -23,12 +21,7 @@ _SPILLED = 64
 
 
 def _compile(cache: Path, *cases: str) -> list[dict[str, Any]]:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-W", "error", "-m", compiling_attention.__name__, *cases]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in lines_of(compiling_attention, cache, *cases)]
 
 
 def _check(kernel: dict[str, Any]) -> None:
