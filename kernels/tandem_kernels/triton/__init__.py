@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch.nn.functional as F
-import triton
 
 from tandem_kernels import reference
 from tandem_kernels.dispatch import Kernels
@@ -36,7 +35,5 @@ KERNELS = Kernels(
     sample=sample,
 )
 
-BATCH_INVARIANT = replace(
-    KERNELS, name=f"batch-invariant, Triton {triton.__version__}", linear=linear, paged_attention=row_attention
-)
+BATCH_INVARIANT = replace(KERNELS, name="triton, batch-invariant", linear=linear, paged_attention=row_attention)
 """All of them are, as the contract says it: the other kernels are anyway."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tandem_kernels.contract import FLOAT8, AttentionBatch, LayerKV
-from tandem_kernels.triton.chunk import SHARED_TILES, chunk_attention
+from tandem_kernels.triton.chunk import ROW_TILES, chunk_attention
 from tandem_kernels.triton.decode import MOST_PACKED, split_attention
 
 MOST_HEAD_DIM = 256
@@ -45,7 +45,7 @@ def row_attention(query: torch.Tensor, kv: LayerKV, batch: AttentionBatch, scale
     # Two launches, since programs of a chunk's tiles would find nothing to do for each decode.
     for span, max_rows in ((decodes, 1), (chunks, batch.max_rows)):
         if span:
-            chunk_attention(query, kv, batch, scale, out, span, max_rows, SHARED_TILES)
+            chunk_attention(query, kv, batch, scale, out, span, max_rows, ROW_TILES)
     return out
 
 

@@ -46,7 +46,7 @@ TILES = {
 }
 """Chosen by what the compiler makes of them for sm_90 (registers, spills, shared memory), not yet by time."""
 
-SHARED_TILES = TILES | {
+ROW_TILES = TILES | {
     (64, 2): Tiles(64, 64, 4, 5),
     (128, 2): Tiles(64, 64, 4, 5),
     (256, 2): Tiles(64, 32, 4, 5),

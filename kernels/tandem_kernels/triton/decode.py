@@ -236,7 +236,7 @@ def _parts(query: torch.Tensor, kv: LayerKV, batch: AttentionBatch) -> tuple[int
     """Of a context, and how many of them the longest that the tables have room for reaches."""
     parts = max(1, triton.next_power_of_2(_PARTS_OF_ALL_HEADS // kv.key.shape[1]))
     slots = batch.block_tables.shape[1] * kv.block_size
-    return parts, min(parts, -(-slots // _tiles(query).slice_tokens))
+    return parts, max(1, min(parts, -(-slots // _tiles(query).slice_tokens)))
 
 
 def _tiles(query: torch.Tensor) -> Tiles:
@@ -256,7 +256,7 @@ def _launch(
     partial = torch.empty((rows, num_heads, reached, head_dim), dtype=torch.float32, device=query.device)
     partial_lse = torch.empty((rows, num_heads, reached), dtype=torch.float32, device=query.device)
     scale_strides = (0, 0) if kv.key_scale is None else kv.key_scale.stride()[:2]
-    _split_kernel[groups, len(span), max(1, programs)](
+    _split_kernel[groups, len(span), programs](
         out,
         partial,
         partial_lse,

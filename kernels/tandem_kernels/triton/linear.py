@@ -89,7 +89,7 @@ def _linear_kernel(
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """See `tandem_kernels.contract`; raises ValueError where dtypes or strides are not supported."""
+    """See `tandem_kernels.contract`; raises ValueError where dtypes, shapes or strides do not fit."""
     (num_rows, inputs), outputs = x.shape, weight.shape[0]
     _check(x, weight, bias)
     out = torch.empty((num_rows, outputs), dtype=x.dtype, device=x.device)

@@ -88,7 +88,8 @@ _RULES: tuple[_Rule, ...] = (
     ),
     (
         "model.batch_invariant",
-        "takes one rank on a CPU and two on cuda: more are summed up in an order of the library's",
+        "takes one rank on a CPU, whose compiled kernels compute whole models, and at most two on cuda: the order in "
+        "which more are summed up is a library's",
         lambda c: not c.model.batch_invariant or c.engine.tensor_parallel <= (2 if c.model.device == "cuda" else 1),
     ),
     (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -120,9 +121,9 @@ def require_float8(device: torch.device) -> None:
 
 
 def arithmetic() -> str:
-    """What the bits of batch-invariant kernels depend on, of this process's GPU."""
-    device = torch.device("cuda", torch.cuda.current_device())
-    return f"{device_kernels(device, batch_invariant=True).name} on {torch.cuda.get_device_name(device)}"
+    """What the bits of batch-invariant kernels depend on: this process's GPU, and who compiles and computes for it."""
+    triton: Any = importlib.import_module("triton")
+    return f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Triton {triton.__version__}"
 
 
 def free_and_total(device: torch.device) -> tuple[int, int]:

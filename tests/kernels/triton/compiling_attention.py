@@ -41,7 +41,7 @@ def _cases() -> dict[str, Case]:
 _Tiles = decode.Tiles | chunk.Tiles
 _WAYS: dict[str, tuple[Callable[..., torch.Tensor], dict[str, Mapping[tuple[int, int], Any]]]] = {
     "usual": (paged_attention, {"_split_kernel": decode.TILES, "_chunk_kernel": chunk.TILES}),
-    "batch-invariant": (row_attention, {"_chunk_kernel": chunk.SHARED_TILES}),
+    "batch-invariant": (row_attention, {"_chunk_kernel": chunk.ROW_TILES}),
 }
 
 

@@ -105,6 +105,14 @@ def test_no_rows(device: torch.device) -> None:
     assert run(problem).shape == (0, 8, 64)
 
 
+@pytest.mark.parametrize("num_decodes", [0, 2])
+def test_places_that_nobody_has(num_decodes: int, device: torch.device) -> None:
+    """Tables have no room for a single block."""
+    problem = problem_of(Case(((1, 0), (1, 0)), num_decodes), device)
+    assert problem.batch.block_tables.shape == (2, 0)
+    assert not run(problem).any()
+
+
 @pytest.mark.parametrize("num_decodes", [0, 1])
 def test_one_row(num_decodes: int, device: torch.device) -> None:
     case = Case(((1, 1),), num_decodes)

@@ -102,3 +102,4 @@ def _part(whole: Problem, start: int, stop: int, *, with_other: bool) -> Problem
 
 def test_no_rows(device: torch.device) -> None:
     assert _run(problem_of(Case((), 0), device)).shape == (0, 8, 64)
+    assert not _run(problem_of(Case(((1, 0), (1, 0)), 1), device)).any()

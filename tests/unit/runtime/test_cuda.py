@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,17 +43,14 @@ def test_float8_takes_a_gpu_that_has_the_type(monkeypatch: pytest.MonkeyPatch) -
     cuda.require_float8(torch.device("cuda"))
 
 
-def test_bits_depend_on_the_gpu_and_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
-    asked: list[bool] = []
-
-    def kernels(device: torch.device, *, batch_invariant: bool) -> SimpleNamespace:
-        asked.append(batch_invariant)
-        return SimpleNamespace(name="kernels of a version")
-
-    monkeypatch.setattr(cuda, "device_kernels", kernels)
-    assert cuda.arithmetic() == "kernels of a version on GPU 1" and asked == [True]
+def test_bits_depend_on_the_gpu_and_on_who_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.9"))
+    found = set()
+    for name, version in (("a GPU", "2.13"), ("another", "2.13"), ("a GPU", "2.14")):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda name=name: name)
+        monkeypatch.setattr(torch, "__version__", version)
+        found.add(cuda.arithmetic())
+    assert len(found) == 3 and "a GPU, torch 2.13, Triton 3.9" in found
 
 
 class Runtime:
