@@ -22,6 +22,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import MovedError, NoScriptError, ReadOnlyError, RedisClusterException, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from tandem.stores.deadline import Deadline
 from tandem.stores.health import RedisHealth
 
 _ANSWER_S = 2.0
@@ -44,7 +45,7 @@ class _Watched:
         task = asyncio.current_task()
         num_cancels = task.cancelling() if task is not None else 0
         try:
-            async with asyncio.timeout(self.answer_s):
+            async with Deadline(self.answer_s):
                 yield answers
             if task is not None and task.cancelling() > num_cancels:
                 # The library writes in `asyncio.wait_for`, which before Python 3.12 forgets a cancel that comes with
@@ -140,7 +141,8 @@ def connect(
     if _CLUSTER in urlsplit(url).scheme:
         client = _cluster(url, answer_s, retry)
     else:
-        one = OneServer.from_url(url, retry=retry, socket_timeout=answer_s, socket_connect_timeout=answer_s)
+        # No limit of the library's on an answer: it would count time in which this process stood still.
+        one = OneServer.from_url(url, retry=retry, socket_timeout=None, socket_connect_timeout=answer_s)
         client = cast(OneServer, one)
     client.store, client.answer_s, client.health = store, answer_s, health or RedisHealth()
     return client

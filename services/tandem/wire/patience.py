@@ -6,12 +6,18 @@ import asyncio
 import math
 from types import TracebackType
 
+AWAY_S = 0.05
+"""An event loop that looks later than this did not run."""
+
 
 class Patience:
     """A block that ends with TimeoutError when a wait in it, from `wait` to the next `wait` or `rest`, takes `seconds`.
 
     Says what `asyncio.timeout` around each of these waits would say. But that arms a timer for every message, which
     costs more than the message: here one timer looks at when the wait began, and there is none while nothing waits.
+
+    Time in which this process itself stood still does not count: a look that comes late (it was stopped, or its host
+    took the core away) gives back what was lost, at most `seconds`, in which what came meanwhile is read.
     """
 
     __slots__ = ("_due", "_loop", "_seconds", "_timeout", "_timer")
@@ -45,8 +51,13 @@ class Patience:
         self._due = math.inf
 
     def _look(self) -> None:
+        now = self._loop.time()
+        assert self._timer is not None
+        away_s = now - self._timer.when()
         self._timer = None
-        if self._due <= self._loop.time():
+        if self._due <= now and away_s > AWAY_S:
+            self._due = now + min(away_s, self._seconds)
+        if self._due <= now:
             self._timeout.reschedule(self._due)
         elif self._due < math.inf:
             self._timer = self._loop.call_at(self._due, self._look)

@@ -1,14 +1,16 @@
 """What a client adds around whatever is asked: a cancel that comes with the answer is not lost, and a cluster of which
-no node answers is told like a server that does not."""
+no node answers is told like a server that does not. Who was not there to hear an answer does not call it late."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from tandem.stores.client import connect
+from tandem.stores.client import Client, connect
 from tandem.stores.health import RedisHealth
 from tests.ports import free_port
 
@@ -66,3 +68,35 @@ async def test_who_is_not_there_is_told_alike(scheme: str) -> None:
         await client.ping()
     await client.aclose()
     assert health.problem is not None and "111" in health.problem
+
+
+ANSWER_S = 0.2
+
+
+def stand_still() -> None:
+    time.sleep(2 * ANSWER_S)
+
+
+async def answer_to_absent(client: Client, takes_s: float) -> object:
+    """An answer that takes so long (0: for ever) to a process that stands still for longer than it may take."""
+    await client.ping()
+    asked = asyncio.create_task(client.execute_command("BLPOP", "nobody writes this", str(takes_s)))
+    await asyncio.sleep(ANSWER_S / 10)
+    stand_still()
+    return await asked
+
+
+async def test_an_answer_that_came_while_this_process_stood_still_is_an_answer(redis_url: str) -> None:
+    client = connect(redis_url, ANSWER_S, health=RedisHealth())
+    assert await answer_to_absent(client, ANSWER_S / 2) is None
+    assert client.health.is_up and client.health.num_errors.total() == 0
+    await client.aclose()
+
+
+async def test_who_is_silent_is_told_by_who_stood_still_too(redis_url: str) -> None:
+    """The time that was lost is given back, not more."""
+    client = connect(redis_url, ANSWER_S, health=RedisHealth())
+    with pytest.raises(RedisTimeoutError, match=r"no answer within 0\.2 s"):
+        await answer_to_absent(client, 0)
+    assert not client.health.is_up
+    await client.aclose()

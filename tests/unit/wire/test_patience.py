@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import time
 
 import pytest
 
 from tandem.wire.patience import Patience
+
+
+def stand_still() -> None:
+    """The whole process, for longer than a wait of the tests that do this may take."""
+    time.sleep(0.2)
 
 
 async def test_a_wait_that_does_not_end_is_ended() -> None:
@@ -65,3 +72,25 @@ async def test_a_block_that_is_over_leaves_nothing_that_could_cancel() -> None:
     async with Patience(0.02) as patience:
         patience.wait()
     await asyncio.sleep(0.1)
+
+
+async def test_what_came_while_this_process_stood_still_did_not_come_late() -> None:
+    """Its event loop finds the message and the end of the wait at once."""
+    ours, theirs = socket.socketpair()
+    reader, writer = await asyncio.open_connection(sock=ours)
+    with theirs:
+        async with Patience(0.05) as patience:
+            for _ in range(5):
+                patience.wait()
+                theirs.send(b"here\n")
+                stand_still()
+                assert await reader.readline() == b"here\n"
+    writer.close()
+
+
+async def test_who_stood_still_does_not_wait_for_ever() -> None:
+    with pytest.raises(TimeoutError):
+        async with Patience(0.05) as patience:
+            patience.wait()
+            stand_still()
+            await asyncio.Event().wait()
