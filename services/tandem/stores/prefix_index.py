@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -68,32 +69,32 @@ class IndexWriter:
     async def tell(self, entries: Sequence[Entry]) -> None:
         """Append entries, in order: of these, after an error, any number from the first on may be there. Raises
         IndexUnavailable."""
-        async with self._redis.pipeline(transaction=False) as pipe:
+        async with _asking(self._redis, "XADD") as pipe:
             for entry in entries:
                 pipe.xadd(self._stream, {_FIELD: pack_entry(entry)}, maxlen=MAX_ENTRIES, approximate=True)
             pipe.pexpire(self._stream, _ms(STREAM_TTL_S))
-            await _answers(self._redis, "XADD", pipe)
+            await pipe.execute()
 
     async def write(self, snapshot: Snapshot) -> None:
         """Replace this worker's snapshot. Raises IndexUnavailable."""
-        async with self._redis.pipeline(transaction=False) as pipe:
+        async with _asking(self._redis, "SET") as pipe:
             pipe.set(self._blocks, pack_snapshot(snapshot), px=_ms(SNAPSHOT_TTL_S))
-            await _answers(self._redis, "SET", pipe)
+            await pipe.execute()
 
     async def renew(self) -> int | None:
         """Keep the snapshot from lapsing. Returns how many facts one must stand for that some gateway wants, 0 where
         none does; None when there is no snapshot. Raises IndexUnavailable."""
-        async with self._redis.pipeline(transaction=False) as pipe:
+        async with _asking(self._redis, "PEXPIRE") as pipe:
             pipe.pexpire(self._blocks, _ms(SNAPSHOT_TTL_S))
             pipe.get(self._want)
-            is_there, want = await _answers(self._redis, "PEXPIRE", pipe)
+            is_there, want = await pipe.execute()
         return self._wanted(want) if is_there else None
 
     async def withdraw(self) -> None:
         """Leave no snapshot behind. Raises IndexUnavailable."""
-        async with self._redis.pipeline(transaction=False) as pipe:
+        async with _asking(self._redis, "DEL") as pipe:
             pipe.delete(self._blocks)
-            await _answers(self._redis, "DEL", pipe)
+            await pipe.execute()
 
     async def close(self) -> None:
         await self._redis.aclose()
@@ -120,10 +121,10 @@ class IndexReader:
         server may answer next, whose entries have other places.
         """
         try:
-            async with self._redis.pipeline(transaction=False) as pipe:
+            async with _asking(self._redis, "XREAD") as pipe:
                 for stream, after in zip(self._streams, self._after, strict=True):
                     pipe.xread({stream: after}, count=READ_ENTRIES)
-                answers = await _answers(self._redis, "XREAD", pipe)
+                answers = await pipe.execute()
         except BaseException:
             self._after = [b"0-0"] * NUM_SHARDS
             raise
@@ -139,9 +140,9 @@ class IndexReader:
     async def snapshot(self, worker: WorkerId) -> Snapshot | None:
         """A worker's snapshot, of whichever life; None where there is none that can be read. Raises
         IndexUnavailable."""
-        async with self._redis.pipeline(transaction=False) as pipe:
+        async with _asking(self._redis, "GET") as pipe:
             pipe.get(_blocks(self._namespace, worker))
-            raw = (await _answers(self._redis, "GET", pipe))[0]
+            (raw,) = await pipe.execute()
         try:
             return None if raw is None else unpack_snapshot(raw)
         except IndexFormatError as error:
@@ -151,9 +152,9 @@ class IndexReader:
     async def want(self, worker: WorkerRef, number: int) -> None:
         """Ask a worker for a snapshot that stands for at least `number` facts. Of several gateways the last is heard,
         so ask again until it is there. Raises IndexUnavailable."""
-        async with self._redis.pipeline(transaction=False) as pipe:
+        async with _asking(self._redis, "SET") as pipe:
             pipe.set(_want(self._namespace, worker.id), f"{worker.incarnation}:{number}", px=_ms(WANT_TTL_S))
-            await _answers(self._redis, "SET", pipe)
+            await pipe.execute()
 
     async def close(self) -> None:
         await self._redis.aclose()
@@ -190,10 +191,12 @@ def _ms(seconds: float) -> int:
     return round(seconds * 1000)
 
 
-async def _answers(redis: Client, command: str, pipe: Any) -> list[Any]:
+@asynccontextmanager
+async def _asking(redis: Client, command: str) -> AsyncGenerator[Any, None]:
+    """A pipeline. A cluster is looked at before there is one, so that may fail like what is asked. Raises
+    IndexUnavailable."""
     try:
-        async with redis.asking(command):
-            answers: list[Any] = await pipe.execute()
+        async with redis.asking(command), redis.pipeline(transaction=False) as pipe:
+            yield pipe
     except (RedisError, OSError) as error:
         raise IndexUnavailable(f"{type(error).__name__}: {error}") from error
-    return answers

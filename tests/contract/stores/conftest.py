@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tandem.stores.embedded import EmbeddedServer
-from tests.contract.stores.redis_servers import ClusterServers, NoServer, cluster_servers, tcp_server
+from tests.contract.stores.redis_servers import NO_FAILOVER, ClusterServers, NoServer, cluster_servers, tcp_server
 
 _numbers = itertools.count()
 KINDS = ("embedded", "plain", "cluster")
@@ -17,7 +17,7 @@ KINDS = ("embedded", "plain", "cluster")
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[ClusterServers]:
     try:
-        with cluster_servers() as servers:
+        with cluster_servers(*NO_FAILOVER) as servers:
             yield servers
     except NoServer as error:
         pytest.skip(f"the server found here makes no cluster: {error}")

@@ -1,5 +1,5 @@
-"""Real servers for tests of stores: one that listens on TCP and can be stopped, and a Redis Cluster of three; never
-knows what is kept in them."""
+"""Real servers for tests of stores: one that listens on TCP and can be stopped, and a Redis Cluster of three, whose
+primaries may have replicas; never knows what is kept in them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -21,6 +21,8 @@ from tests.ports import free_port
 NUM_SLOTS = 16384
 NO_FAILOVER = ("--cluster-require-full-coverage", "no", "--cluster-node-timeout", "60000")
 """A node that stands still takes its own slots along, and nobody else's."""
+FAILOVER = ("--cluster-require-full-coverage", "no", "--cluster-node-timeout", "1000")
+"""The replica of a node that is gone takes over within some seconds."""
 
 
 class NoServer(Exception):
@@ -80,17 +82,27 @@ class TcpServer:
 class ClusterServers:
     """Three primaries, a third of the slots each."""
 
-    def __init__(self, directory: Path, stack: ExitStack) -> None:
-        self.nodes: list[TcpServer] = []
-        self._bus_ports: list[int] = []
-        for number in range(3):
-            place = directory / str(number)
-            place.mkdir()
-            self._bus_ports.append(free_port())
-            bus = ("--cluster-enabled", "yes", "--cluster-port", str(self._bus_ports[-1]))
-            self.nodes.append(TcpServer(place, *bus, *NO_FAILOVER))
-            stack.callback(self.nodes[-1].stop)
+    def __init__(self, directory: Path, stack: ExitStack, options: Sequence[str]) -> None:
+        self._directory = directory
+        self._stack = stack
+        self._options = options
+        self._bus_ports: dict[TcpServer, int] = {}
+        self.nodes = [self._start() for _ in range(3)]
         self._join()
+
+    def replica(self, primary: TcpServer) -> TcpServer:
+        """A new one, that has all that its primary has."""
+        replica = self._start()
+        self._meet(replica)
+        _until(lambda: self._knows_all(replica), "a replica finds its cluster")
+        self._tell(replica, "CLUSTER REPLICATE", self._name(primary))
+
+        def has_all() -> bool:
+            with primary.client() as client:
+                return int(client.execute_command("WAIT", 1, 100)) == 1  # type: ignore[no-untyped-call]
+
+        _until(has_all, "a replica has what its primary has")
+        return replica
 
     @property
     def url(self) -> str:
@@ -127,12 +139,19 @@ class ClusterServers:
             last = min(NUM_SLOTS, (number + 1) * share) - 1
             self._tell(node, "CLUSTER ADDSLOTSRANGE", number * share, last)
             self._tell(node, "CLUSTER SET-CONFIG-EPOCH", number + 1)
-            self._tell(self.nodes[0], "CLUSTER MEET", "127.0.0.1", node.port, self._bus_ports[number])
-        deadline = time.monotonic() + PATIENCE_S
-        while not all(self._knows_all(node) for node in self.nodes):
-            if time.monotonic() > deadline:
-                raise NoServer("the nodes of a cluster do not find each other")
-            time.sleep(0.05)
+            self._meet(node)
+        _until(lambda: all(map(self._knows_all, self.nodes)), "the nodes of a cluster find each other")
+
+    def _start(self) -> TcpServer:
+        place, port = self._directory / str(len(self._bus_ports)), free_port()
+        place.mkdir()
+        node = TcpServer(place, "--cluster-enabled", "yes", "--cluster-port", str(port), *self._options)
+        self._stack.callback(node.stop)
+        self._bus_ports[node] = port
+        return node
+
+    def _meet(self, node: TcpServer) -> None:
+        self._tell(self.nodes[0], "CLUSTER MEET", "127.0.0.1", node.port, self._bus_ports[node])
 
     def _knows_all(self, node: TcpServer) -> bool:
         with node.client() as client:
@@ -153,6 +172,15 @@ class ClusterServers:
     def _tell(self, node: TcpServer, *command: str | int) -> None:
         with node.client() as client:
             client.execute_command(*command)  # type: ignore[no-untyped-call]
+
+
+def _until(condition: Callable[[], bool], what: str) -> None:
+    """Raises NoServer."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise NoServer(f"never came: {what}")
+        time.sleep(0.05)
 
 
 def _ranges(told: object) -> Iterator[tuple[int, int, int]]:
@@ -177,7 +205,7 @@ def tcp_server(*options: str) -> Iterator[TcpServer]:
 
 
 @contextmanager
-def cluster_servers() -> Iterator[ClusterServers]:
+def cluster_servers(*options: str) -> Iterator[ClusterServers]:
     """Raises NoServer where the program knows no cluster."""
     with tempfile.TemporaryDirectory(prefix="tc-") as directory, ExitStack() as stack:
-        yield ClusterServers(Path(directory), stack)
+        yield ClusterServers(Path(directory), stack, options)

@@ -1,4 +1,5 @@
-"""Stores on a Redis Cluster whose slots move, of which one node stands still, or that is taken for a single server."""
+"""Stores on a Redis Cluster whose slots move, of which one node stands still or all are gone, or that is taken for a
+single server."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from tandem.stores.quota import RedisQuotas
 from tandem.stores.roll import GatewayRoll
 from tandem.stores.script_line import StoreUnavailable
 from tests.contract.stores.redis_servers import ClusterServers, TcpServer, tcp_server
+from tests.contract.stores.test_loss import Stores, healed
 
 pytestmark = [pytest.mark.redis, pytest.mark.slow]
 LIMITS = Limits(tokens_per_minute=1000)
@@ -131,3 +133,26 @@ async def test_a_single_server_taken_for_a_cluster_says_so() -> None:
 def test_other_urls_are_refused(url: str) -> None:
     with pytest.raises(ValueError):
         connect(url)
+
+
+async def test_a_cluster_that_is_lost_as_a_whole_is_told_like_one_server(empty: ClusterServers) -> None:
+    """By those whom it answered before, by those who come when it is away, and by those who had to leave it."""
+    known, new = Stores(empty.url), Stores(empty.url)
+    for _, _, call in known.calls():
+        await call()
+    for node in empty.nodes:
+        node.stop()
+    try:
+        for stores in (known, known, new):
+            for store, error, call in stores.calls():
+                with pytest.raises(error, match=r"ConnectionError|TimeoutError"):
+                    await call()
+                assert stores.health.num_errors[store]
+    finally:
+        for node in empty.nodes:
+            node.start()
+    for stores in (known, new):
+        for _, error, call in stores.calls():
+            await healed(call, error)
+        assert stores.health.is_up
+        await stores.close()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import signal
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from tandem.core.errors import ErrorKind
 from tandem.core.events import Cancelled, Failed, Finished, FinishReason, Token
 from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerRef
 from tandem.core.request import Generate, Prefill, RemotePrefix, Request, Resume
+from tandem.engine.taker import LEAST_LOAN_S
 from tandem.wire.gen import worker_pb2 as pb
 from tests.e2e.client import Client, hand_over, new_request
 from tests.e2e.cluster import WorkerProcess
@@ -307,21 +309,33 @@ def num_cached(client: Client, key: JobKey) -> int | None:
     return next(event.num_cached_tokens for event in client.events[key] if isinstance(event, Token))
 
 
+async def lend(giver: Client, taker: Client, num_prompt: int) -> tuple[Request, JobKey, JobKey]:
+    """A request, and who computed and who read its prefix. Another one where the machine was so busy that the taker had
+    reason to give the giver up: that a loan which may be given up is, is no failure."""
+    for _ in range(5):
+        request = fresh_request(num_prompt, 24)
+        first = await giver.generate(request)
+        await giver.end_of(first)
+        again = replace(request, id=RequestId(f"{request.id}-again"))
+        began = time.monotonic()
+        key = await borrow(taker, giver.worker, again)
+        assert isinstance(await taker.end_of(key), Finished)
+        assert taker.tokens(key) == giver.tokens(first)
+        if taker.pulled(key) is not None or time.monotonic() - began < LEAST_LOAN_S:
+            return request, first, key
+    raise AssertionError("no loan shows a sign of itself in time")
+
+
 @pytest.mark.parametrize("num_prompt", [17, 100, 700])
 async def test_a_prefix_that_another_worker_has_is_read_and_the_tokens_are_the_same(
     pair: Pair, num_prompt: int
 ) -> None:
     async with pair.clients() as (giver, taker):
-        request = fresh_request(num_prompt, 24)
-        first = await giver.generate(request)
-        await giver.end_of(first)
-        again = replace(request, id=RequestId(f"{request.id}-again"))
-        key = await borrow(taker, pair.prefill.ref, again)
-        assert isinstance(await taker.end_of(key), Finished)
+        request, first, key = await lend(giver, taker, num_prompt)
         num_blocks = (num_prompt - 1) // 16
-        assert taker.tokens(key) == giver.tokens(first) and num_cached(taker, key) == 16 * num_blocks
         pulled = taker.pulled(key)
         assert pulled is not None and (pulled.num_blocks, pulled.source) == (num_blocks, pair.prefill.ref)
+        assert num_cached(taker, key) == 16 * num_blocks
         # Back again from where it grew: the giver has the prompt, and lacks nothing of it.
         back = await borrow(giver, pair.decode.ref, replace(request, id=RequestId(f"{request.id}-back")))
         assert isinstance(await giver.end_of(back), Finished)

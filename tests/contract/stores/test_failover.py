@@ -1,0 +1,87 @@
+"""A primary of a Redis Cluster dies: its replica is found, with all that was written, and nobody else's keys wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TypeVar
+
+import pytest
+
+from tandem.admission.quota import CONCURRENCY, Ask, Limits
+from tandem.core.ids import GatewayId, TenantId, WorkerId
+from tandem.stores.health import RedisHealth
+from tandem.stores.prefix_index import IndexReader, IndexUnavailable
+from tandem.stores.quota import RedisQuotas
+from tandem.stores.roll import GatewayRoll
+from tandem.stores.script_line import StoreUnavailable
+from tests.contract.stores.redis_servers import FAILOVER, ClusterServers, NoServer, TcpServer, cluster_servers
+from tests.e2e.cluster import PATIENCE_S
+
+pytestmark = [pytest.mark.redis, pytest.mark.slow]
+T = TypeVar("T")
+LIMITS = Limits(max_concurrency=2)
+TTL_S = 600.0
+
+
+@pytest.fixture
+def failing() -> Iterator[ClusterServers]:
+    try:
+        with cluster_servers(*FAILOVER) as servers:
+            yield servers
+    except NoServer as error:
+        pytest.skip(f"the server found here makes no cluster: {error}")
+
+
+async def answered(ask: Callable[[], Awaitable[T]]) -> T:
+    """As soon as somebody answers."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                return await ask()
+            except (StoreUnavailable, IndexUnavailable):
+                await asyncio.sleep(0.02)
+
+
+def named(cluster: ClusterServers, owner: TcpServer, key: Callable[[str], str], *, not_there: bool = False) -> str:
+    """A name with which the key is on that node, or is not."""
+    names = (f"n{number}" for number in range(1000))
+    return next(name for name in names if (cluster.owner(key(name)) is owner) is not not_there)
+
+
+def books(tenant: str) -> str:
+    return f"f:quota:{{{tenant}}}:levels"
+
+
+async def test_what_was_written_is_found_where_the_replica_took_over(failing: ClusterServers) -> None:
+    primary = failing.nodes[1]
+    ours = TenantId(named(failing, primary, books))
+    others = TenantId(named(failing, primary, books, not_there=True))
+    place = named(failing, primary, lambda name: f"{{{name}:gateways}}:roll")
+    health = RedisHealth()
+    quotas = RedisQuotas(failing.url, "f", ttl_s=TTL_S, health=health)
+    roll = GatewayRoll(failing.url, place, ttl_s=TTL_S, health=health)
+    reader = IndexReader(failing.url, place, health=health)
+    for name in ("a", "b"):
+        assert not (await quotas.reserve(ours, LIMITS, Ask(name, 1, 1))).refused
+    assert await roll.beat(GatewayId("g1")) == 1 and await reader.read() == ([], False)
+    failing.replica(primary)
+    primary.stop()
+
+    with pytest.raises(StoreUnavailable):
+        await quotas.reserve(ours, LIMITS, Ask("c", 1, 1))
+    assert not health.is_up
+    await answered(lambda: quotas.reserve(others, LIMITS, Ask("a", 1, 1)))
+    verdict = await answered(lambda: quotas.reserve(ours, LIMITS, Ask("c", 1, 1)))
+    assert verdict.refused == CONCURRENCY
+    assert await answered(lambda: roll.beat(GatewayId("g2"))) == 2
+    assert await answered(reader.read) == ([], False) and await answered(lambda: reader.snapshot(WorkerId("w"))) is None
+    assert health.is_up
+
+    # It comes back and finds that it is a replica now.
+    primary.start()
+    for name in ("a", "b"):
+        await answered(lambda name=name: quotas.settle(ours, LIMITS, name, 1))  # type: ignore[misc]
+    assert not (await answered(lambda: quotas.reserve(ours, LIMITS, Ask("d", 1, 1)))).refused
+    for store in (quotas, roll, reader):
+        await store.close()
