@@ -80,10 +80,7 @@ def _refresh(known: _Known, stop: Event, role: str, path: str, model: str) -> No
     problem = ""
     while not stop.is_set():
         try:
-            config = _read(path)
-            asyncio.run(
-                _follow(known, stop, role, config, model or config.planner.model or config.model.served_names[0])
-            )
+            asyncio.run(_follow(known, stop, role, path, model))
         except Exception as error:
             if str(error) != problem:
                 log.warning("the planner's target for %s cannot be read: %s", role, error)
@@ -91,11 +88,14 @@ def _refresh(known: _Known, stop: Event, role: str, path: str, model: str) -> No
         stop.wait(REFRESH_S)
 
 
-async def _follow(known: _Known, stop: Event, role: str, config: Config, model: str) -> None:
-    clock = SystemClock()
+async def _follow(known: _Known, stop: Event, role: str, path: str, model: str) -> None:
+    """Until `stop`, or until the file of settings is another one: a ConfigMap may change below a running controller."""
+    clock, written = SystemClock(), _written(path)
+    config = _read(path)
+    model = model or config.planner.model or config.model.served_names[0]
     targets = Targets(config.redis.url, config.redis.namespace)
     try:
-        while not stop.is_set():
+        while not stop.is_set() and _written(path) == written:
             if known.deployed is not None:
                 await targets.tell_deployed(model, role, known.deployed)
             said = await targets.read(model)
@@ -103,6 +103,14 @@ async def _follow(known: _Known, stop: Event, role: str, config: Config, model: 
             await asyncio.to_thread(stop.wait, REFRESH_S)
     finally:
         await targets.close()
+
+
+def _written(path: str) -> tuple[int, int] | None:
+    """Which file it is, and when it was written; None where there is none. Raises OSError."""
+    if not path:
+        return None
+    found = Path(path).stat()
+    return found.st_ino, found.st_mtime_ns
 
 
 def _read(path: str) -> Config:

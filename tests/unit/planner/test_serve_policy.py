@@ -71,6 +71,16 @@ def test_it_answers_what_the_planner_said_within_bounds(redis_url: str, tmp_path
 
 
 @pytest.mark.redis
+def test_settings_that_change_are_followed(redis_url: str, tmp_path: Path, quick: None) -> None:
+    say(redis_url, "before", decode=6)
+    say(redis_url, "after", decode=7)
+    policy = replicas(role="decode", config=settings(tmp_path, redis_url, "before"))
+    until(lambda: policy(context(3)) == (6, {}), "the target of the first settings")
+    settings(tmp_path, redis_url, "after")
+    until(lambda: policy(context(3)) == (7, {}), "the target of the second settings")
+
+
+@pytest.mark.redis
 def test_it_tells_what_serve_means_to_have(redis_url: str, tmp_path: Path, quick: None) -> None:
     policy = replicas(role="prefill", config=settings(tmp_path, redis_url, "deployed"), model="other")
     policy(context(5))
