@@ -302,7 +302,11 @@ EVERYWHERE = {"ipBlock": {"cidr": "0.0.0.0/0"}}
 URL = {"existingSecret": "store", "urlKey": "uri", "urlPort": 6390}
 BEYOND: list[tuple[dict[str, Any], str, list[int]]] = [
     ({"redis": {"mode": "external", "external": URL}}, "gateway", [6390]),
-    ({"redis": {"mode": "external", "external": {"addresses": ["a:1", "b:1", "c:2"]}}}, "gateway", [1, 2]),
+    (
+        {"redis": {"mode": "external", "external": {"addresses": ["a:1", "b:1", "c:2"], "isCluster": True}}},
+        "gateway",
+        [1, 2],
+    ),
     ({"otel": {"endpoint": "http://collector.elsewhere:4319"}}, "gateway", [4319]),
     ({"otel": {"endpoint": "https://[fd00::1]:4319/v1"}}, "gateway", [4319]),
     ({"otel": {"endpoint": "https://collector"}}, "gateway", [443]),

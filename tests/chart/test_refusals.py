@@ -104,6 +104,21 @@ BY_RULE: list[tuple[dict[str, Any], str]] = [
         },
         "redis.external.isCluster",
     ),
+    (
+        {"redis": {"mode": "external", "external": {"addresses": ["a:1", "b:1"]}}},
+        "redis.external.addresses: only a Redis Cluster",
+    ),
+    (
+        {
+            "redis": {
+                "mode": "external",
+                "external": {"addresses": ["a:1"], "existingSecret": "s", "urlKey": "url", "urlPort": 1},
+            },
+            "ray": {"gcsFaultTolerance": {"enabled": True}},
+        },
+        "redis.external.urlKey: Ray takes no URL",
+    ),
+    ({"serviceAccount": {"gateway": "a", "worker": "a"}}, "serviceAccount: create makes an account for each"),
     ({"tenants": {"existingSecret": "a", "content": {"tenants": {}}}}, "tenants.content is given"),
     ({"gateway": {"auth": "off"}, "tenants": {"existingSecret": "a"}}, "gateway.auth is off"),
 ]

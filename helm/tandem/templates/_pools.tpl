@@ -140,6 +140,10 @@
 {{- fail "planner.actuator is raycluster, and ray.inTreeAutoscaling.enabled is true: a planner decides nothing, not even to explain it, where Ray's autoscaler writes the RayCluster" -}}
 {{- end -}}
 {{- $account := .Values.serviceAccount -}}
+{{- $named := compact (list $account.gateway $account.worker $account.planner) -}}
+{{- if and $account.create (ne (len $named) (len (uniq $named))) -}}
+{{- fail (printf "serviceAccount: create makes an account for each component, and %s has one name for two; with create false the accounts are there already" (join ", " $named)) -}}
+{{- end -}}
 {{- if and (include "tandem.patchesClusters" .) (not $account.create) (not $account.planner) -}}
 {{- fail "serviceAccount.planner is empty, and none is made: every pod with the account default could patch RayClusters" -}}
 {{- end -}}
@@ -151,8 +155,11 @@
 {{- end -}}
 {{- $external := .Values.redis.external -}}
 {{- if eq .Values.redis.mode "external" -}}
-{{- if and (not $external.addresses) (or .Values.ray.gcsFaultTolerance.enabled (not $external.urlKey)) -}}
+{{- if not (or $external.addresses $external.urlKey) -}}
 {{- fail "redis.external.addresses is empty: say where Redis is" -}}
+{{- end -}}
+{{- if and (gt (len $external.addresses) 1) (not $external.isCluster) -}}
+{{- fail "redis.external.addresses: only a Redis Cluster, of which isCluster is to tell, has several" -}}
 {{- end -}}
 {{- if and $external.urlKey (not $external.existingSecret) -}}
 {{- fail "redis.external.existingSecret is empty, and urlKey names a key of it" -}}
@@ -160,8 +167,13 @@
 {{- if and $external.urlKey .Values.networkPolicy.enabled (not (or $external.addresses $external.urlPort)) -}}
 {{- fail "redis.external.urlPort is 0: network policies open the port that the URL of urlKey has" -}}
 {{- end -}}
-{{- if and $external.isCluster .Values.ray.gcsFaultTolerance.enabled -}}
+{{- if .Values.ray.gcsFaultTolerance.enabled -}}
+{{- if $external.isCluster -}}
 {{- fail "redis.external.isCluster: Ray keeps its state in a single Redis only, see ray.gcsFaultTolerance" -}}
+{{- end -}}
+{{- if $external.urlKey -}}
+{{- fail "redis.external.urlKey: Ray takes no URL for ray.gcsFaultTolerance, but addresses, username, passwordKey and tls" -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- $tenants := .Values.tenants -}}

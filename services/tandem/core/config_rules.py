@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
+from urllib.parse import urlsplit
 
 from tandem.core.config import Config, SloConfig, value_of
 from tandem.core.worker_groups import read_groups
@@ -40,6 +41,17 @@ def _one(key: str, rule: str, test: Callable[[Any], bool]) -> _Rule:
 def _is_plain(name: str) -> bool:
     """Safe inside a Redis key, where braces and colons have a meaning."""
     return bool(name) and all(letter.isascii() and (letter.isalnum() or letter in "._-") for letter in name)
+
+
+def _names_redis(url: str) -> bool:
+    """As many servers as its kind has, and only numbers as their ports."""
+    parts = urlsplit(url)
+    hosts = parts.netloc.rpartition("@")[2].split(",")
+    try:
+        ports = [urlsplit(f"//{host}").port for host in hosts]
+    except ValueError:
+        return False
+    return len(ports) == 1 or parts.scheme.endswith("+cluster")
 
 
 def _is_endpoint(address: str) -> bool:
@@ -111,6 +123,7 @@ _RULES: tuple[_Rule, ...] = (
         lambda c: c.speculative.ngram_max >= c.speculative.ngram_min,
     ),
     _one("redis.url", f"must start with {', '.join(_REDIS_SCHEMES)}", lambda v: not v or v.startswith(_REDIS_SCHEMES)),
+    _one("redis.url", "must name one server, or with +cluster one or more, as host:port", _names_redis),
     _one("worker.id", "must be at most 200 bytes long", lambda v: len(v.encode()) <= 200),
     _one("redis.index_stride", "must be between 1 and 64", lambda v: 1 <= v <= 64),
     _one("redis.namespace", "must be letters, digits, '.', '_' or '-'", _is_plain),

@@ -56,6 +56,8 @@ def test_later_layers_win_and_origins_tell_which() -> None:
         ("gateway.disaggregation", False, "off"),  # a bare `off` in YAML
         ("gateway.disaggregation", "strict", "strict"),
         ("redis.url", "unix:///run/x.sock", "unix:///run/x.sock"),
+        ("redis.url", "rediss://u:a,b@[fd00::1]:6380/0", "rediss://u:a,b@[fd00::1]:6380/0"),
+        ("redis.url", "redis+cluster://:p@a:1,b:2", "redis+cluster://:p@a:1,b:2"),
     ],
 )
 def test_values_are_read_by_their_type(key: str, raw: object, value: object) -> None:
@@ -146,6 +148,9 @@ def test_malformed_layers_are_refused() -> None:
         ({"gateway.max_queued": 0}, "gateway.max_queued"),
         ({"worker.drain_s": -0.5}, "worker.drain_s"),
         ({"redis.url": "http://x"}, "redis.url"),
+        ({"redis.url": "redis://a:6379,b:6379"}, "redis.url"),
+        ({"redis.url": "rediss://a:b"}, "redis.url"),
+        ({"redis.url": "redis+cluster://a:1,b:65536"}, "redis.url"),
         ({"redis.namespace": "a{b}"}, "redis.namespace"),
         ({"redis.namespace": ""}, "redis.namespace"),
         ({"model.id": ""}, "model.id"),
