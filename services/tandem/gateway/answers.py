@@ -40,6 +40,7 @@ from tandem.gateway.prompt import Prompt, checked_tokens, encode, given_prompts
 from tandem.gateway.response_format import GrammarCheck
 from tandem.gateway.speech import heard
 from tandem.gateway.standing import Standing
+from tandem.gateway.tools import toolbox
 from tandem.gateway.usage import Tally, Usage
 
 T = TypeVar("T")
@@ -229,6 +230,7 @@ class Answer:
             ask.stops,
             skip_special_tokens=ask.skip_special_tokens,
             include_stop=ask.include_stop,
+            min_tokens=ask.body.min_tokens or 0,
             shown=self._manner.shown,
         )
 
@@ -316,7 +318,8 @@ class Answers:
         if (body.prompt is None) == (body.messages is None):
             raise TandemError(ErrorKind.INVALID_REQUEST, "either prompt or messages must be given", param="prompt")
         if body.prompt is None:
-            return served, await self._encode_chat(served, body, Manner(text=served.text))
+            manner = Manner(text=served.text, box=toolbox(body.tools, body.tool_choice, None))
+            return served, await self._encode_chat(served, body, manner)
         prompt, add = body.prompt, body.add_special_tokens is not False
         found = await self._encode(lambda: served.text.encode_text(prompt, add_special_tokens=add), len(prompt))
         return served, found

@@ -32,14 +32,15 @@ class StopMatcher:
         self._held = ""
         self.stopped = False
 
-    def feed(self, text: str) -> str:
-        """The text that is settled now; empty for ever after a stop string was complete."""
+    def feed(self, text: str, *, may_stop: bool = True) -> str:
+        """The text that is settled now; empty for ever after a stop string was complete. One that is complete where the
+        text may not stop is text; where it may, one counts that began before."""
         if not self._stops or self.stopped:
             return "" if self.stopped else text
         buffer = self._held + text
         for position, character in enumerate(text, start=len(self._held) + 1):
             matched = self._advance(character)
-            if matched:
+            if matched and may_stop:
                 self.stopped = True
                 self._held = ""
                 return buffer[: position if self._include else position - matched]
@@ -60,9 +61,10 @@ class StopMatcher:
             while state and stop[state] != character:
                 state = self._failures[index][state - 1]
             state += stop[state] == character
-            self._states[index] = state
             if state == len(stop):
                 matched = max(matched, state)
+                state = self._failures[index][-1]
+            self._states[index] = state
         return matched
 
 
@@ -81,20 +83,28 @@ def _failure_table(stop: str) -> Sequence[int]:
 
 
 class Detokenizer:
-    """One choice's text. What `push` and `finish` return adds up to the decoded output, cut at the first stop string.
+    """One choice's text. What `push` and `finish` return adds up to the decoded output, cut at the first stop string
+    that is complete behind the first `min_tokens` tokens.
 
     A character is given out when all of its bytes are there. Instead of `tokenizers.decoders.DecodeStream`, which
     cannot flush, raises when a decoder rewrites what it gave out, and re-decodes ever more tokens while the text ends
     in an invalid byte, this keeps a window: the last tokens given out, for context, and those that wait.
     """
 
-    __slots__ = ("_num_context", "_shown", "_special", "_stops", "_tokenizer", "_window", "num_chars")
+    __slots__ = ("_num_context", "_num_left", "_shown", "_special", "_stops", "_tokenizer", "_window", "num_chars")
 
     def __init__(
-        self, tokenizer: Tokenizer, special: frozenset[int], stops: Sequence[str] = (), *, include_stop: bool = False
+        self,
+        tokenizer: Tokenizer,
+        special: frozenset[int],
+        stops: Sequence[str] = (),
+        *,
+        include_stop: bool = False,
+        min_tokens: int = 0,
     ) -> None:
         self._tokenizer = tokenizer
         self._special = special
+        self._num_left = min_tokens + 1  # tokens up to the first that may complete a stop string, itself included
         self._stops = StopMatcher(stops, include=include_stop)
         self._window: list[int] = []
         self._num_context = 0  # tokens at the front of the window whose text was decoded before
@@ -109,6 +119,7 @@ class Detokenizer:
 
     def push(self, token: int) -> str:
         """The text that `token` settles; special tokens have none."""
+        self._num_left -= self._num_left > 0
         if token in self._special or self.stopped:
             return ""
         self._window.append(token)
@@ -125,7 +136,7 @@ class Detokenizer:
         text = self._decode(self._window)
         tail, self._window, self._shown, self._num_context = text[self._shown :], [], 0, 0
         self.num_chars += len(tail)
-        return self._stops.feed(tail) + self._stops.release()
+        return self._stops.feed(tail, may_stop=not self._num_left) + self._stops.release()
 
     def _take(self, text: str, end: int, *, context: int) -> str:
         """Give out the window's text up to `end`, and keep the tokens from index `context` on as the new window."""
@@ -136,7 +147,7 @@ class Detokenizer:
         self._num_context = len(self._window) if complete else 0
         kept = self._decode(self._window)
         self._shown = len(kept) - (not complete and kept.endswith(_REPLACEMENT))
-        return self._stops.feed(delta)
+        return self._stops.feed(delta, may_stop=not self._num_left)
 
     def _decode(self, tokens: list[int]) -> str:
         return self._tokenizer.decode(tokens, skip_special_tokens=False)

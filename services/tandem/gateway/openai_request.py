@@ -79,7 +79,7 @@ def chat_ask(body: ChatBody) -> Ask:
     limit, param = body.max_completion_tokens, "max_completion_tokens"
     if limit is None:
         limit, param = body.max_tokens, "max_tokens"
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise _invalid("top_logprobs needs logprobs to be true", "top_logprobs")
     logprobs = _logprobs(body.top_logprobs or 0, "top_logprobs") if body.logprobs else None
     return _ask(body, "messages", _max_tokens(limit, param, least=1), logprobs)
@@ -148,7 +148,9 @@ def _message(message: ChatMessage, where: str) -> dict[str, Any]:
         if getattr(message, name):
             param = f"{where}.{name}"
             raise TandemError(ErrorKind.UNSUPPORTED, f"{param} is not supported", param=param)
-    content = "" if message.content is None and message.tool_calls else message.content
+    content = message.content
+    if content is None and message.role == "assistant":
+        content = ""  # it called tools, thought or refused
     if content is None:
         raise _invalid(f"{where}.content must be a string or a list of text parts", f"{where}.content")
     if not isinstance(content, str):

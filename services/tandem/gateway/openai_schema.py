@@ -72,8 +72,8 @@ class SharedBody(msgspec.Struct, kw_only=True):
     Ranges are checked where the request is made. `stop` strings and `stop_token_ids` are not part of the text unless
     `include_stop_str_in_output`. `logit_bias` is by token id as a decimal string. `priority`: lower runs first within a
     lane. `service_tier` names a lane: priority, default or flex. `cache_salt` keeps the prompt's cached prefix apart.
-    `prompt_logprobs` is how many alternatives to tell for each token of the prompt. `user` is not looked at;
-    `spaces_between_special_tokens` says nothing that the tokenizers here heed.
+    `prompt_logprobs` is how many alternatives to tell for each token of the prompt. `user` names a session where no
+    header does; `spaces_between_special_tokens` says nothing that the tokenizers here heed.
     """
 
     model: str
@@ -101,7 +101,7 @@ class SharedBody(msgspec.Struct, kw_only=True):
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
     priority: int | None = None
-    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
     cache_salt: str | None = None
     user: str | None = None
     response_format: ResponseFormat | None = None
@@ -141,11 +141,14 @@ class CompletionBody(SharedBody, kw_only=True):
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
     """Either `prompt` or `messages`. A prompt gets the tokenizer's own special tokens unless `add_special_tokens` is
-    false, and messages get them only if it is true, because a chat template writes its own."""
+    false, and messages get them only if it is true, because a chat template writes its own. `tools` are what the
+    template shows with the messages."""
 
     model: str | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

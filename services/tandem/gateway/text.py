@@ -150,11 +150,12 @@ class TextModel:
         *,
         skip_special_tokens: bool = True,
         include_stop: bool = False,
+        min_tokens: int = 0,
         shown: frozenset[int] = frozenset(),
     ) -> Detokenizer:
         """`shown` are special tokens whose text is to be seen all the same."""
         special = self._special - shown if skip_special_tokens else frozenset[int]()
-        return Detokenizer(self._tokenizer, special, stops, include_stop=include_stop)
+        return Detokenizer(self._tokenizer, special, stops, include_stop=include_stop, min_tokens=min_tokens)
 
     @property
     def template(self) -> ChatTemplate:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any
 
 from tandem.gateway.completion import ToolCallDelta
@@ -20,7 +21,8 @@ _NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012
 
 
 class ToolCalls:
-    """`push` and `finish` return the text that is no call; `take` the pieces of calls since it was last asked.
+    """`push` and `finish` return the text that is no call; `take` the pieces of calls since it was last asked, at most
+    one of each: some clients take two pieces in one message for two calls.
 
     A call is told of as soon as its name is known and its arguments begin, if `is_eager`; else when it is complete.
     What looked like a call and is none, because it is not what its family writes or names none of `names`, is text;
@@ -236,8 +238,12 @@ class ToolCalls:
 
     def _add(self, piece: ToolCallDelta) -> None:
         is_over = self._max_calls is not None and piece.index >= self._max_calls
-        if (piece.arguments or piece.id) and not is_over:
-            self._pieces.append(piece)
+        if not (piece.arguments or piece.id) or is_over:
+            return
+        if self._pieces and self._pieces[-1].index == piece.index:
+            before = self._pieces.pop()
+            piece = replace(before, arguments=before.arguments + piece.arguments)
+        self._pieces.append(piece)
 
     def _close_call(self) -> None:
         self.num_calls += 1

@@ -44,9 +44,24 @@ def test_tokenizing_is_what_a_completion_would_compute(front: Front, http: httpx
     assert len(named["token_strs"]) == named["count"] and named["token_strs"][:2] == ["<s>", "a"]
 
 
+@pytest.mark.parametrize("choice", [{}, {"tool_choice": "none"}])
+def test_tools_are_counted_with_the_messages_that_show_them(
+    front: Front, http: httpx.Client, choice: dict[str, Any]
+) -> None:
+    front.instant()
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+    said = {**CHAT, "tools": tools, **choice}
+    http.post("/v1/chat/completions", json=said)
+    (request,) = front.dispatch.requests
+    assert tokens_of(http, **said)["tokens"] == list(request.prompt_tokens)
+    bare = tokens_of(http, messages=CHAT["messages"])["tokens"]
+    assert (bare == list(request.prompt_tokens)) == bool(choice)
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
+        ({"messages": CHAT["messages"], "tool_choice": "required"}, "tool_choice"),
         ({}, "prompt"),
         ({"prompt": "x", "messages": CHAT["messages"]}, "prompt"),
         ({"prompt": 5}, "prompt"),

@@ -26,9 +26,10 @@ TEXTS = [
 ]
 
 
-def cut(text: str, stops: list[str]) -> str:
-    """The meaning: before the stop string that is complete first, the longest of those that end there."""
-    for end in range(1, len(text) + 1):
+def cut(text: str, stops: list[str], least: int = 0) -> str:
+    """The meaning: before the stop string that is complete first beyond so many characters, the longest of those that
+    end there."""
+    for end in range(least + 1, len(text) + 1):
         hits = [stop for stop in stops if text[:end].endswith(stop)]
         if hits:
             return text[: end - max(map(len, hits))]
@@ -81,6 +82,35 @@ def test_stop_strings_do_not_depend_on_how_the_text_is_cut(text: str, stops: lis
             held = text[len(out) : end]
             assert held == "" or any(stop.startswith(held) for stop in stops)
     assert out + matcher.release() == cut(text, stops)
+
+
+@effort(200)
+@given(
+    st.text("ab", max_size=40),
+    st.lists(st.text("ab", min_size=1, max_size=5), max_size=4),
+    st.integers(0, 40),
+    st.data(),
+)
+def test_a_stop_string_counts_that_is_complete_where_the_text_may_stop(
+    text: str, stops: list[str], least: int, data: st.DataObject
+) -> None:
+    """Also one that began before, or that is the rest of one that did not count."""
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=6))
+    edges = sorted({0, *cuts, min(least, len(text)), len(text)})
+    matcher, out = StopMatcher(stops), ""
+    for start, end in pairwise(edges):
+        out += matcher.feed(text[start:end], may_stop=start >= least)
+        assert cut(text, stops, least).startswith(out)
+    assert out + matcher.release() == cut(text, stops, least)
+
+
+@pytest.mark.parametrize("min_tokens", range(12))
+def test_no_stop_string_counts_before_so_many_tokens(tokenizer: Tokenizer, min_tokens: int) -> None:
+    ids = [token_of(tokenizer, ord(character)) for character in "a.b.c"]
+    ids[1:1] = [1]  # a special token, which has no text, is one of them
+    detokenizer = Detokenizer(tokenizer, SPECIAL, ["."], min_tokens=min_tokens)
+    out = "".join(detokenizer.push(token) for token in ids) + detokenizer.finish()
+    assert out == ("a" if min_tokens < 3 else "a.b" if min_tokens < 5 else "a.b.c")
 
 
 @effort(200)

@@ -203,6 +203,20 @@ def test_message_parts_are_joined_and_absent_fields_left_out() -> None:
     assert conversation(body.messages) == [{"role": "user", "content": "a\nb"}]
 
 
+def test_an_assistant_need_not_have_said_anything() -> None:
+    """It thought, refused, or called tools: clients give back what they got."""
+    said = {"role": "assistant", "content": None, "reasoning_content": "hm", "refusal": "no"}
+    body = parse(json.dumps({"model": "m", "messages": [said]}).encode(), ChatBody)
+    assert conversation(body.messages) == [{"role": "assistant", "content": "", "reasoning_content": "hm"}]
+
+
+def test_no_alternatives_need_no_log_probabilities() -> None:
+    body = parse(
+        json.dumps({"model": "m", "messages": [USER], "logprobs": False, "top_logprobs": 0}).encode(), ChatBody
+    )
+    assert chat_ask(body).logprobs is None
+
+
 @pytest.mark.parametrize("prompt", [[5, 6, 7], [[5, 6, 7]]])
 def test_token_prompts_are_taken_as_they_are(served: ServedModel, prompt: Any) -> None:
     assert complete(served, prompt=prompt).prompt_tokens == (5, 6, 7)

@@ -269,10 +269,11 @@ def test_models_are_listed_alike(front: Front, http: httpx.Client, stub: Any) ->
         {"prompt": UNICODE, "return_token_strs": True},
         {"prompt": "", "add_special_tokens": False},
         {**HELLO, "add_generation_prompt": False},
+        {**HELLO, "tools": [{"type": "function", "function": {"name": "now"}}], "tool_choice": "required"},
         {"prompt": "a", **HELLO},
         {},
     ],
-    ids=["text", "nothing", "chat", "both", "neither"],
+    ids=["text", "nothing", "chat", "tools", "both", "neither"],
 )
 def test_tokens_are_counted_alike(front: Front, http: httpx.Client, stub: Any, body: dict[str, Any]) -> None:
     answer = http.post("/tokenize", json={"model": "tiny", **body})

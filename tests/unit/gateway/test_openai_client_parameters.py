@@ -52,6 +52,7 @@ def test_sampling_parameters_arrive(
         ({"extra_body": {"service_tier": "default"}}, "lane", Lane.STANDARD),
         ({"extra_body": {"service_tier": "priority"}}, "lane", Lane.INTERACTIVE),
         ({"extra_body": {"service_tier": "auto"}}, "lane", Lane.INTERACTIVE),
+        ({"extra_body": {"service_tier": "scale"}}, "lane", Lane.INTERACTIVE),
         ({"extra_headers": {"x-tandem-lane": "Batch"}}, "lane", Lane.BATCH),
         (
             {"extra_headers": {"x-tandem-lane": "standard"}, "extra_body": {"service_tier": "flex"}},
@@ -100,6 +101,15 @@ def test_a_deadline_that_is_none_is_refused(client: openai.OpenAI, given: str) -
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model="tiny", prompt="x", extra_headers=headers)
     assert caught.value.param == "x-request-timeout-ms"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_ends_nothing_before_the_fewest_tokens(front: Front, client: openai.OpenAI, stream: bool) -> None:
+    num_before = len(front.ids("a好b"))
+    for fewest, text in ((0, "a"), (num_before, "a好b"), (40, "a好b好c")):
+        front.answer("a好b好c")
+        options: Any = {"stop": ["好"], "extra_body": {"min_tokens": fewest}}
+        assert said(client, stream=stream, **options)[0] == [text]
 
 
 @pytest.mark.parametrize(("include", "shown"), [(False, "Paris "), (True, "Paris 你好")])

@@ -36,11 +36,17 @@ def hear(family: ToolFamily, pieces: Iterable[str], *, is_eager: bool = False, m
     reader = ToolCalls(family, NAMES, lambda: f"id{next(numbers)}", is_eager=is_eager, max_calls=max_calls)
     text, calls = "", list[list[str]]()
     told: list[ToolCallDelta] = []
+
+    def take() -> None:
+        taken = reader.take()
+        assert len({delta.index for delta in taken}) == len(taken), "two pieces of one call in one message"
+        told.extend(taken)
+
     for piece in pieces:
         text += reader.push(piece)
-        told += reader.take()
+        take()
     text += reader.finish()
-    told += reader.take()
+    take()
     for delta in told:
         if delta.index == len(calls):
             assert delta.id == f"id{delta.index}"
@@ -159,7 +165,7 @@ def test_arguments_are_told_as_they_come() -> None:
     reader.push('<tool_call>{"name": "add", "arguments": ')
     assert reader.take() == ()
     reader.push('{"a')
-    assert reader.take() == (ToolCallDelta(0, "", "id", "add"), ToolCallDelta(0, '{"a'))
+    assert reader.take() == (ToolCallDelta(0, '{"a', "id", "add"),)
     reader.push('": 1')
     assert reader.take() == (ToolCallDelta(0, '": 1'),)
     reader.push("}}</tool")
