@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tandem.core.load import Drained
 from tests.property.effort import effort
-from tests.property.moving_cluster import MovingCluster
+from tests.property.moving_cluster import DRAIN_S, MovingCluster
 from tests.property.test_cluster import Ask, asks, check_silence
 from tests.property.workers import Knobs
 
@@ -79,5 +79,35 @@ def test_with_room_elsewhere_all_that_runs_moves(seed: int, depth: int, lengths:
     cluster.drain(0)
     check_silence(cluster)
     assert giver.engine.drained() == Drained(0, len(lengths), 0)
+    for place, story in cluster.stories.items():
+        assert tuple(story.tokens) == cluster.expected[place], place
+
+
+@effort(40)
+@given(
+    seed=st.integers(0, 2**32),
+    num_blocks=st.integers(26, 40),
+    digests=st.booleans(),
+    rounds=st.integers(5, 30),
+)
+def test_a_drain_of_a_full_pool_does_not_wait_for_its_end(
+    seed: int, num_blocks: int, digests: bool, rounds: int
+) -> None:
+    """Sequences that others read give way to nobody, and must draw once more to be gone: where that takes more blocks
+    than there are, some are computed anew."""
+    knobs = Knobs(
+        num_blocks=(num_blocks, 300, 300), max_num_seqs=8, plan_depth=1, budget=60, slow_reads=0.0, digests=digests
+    )
+    cluster = MovingCluster(seed, knobs)
+    cluster.has_faults = False
+    for number in range(4):
+        cluster.begin(Ask(prefill=0, decode=0, length=3, shared=0, max_tokens=50).request(number), 0)
+    cluster.run(rounds)
+    giver, began = cluster.workers[0], cluster.agenda.now
+    cluster.drain(0)
+    while giver.is_alive and giver.engine.num_live:
+        cluster.run(1)
+        assert cluster.agenda.now - began < DRAIN_S / 2, giver.engine
+    check_silence(cluster)
     for place, story in cluster.stories.items():
         assert tuple(story.tokens) == cluster.expected[place], place

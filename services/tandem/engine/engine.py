@@ -132,6 +132,8 @@ class Engine:
             self._giver.start(job, offer.blocks)
         for grant in planned.pulls:
             effects += self._taker.granted(grant, now)
+        if planned.step is None and not planned.pulls:
+            effects += self._make_way(now)
         return planned.step, effects
 
     @property
@@ -319,14 +321,24 @@ class Engine:
         """Offer what runs by now, and give back what waits."""
         if not self._evacuation.has_begun:
             return []
-        effects: list[Effect] = []
-        for key in self._scheduler.departures.fruitless():
-            job, reason = self._jobs.find(key), "this worker is about to stop"
-            assert job is not None, f"{key} waits without a job"
-            effects += self._stop_choice(key, job, now, ErrorKind.DRAINING, reason)
-            effects.append(Emit(Failed(key, ErrorKind.DRAINING, reason)))
-            self._evacuation.num_given_back += 1
+        effects = [x for key in self._scheduler.departures.fruitless() for x in self._give_back(key, now)]
         return effects + self._evacuation.offer()
+
+    def _make_way(self, now: float) -> list[Effect]:
+        """Nothing could be planned. Sequences that others read give way to nobody, and where they hold all blocks none
+        can draw the last token that it is to leave with: without the youngest the others can."""
+        if not self._evacuation.has_begun or self._scheduler.num_open_plans or self._giver.is_awaiting:
+            return []
+        key = self._scheduler.departures.in_the_way()
+        return [] if key is None else self._give_back(key, now)
+
+    def _give_back(self, key: JobKey, now: float) -> list[Effect]:
+        """Another worker is to compute this choice anew."""
+        job, reason = self._jobs.find(key), "this worker is about to stop"
+        assert job is not None, f"{key} is here without a job"
+        self._evacuation.num_given_back += 1
+        effects = self._stop_choice(key, job, now, ErrorKind.DRAINING, reason)
+        return [*effects, Emit(Failed(key, ErrorKind.DRAINING, reason))]
 
     def _cancel_all(self, name: JobKey | None, now: float) -> list[Effect]:
         return [x for key in (self._jobs.live_keys(name) if name else ()) for x in self.cancel(key, now)]

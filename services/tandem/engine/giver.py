@@ -9,7 +9,7 @@ from tandem.core.events import SampledToken
 from tandem.core.ids import BlockId, HandoffKey, JobKey, WorkerRef
 from tandem.core.request import Prefill
 from tandem.engine.effects import Announce, Effect, EndHandoff
-from tandem.kv.handoff import Borrow
+from tandem.kv.handoff import Borrow, LeaseState
 from tandem.kv.lease_book import Ended, LeaseBook
 from tandem.kv.pool import BlockPool, Holder
 from tandem.sched.departure import Standing
@@ -147,6 +147,11 @@ class Giver:
     def next_lapse(self) -> float:
         """When `lapse` will have something to do, if nothing comes before; infinity without a lease."""
         return self._leases.next_lapse()
+
+    @property
+    def is_awaiting(self) -> bool:
+        """A taker is to let go of what was withdrawn; then its blocks come back."""
+        return any(lease.state is LeaseState.WITHDRAWN for lease in self._leases)
 
     def blocks(self) -> Iterator[BlockId]:
         """Every block once per lease that holds it."""

@@ -63,8 +63,9 @@ def misfit(job: Resume, message: Announcement) -> str | None:
     num_drawn = len(message.first_tokens)
     if not num_drawn:
         return None
-    if job.num_choices > 1 and (num_drawn, message.num_computed) != (job.num_choices, job.num_known_tokens):
+    grows = message.is_moving and job.num_choices == 1
+    if not grows and (num_drawn, message.num_computed) != (job.num_choices, job.num_known_tokens):
         return f"the source drew {num_drawn} first tokens for {job.num_choices} choices"
-    if job.num_choices == 1 and not 0 <= first_index(job, message) <= len(job.output_tokens):
+    if grows and not 0 <= first_index(job, message) <= len(job.output_tokens):
         return f"the source hands over tokens from {first_index(job, message)} on, {len(job.output_tokens)} are known"
     return None

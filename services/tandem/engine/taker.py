@@ -98,13 +98,17 @@ class Taker:
         return [Follow(job.prefix.source, key, wanted), *self.read_on(now)]
 
     def read_on(self, now: float) -> list[Effect]:
-        """Loans whose blocks may be written by now."""
+        """Read into what may be written by now: the blocks of loans, and those that a pull has grown by."""
         effects: list[Effect] = []
-        for pull in [pull for pull in self.book.live() if pull.is_loan and pull.state is PullState.WAITING]:
-            blocks = self._scheduler.borrowings.blocks(pull.job)
-            if blocks is not None:
-                outcomes = self.book.granted(pull.job, blocks, pull.first_index, len(blocks), now)
-                effects += self.carry_out(outcomes, now)
+        for pull in list(self.book.live()):
+            if pull.state is PullState.READING and pull.num_writable < len(pull.blocks):
+                num_writable = self._num_writable(pull.blocks, pull.num_writable)
+                effects += self.carry_out(self.book.writable(pull.job, num_writable, now), now)
+            elif pull.state is PullState.WAITING and pull.is_loan:
+                blocks = self._scheduler.borrowings.blocks(pull.job)
+                if blocks is not None:
+                    outcomes = self.book.granted(pull.job, blocks, pull.first_index, len(blocks), now)
+                    effects += self.carry_out(outcomes, now)
         return effects
 
     def granted(self, grant: PullGrant, now: float) -> list[Effect]:
@@ -114,7 +118,10 @@ class Taker:
         blocks = self._fit(pull, grant.blocks, len(pull.offered) + pull.is_open_ended)
         if blocks is None:
             return self._find_no_room(pull, now)
-        outcomes = self.book.granted(grant.key, blocks, grant.num_hit_blocks, grant.num_known_blocks, now)
+        num_writable = self._num_writable(blocks, len(grant.blocks))
+        outcomes = self.book.granted(
+            grant.key, blocks, grant.num_hit_blocks, grant.num_known_blocks, now, num_writable=num_writable
+        )
         return self.carry_out(outcomes, now)
 
     def announced(self, message: Announcement, now: float) -> list[Effect]:
@@ -134,7 +141,7 @@ class Taker:
             blocks = self._fit(pull, pull.blocks, num_offered + (not message.first_tokens))
             if blocks is None:
                 return self._find_no_room(pull, now)
-            self.book.grown(pull.job, blocks)
+            self.book.grown(pull.job, blocks, self._num_writable(blocks, pull.num_writable))
         keys = self._jobs.live_keys(job.key)
         self._scheduler.may_pull(keys[0])
         effects = first_tokens(job, keys, message) if not pull.first_tokens else []
@@ -204,6 +211,11 @@ class Taker:
         if not pull.is_moving or num_needed <= len(blocks):
             return blocks
         return self._scheduler.departures.make_room(pull.job, num_needed)
+
+    def _num_writable(self, blocks: Sequence[BlockId], num_before: int) -> int:
+        """Leading blocks of which none is still to be copied to host memory: fresh ones may be, before the next step."""
+        fresh = range(num_before, len(blocks))
+        return next((index for index in fresh if self._pool.is_copied(blocks[index : index + 1])), len(blocks))
 
     def _find_no_room(self, pull: Pull, now: float) -> list[Effect]:
         """Another worker may have it."""

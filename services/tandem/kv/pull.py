@@ -24,7 +24,8 @@ class Loan:
 class Pull:
     """One open hand-off as its taker sees it. `next_index` is the first offered block that no read was started for.
     `num_known` blocks are to be read or were found here; of a sequence that moves that many is said only in the end.
-    `num_ready` leading blocks are here. `is_told`: the source has said its last word.
+    `num_ready` leading blocks are here, and `num_writable` leading `blocks` may be read into. `is_told`: the source has
+    said its last word.
 
     Of a loan the blocks before `first_index` are never offered, and it is of use without the last ones."""
 
@@ -54,6 +55,7 @@ class Pull:
         self.num_computed = 0
         self.num_cached = 0
         self.blocks: tuple[BlockId, ...] = ()
+        self.num_writable = 0
         self.num_known = 0
         self.num_hits = self.num_ready = self.first_index
         self.next_index = 0

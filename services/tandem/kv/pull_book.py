@@ -66,23 +66,38 @@ class PullBook:
         return self._by_job.get(job)
 
     def granted(
-        self, job: JobKey, blocks: tuple[BlockId, ...], num_hits: int, num_known: int, now: float
+        self,
+        job: JobKey,
+        blocks: tuple[BlockId, ...],
+        num_hits: int,
+        num_known: int,
+        now: float,
+        *,
+        num_writable: int | None = None,
     ) -> list[PullOutcome]:
-        """The job got its blocks: `[num_hits, num_known)` are to be read, as far as its source has not said better."""
+        """The job got its blocks: `[num_hits, num_known)` are to be read, as far as its source has not said better. Only
+        the first `num_writable` (None: all) may be written by now."""
         pull = self._by_job[job]
         pull.state = next_pull(pull.state, PullEvent.GRANTED)
         pull.blocks, pull.num_hits = blocks, num_hits
+        pull.num_writable = len(blocks) if num_writable is None else num_writable
         pull.num_ready = num_hits
         pull.num_known = self._num_told(pull) if pull.is_told else num_known
         pull.next_index = num_hits
         pull.moved_at = now
         return self._read_on(pull, now)
 
-    def grown(self, job: JobKey, blocks: tuple[BlockId, ...]) -> None:
+    def grown(self, job: JobKey, blocks: tuple[BlockId, ...], num_writable: int) -> None:
         """The job has these blocks now, of which it had the first already."""
         pull = self._by_job[job]
         assert blocks[: len(pull.blocks)] == pull.blocks, f"{pull!r} got other blocks"
-        pull.blocks = blocks
+        pull.blocks, pull.num_writable = blocks, num_writable
+
+    def writable(self, job: JobKey, num_writable: int, now: float) -> list[PullOutcome]:
+        """So many leading blocks may be written by now."""
+        pull = self._by_job[job]
+        pull.num_writable = num_writable
+        return self._read_on(pull, now)
 
     def announced(self, message: Announcement, now: float) -> list[PullOutcome]:
         """Take in an announcement. What is known already is skipped; one that leaves a gap ends the pull."""
@@ -311,8 +326,8 @@ class PullBook:
         return sum(len(self._reads[r].blocks) for r in pull.open_reads)
 
     def _num_readable(self, pull: Pull) -> int:
-        """Leading blocks that are offered and have a place here."""
-        num_wanted = len(pull.blocks) if pull.is_open_ended else pull.num_known
+        """Leading blocks that are offered and have a place here that may be written."""
+        num_wanted = pull.num_writable if pull.is_open_ended else min(pull.num_known, pull.num_writable)
         return min(pull.num_offered, num_wanted)
 
     def _num_told(self, pull: Pull) -> int:

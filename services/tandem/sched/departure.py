@@ -56,6 +56,14 @@ class Departures:
         to come from elsewhere."""
         return [key for seq in chain(self._waiting, self._pulling.values()) for key in seq.keys]
 
+    def in_the_way(self) -> JobKey | None:
+        """Where nothing can be planned: the youngest sequence that others read, of those that would have to draw once more
+        to be gone. None where one has stopped, whose blocks come back."""
+        if any(seq.parting is Parting.FROZEN for seq in self._running):
+            return None
+        held = (seq.key for seq in reversed(self._running) if seq.parting is not Parting.NONE)
+        return next(held, None)
+
     def follow(self, key: JobKey) -> Standing:
         """Another worker is to read its blocks: from now on it is digested, and gives way to nobody."""
         seq = self._by_key[key]

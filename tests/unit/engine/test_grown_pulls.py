@@ -1,0 +1,107 @@
+"""What comes from another worker and grows while it is read: no block is written that is still to be copied to host
+memory, and nothing that a source says breaks the engine."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandem.core.errors import ErrorKind
+from tandem.core.events import Failed, SampledToken
+from tandem.core.ids import BlockId, HandoffId, RequestId
+from tandem.core.request import Generate, Request, Resume, SamplingParams
+from tandem.engine.effects import Effect, Emit
+from tandem.engine.engine import Engine, HandoffLimits
+from tandem.kv.handoff import Announcement, BlockDigest
+from tandem.kv.pool import BlockPool
+from tandem.kv.pull_outcome import StartRead
+from tandem.sched.policy import SchedulerLimits
+from tests.unit.engine.test_engine import OTHER, finish, step
+
+SIZE = 2
+NUM_BLOCKS = 16
+
+
+def request(name: str, prompt: range, max_tokens: int) -> Request:
+    sampling = SamplingParams(max_tokens=max_tokens)
+    return Request(id=RequestId(name), model="m", prompt_tokens=tuple(prompt), sampling=sampling)
+
+
+MOVES = Resume(
+    request=request("r", range(4), 24),
+    attempt=2,
+    handoff=HandoffId("h"),
+    source=OTHER,
+    offer_attempt=1,
+    output_tokens=(9,),
+)
+
+
+def full_of_prefixes() -> tuple[Engine, BlockPool]:
+    """An engine with a host cache, of whose pool every block is a cached one."""
+    pool = BlockPool(NUM_BLOCKS, SIZE, num_host_slots=8)
+    limits = SchedulerLimits(max_num_batched_tokens=64, max_num_seqs=4, max_model_len=64, digest_handoffs=False)
+    engine = Engine(pool, limits, HandoffLimits(), "m")
+    for first in (100, 200):
+        prompt = range(first, first + NUM_BLOCKS)
+        engine.submit(Generate(request=request(f"f{first}", prompt, 1), attempt=1), 0.0)
+        step(engine)
+    assert pool.num_cached == NUM_BLOCKS
+    return engine, pool
+
+
+def announced(first: int, stop: int, num_computed: int) -> Announcement:
+    blocks = tuple(BlockDigest(BlockId(40 + index), ()) for index in range(first, stop))
+    return Announcement(MOVES.offer, first, blocks, num_computed, (), 0, True)
+
+
+def steps(engine: Engine, pool: BlockPool, now: float) -> list[BlockId]:
+    """What is read into in a step that may have nothing to compute."""
+    plan, effects = engine.begin(now)
+    here = reads(engine, pool, effects, now)
+    if plan is not None:
+        here += reads(engine, pool, finish(engine, plan, 50, now=now), now)
+    return here
+
+
+def reads(engine: Engine, pool: BlockPool, effects: list[Effect], now: float) -> list[BlockId]:
+    """Carry them out at once, as a transport may."""
+    read = [effect for effect in effects if isinstance(effect, StartRead)]
+    for one in read:
+        assert not pool.is_copied(one.local), f"{one} overwrites what the next step copies to host memory"
+        engine.read_done(one.read, now)
+    return [block for one in read for block in one.local]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_blocks_that_it_grows_by_are_copied_out_before_they_are_read_into(is_late: bool) -> None:
+    """Whether it grew before it got its blocks here or after."""
+    engine, pool = full_of_prefixes()
+    engine.submit(MOVES, 1.0)
+    engine.announced(announced(0, 2, 5), 1.0)
+    if not is_late:
+        engine.announced(announced(2, 8, 16), 1.0)
+    here = [block for now in (1.0, 1.1) for block in steps(engine, pool, now)]
+    engine.renewed((MOVES.offer,), 1.0, 10.0)
+    if is_late:
+        assert len(here) == 2
+        here += reads(engine, pool, engine.announced(announced(2, 8, 16), 1.2), 1.2)
+    here += [block for now in (1.3, 1.4, 1.5) for block in steps(engine, pool, now)]
+    assert len(here) == len(set(here)) == 8
+    engine.check()
+
+
+@pytest.mark.parametrize("num_drawn", [2, 10])
+def test_a_prefill_that_hands_over_more_than_one_token_ends_only_its_job(num_drawn: int) -> None:
+    """There would be more blocks to read than there are here to read into."""
+    pool = BlockPool(64, SIZE)
+    limits = SchedulerLimits(max_num_batched_tokens=64, max_num_seqs=4, max_model_len=64, digest_handoffs=False)
+    engine = Engine(pool, limits, HandoffLimits(), "m")
+    job = Resume(request=request("r", range(4), 30), attempt=1, handoff=HandoffId("h"), source=OTHER)
+    engine.submit(job, 1.0)
+    blocks = tuple(BlockDigest(BlockId(index), ()) for index in range(8))
+    drawn = tuple(SampledToken(5) for _ in range(num_drawn))
+    effects = engine.announced(Announcement(job.offer, 0, blocks, 4 + num_drawn - 1, drawn), 1.0)
+    (failed,) = [effect.event for effect in effects if isinstance(effect, Emit)]
+    assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST
+    engine.check()
+    assert engine.is_idle
