@@ -213,7 +213,7 @@ class Taker:
         return self._scheduler.departures.make_room(pull.job, num_needed)
 
     def _num_writable(self, blocks: Sequence[BlockId], num_before: int) -> int:
-        """Leading blocks of which none is still to be copied to host memory: fresh ones may be, before the next step."""
+        """Leading blocks of which none is still to be copied to host memory, as fresh ones may be."""
         fresh = range(num_before, len(blocks))
         return next((index for index in fresh if self._pool.is_copied(blocks[index : index + 1])), len(blocks))
 

@@ -75,8 +75,8 @@ class PullBook:
         *,
         num_writable: int | None = None,
     ) -> list[PullOutcome]:
-        """The job got its blocks: `[num_hits, num_known)` are to be read, as far as its source has not said better. Only
-        the first `num_writable` (None: all) may be written by now."""
+        """The job got its blocks: `[num_hits, num_known)` are to be read, as far as its source has not said better. Of
+        all, the first `num_writable` (None: all) may be written by now."""
         pull = self._by_job[job]
         pull.state = next_pull(pull.state, PullEvent.GRANTED)
         pull.blocks, pull.num_hits = blocks, num_hits

@@ -57,8 +57,8 @@ class Departures:
         return [key for seq in chain(self._waiting, self._pulling.values()) for key in seq.keys]
 
     def in_the_way(self) -> JobKey | None:
-        """Where nothing can be planned: the youngest sequence that others read, of those that would have to draw once more
-        to be gone. None where one has stopped, whose blocks come back."""
+        """Where nothing can be planned: the youngest sequence that others read and that would have to draw once more to
+        be gone. None where one has stopped, whose blocks come back."""
         if any(seq.parting is Parting.FROZEN for seq in self._running):
             return None
         held = (seq.key for seq in reversed(self._running) if seq.parting is not Parting.NONE)

@@ -39,7 +39,7 @@ class _Target:
         try:
             host, pid, ticks, address, nonce = json.loads(metadata)
             target = cls(ProcessIdentity(str(host), int(pid), int(ticks)), int(address), bytes.fromhex(nonce))
-        except TypeError as error:
+        except (TypeError, OverflowError, RecursionError) as error:
             raise ValueError(str(error)) from None
         if len(target.nonce) != NONCE_BYTES or target.process.pid < 1 or target.nonce_address < 1:
             raise ValueError("a field is out of range")
@@ -159,6 +159,8 @@ class LocalTransport:
             alive = start_ticks(process.pid) == process.start_ticks
         except ProcessLookupError:
             alive = False
+        except OSError as error:  # as where processes of other users cannot be looked at
+            raise PeerError(f"{peer.worker}: {error}") from None
         if not alive:
             raise PeerError(f"{peer.worker} is gone: pid {process.pid} is another process or none")
         return target

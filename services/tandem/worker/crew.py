@@ -117,10 +117,11 @@ class Crew:
     def open_movers(self, worker: WorkerRef) -> list[TransportPeer]:
         """Have every rank open its transfer agent, once; yields how each is read, in order. Raises TandemError."""
         data = encode_command(OpenMover(worker))
-        for line in self._lines.values():
-            # Of one that is gone its own thread tells.
-            with contextlib.suppress(OSError):
+        for rank, line in self._lines.items():
+            try:
                 line.send(data)
+            except OSError as error:
+                self._lose(TandemError(ErrorKind.WORKER_LOST, f"rank {rank} cannot be told: {error}"))
         with self._changed:
             self._changed.wait_for(lambda: self._lost is not None or len(self._peers) == len(self._lines))
             if self._lost is not None:
@@ -132,9 +133,12 @@ class Crew:
         self._on_mover = on_mover
 
     def tell_mover(self, rank: int, data: bytes) -> None:
-        """To one rank's transfer agent. Nothing happens when it is lost: `watch` tells of that."""
-        with contextlib.suppress(OSError):
+        """To one rank's transfer agent. A rank that takes nothing is lost, since what it was told last may be half told:
+        `watch` tells of that."""
+        try:
             self._lines[rank].send(encode_command(MoverBytes(data)))
+        except OSError as error:
+            self._lose(TandemError(ErrorKind.WORKER_LOST, f"rank {rank} cannot be told: {error}"))
 
     def close(self) -> None:
         """End them and wait for it; nothing happens the second time. Never raises."""

@@ -298,12 +298,16 @@ class EngineDriver:
             effects = call.run(self._engine, self._clock.now())
         except TandemError as refusal:
             call.fail(refusal)
+            return
         except Exception:
             call.fail(_ended("failed"))
             raise
-        else:
+        try:
             self._dispatch(effects)
-            call.settle()
+        except Exception:
+            call.fail(_ended("failed"))
+            raise
+        call.settle()
 
     def _dispatch(self, effects: Sequence[Effect]) -> None:
         engine = self._engine

@@ -15,7 +15,7 @@ from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
 from tandem.engine.orders import ReadOrder
 from tandem.engine.ports import BlockCopy, PeerError, TransportPeer
 from tandem.kv.layout import KVGroup, KVLayout
-from tandem.transfer import reading
+from tandem.transfer import local, reading
 from tandem.transfer.local import LocalTransport
 from tandem.transfer.memory import ProcessMemory, Span
 from tandem.transfer.pool import MemoryPool, agent_name
@@ -64,6 +64,26 @@ def test_another_life_is_refused(giver, field: int, value: object, message: str)
     taker, _ = open_local("taker")
     with pytest.raises(PeerError, match=message):
         taker.connect(forged(giver[2], field, value))
+
+
+@pytest.mark.parametrize("metadata", [b"[" * 200_000, b'["h", Infinity, 1, 1, "00"]', b"[]", b"5", b"\xff"])
+def test_bytes_that_are_nobodys_are_refused(giver, metadata: bytes) -> None:
+    taker, _ = open_local("taker")
+    (rank,) = giver[2].ranks
+    with pytest.raises(PeerError, match="no local transport"):
+        taker.connect(replace(giver[2], ranks=(replace(rank, metadata=metadata),)))
+
+
+def test_a_process_that_may_not_be_looked_at_is_refused(giver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where /proc hides the processes of other users."""
+    taker, _ = open_local("taker")
+
+    def hidden(pid: int) -> int:
+        raise PermissionError(f"/proc/{pid}/stat")
+
+    monkeypatch.setattr(local, "start_ticks", hidden)
+    with pytest.raises(PeerError, match="stat"):
+        taker.connect(giver[2])
 
 
 def test_a_life_that_ends_between_connect_and_read_is_noticed(giver) -> None:

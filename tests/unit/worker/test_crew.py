@@ -230,3 +230,19 @@ def test_one_that_takes_nothing_is_waited_for_no_longer_than_said(rig: Rig) -> N
     crew.close()
     assert rig.ranks[0].line is not None
     rig.ranks[0].line.close()
+
+
+def test_a_transfer_agent_that_takes_nothing_is_lost(rig: Rig) -> None:
+    """What it was told last may be half told: whoever waits for its answer would wait for ever."""
+    rig.listens = False
+    crew, lost = rig.crew(2, timeout_s=0.1), list[str]()
+    crew.wait_loaded()
+    crew.watch(lost.append)
+    for _ in range(10_000):
+        crew.tell_mover(1, bytes(1000))
+        if lost:
+            break
+    assert len(lost) == 1 and "rank 1 cannot be told" in lost[0]
+    crew.close()
+    assert rig.ranks[0].line is not None
+    rig.ranks[0].line.close()

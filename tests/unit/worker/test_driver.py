@@ -12,10 +12,11 @@ import pytest
 from tandem.core.clock import SystemClock
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, Finished, Token
+from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.load import Books
 from tandem.core.request import Generate
 from tandem.core.step_cost import StepCost, StepFeatures
-from tandem.engine.effects import Effect, Emit
+from tandem.engine.effects import Effect, Emit, Renew
 from tandem.engine.engine import Engine, HandoffLimits
 from tandem.engine.ports import DeviceLost
 from tandem.kv.pool import BlockPool
@@ -222,17 +223,28 @@ def test_stop_fails_what_is_live_and_answers_what_waits(rig: Rig) -> None:
     assert rig.driver.stalled() == "the engine has ended"
 
 
-@pytest.mark.parametrize("how", ["post", "call"])
-def test_a_defect_in_a_command_ends_the_engine(rig: Rig, how: str) -> None:
+@pytest.mark.parametrize("how", ["post", "call", "effects"])
+def test_a_defect_in_a_command_ends_the_engine(rig: Rig, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or in what becomes of its effects. Whoever waits for it hears so."""
     pace(rig.executor)
     rig.driver.start()
     job = rig.submit(190)
+    broken, told = Renew(WorkerRef(WorkerId("w"), Incarnation(1), "w:1"), ()), rig.sink.dispatch
 
     def explode(*_: object) -> list[Effect]:
         raise KeyError("planted")
 
+    def dispatch(effects: Sequence[Effect], snapshot: Snapshot) -> None:
+        if broken in effects:
+            explode()
+        told(effects, snapshot)
+
+    monkeypatch.setattr(rig.sink, "dispatch", dispatch)
     if how == "post":
         rig.driver.post(explode)
+    elif how == "effects":
+        with pytest.raises(TandemError):
+            rig.driver.call(lambda engine, now: (None, [broken])).result(10)
     else:
         with pytest.raises(TandemError):
             rig.driver.call(lambda engine, now: (None, explode())).result(10)
