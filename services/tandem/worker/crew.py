@@ -133,7 +133,7 @@ class Crew:
         self._on_mover = on_mover
 
     def tell_mover(self, rank: int, data: bytes) -> None:
-        """To one rank's transfer agent. A rank that takes nothing is lost, since what it was told last may be half told:
+        """To one rank's transfer agent. One that takes nothing is lost, since what it was told last may be half told:
         `watch` tells of that."""
         try:
             self._lines[rank].send(encode_command(MoverBytes(data)))
