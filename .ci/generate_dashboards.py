@@ -7,6 +7,7 @@ and written here. `--check` writes nothing and exits 1 when the committed files 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,12 +25,19 @@ GRID = 24
 """Columns of a board."""
 SOURCE = {"type": "prometheus", "uid": "${DS_PROMETHEUS}"}
 VARIABLES = {
+    "namespace": ("tandem_ready", "Namespace"),
     "tenant": ("tandem_requests_total", "Tenant"),
     "lane": ("tandem_requests_total", "Lane"),
     "pool": ("tandem_worker_info", "Pool"),
     "worker": ('tandem_worker_info{pool=~"$pool"}', "Worker"),
 }
 """Name, which is that of the label too -> the series that have all its values, and the title."""
+RELEASE = 'namespace=~"$namespace"'
+"""Of one release, where the Prometheus operator says whose a series is; series without the label are of all."""
+OF_ALL = "tandem:slo_objective:ratio"
+"""The one series that is no release's."""
+SELECTOR = re.compile(r"(?:by|on|group_left) \([^)]*\)|\"[^\"]*\"|\b((?:tandem[_:]|gen_ai_|process_)[\w:]+)(\{?)")
+"""Where series are asked for; what stands in groupings and quotes is passed over."""
 
 Panel = Mapping[str, Any]
 
@@ -58,7 +66,7 @@ def dashboard(board: Panel, titles: Mapping[str, str]) -> dict[str, Any]:
         "refresh": "10s",
         "time": {"from": "now-1h", "to": "now"},
         "links": [link(uid, title) for uid, title in titles.items() if uid != board["uid"]],
-        "templating": {"list": [source(), *(variable(name) for name in board["variables"])]},
+        "templating": {"list": [source(), *(variable(name) for name in ("namespace", *board["variables"]))]},
         "panels": list(laid_out(board, titles)),
     }
 
@@ -75,7 +83,7 @@ def source() -> dict[str, Any]:
 
 def variable(name: str) -> dict[str, Any]:
     series, title = VARIABLES[name]
-    query = f"label_values({series}, {name})"
+    query = f"label_values({series if name == 'namespace' else of_release(series)}, {name})"
     return {
         "name": name,
         "label": title,
@@ -90,6 +98,18 @@ def variable(name: str) -> dict[str, Any]:
         "allValue": ".*",
         "current": {"text": ["All"], "value": ["$__all"]},
     }
+
+
+def of_release(expression: str) -> str:
+    """With each series it asks for bound to the namespace that is chosen."""
+
+    def bound(found: re.Match[str]) -> str:
+        series, brace = found.groups()
+        if series is None or series == OF_ALL:
+            return found[0]
+        return f"{series}{{{RELEASE}{',' if brace else '}'}"
+
+    return SELECTOR.sub(bound, expression)
 
 
 def laid_out(board: Panel, titles: Mapping[str, str]) -> Iterator[dict[str, Any]]:
@@ -142,7 +162,7 @@ def queries(given: Panel) -> Iterator[Panel]:
 def targets(given: Panel, where: str) -> Iterator[dict[str, Any]]:
     """`where` are the label matchers that `$filter` stands for."""
     for index, query in enumerate(queries(given)):
-        is_instant, expression = query.get("instant", False), query["expr"].replace("$filter", where)
+        is_instant, expression = query.get("instant", False), of_release(query["expr"].replace("$filter", where))
         yield {
             "refId": chr(ord("A") + index),
             "datasource": SOURCE,

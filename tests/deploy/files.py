@@ -20,8 +20,9 @@ DEPLOY = ROOT / "deploy"
 DASHBOARDS = DEPLOY / "grafana" / "dashboards"
 PROMETHEUS = DEPLOY / "prometheus"
 
-TARGET_LABELS = frozenset({"job", "instance", "pool", "worker", "model"})
-"""Prometheus gives them: `job` and `instance` to all series, what discovery says to those of a worker."""
+TARGET_LABELS = frozenset({"job", "instance", "namespace", "pool", "worker", "model"})
+"""Prometheus gives them: `job` and `instance` to all series, its operator `namespace`, what discovery says to those of
+a worker."""
 
 
 def read_yaml(path: Path) -> Any:
@@ -64,7 +65,7 @@ def rule_queries() -> list[Query]:
 
 def known_series() -> dict[str, frozenset[str]]:
     """Every name that a query may use -> the labels of its series."""
-    known = {"up": frozenset({"job", "instance"})}
+    known = {"up": frozenset({"job", "instance", "namespace"})}
     for instrument in all_instruments():
         name = prometheus_name(instrument)
         labels = TARGET_LABELS | {attribute.replace(".", "_") for attribute in instrument.attributes}

@@ -11,7 +11,7 @@ import pytest
 
 from tandem.core.errors import ErrorKind
 from tandem.core.settings import settings
-from tests.deploy.files import PROMETHEUS, ROOT, read_yaml, rules
+from tests.deploy.files import PROMETHEUS, ROOT, Query, read_yaml, rule_queries, rules
 from tests.deploy.programs import program
 
 ALERTS = rules("alert")
@@ -44,6 +44,13 @@ def test_every_alert_is_seen_to_fire_and_not_to() -> None:
             fired |= set(re.findall(r'alertname="(\w+)"', labels))
     assert fired == {alert["alert"] for alert in ALERTS} and len(fired) == len(ALERTS)
     assert quiet >= len(read_yaml(TESTS)["tests"]) - 1
+
+
+@pytest.mark.parametrize("query", rule_queries(), ids=lambda query: query.where)
+def test_no_release_is_added_to_another(query: Query) -> None:
+    """Nor compared with one: what is summed up or matched is of one namespace."""
+    assert not re.findall(r"\b(?:sum|min|max|avg|count)\b(?! by \(namespace\b)", query.expression)
+    assert not re.findall(r"\b(?:on|ignoring) \((?!namespace\b)", query.expression)
 
 
 @EACH

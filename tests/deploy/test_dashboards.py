@@ -71,6 +71,15 @@ def test_variables_are_values_of_labels_that_exist(board: dict[str, Any]) -> Non
         assert variable["name"] in KNOWN[names_in(told[1]).selectors[0].metric]
 
 
+@pytest.mark.parametrize("query", panel_queries(), ids=lambda query: query.where)
+def test_a_namespace_can_be_chosen_for_every_figure(query: Query) -> None:
+    """But for the objective, which is the same for all. Sums add the chosen ones up; the largest of several means
+    nothing, unless it is of one worker."""
+    for series in names_in(query.expression).selectors:
+        assert "namespace" in series.labels or series.metric == "tandem:slo_objective:ratio", series
+    assert not re.findall(r"\b(?:min|max)\b(?! by \((?:namespace|worker)\b)", query.expression)
+
+
 @BOARDS
 def test_queries_use_the_board_s_variables_and_no_others(board: dict[str, Any]) -> None:
     own = {variable["name"] for variable in board["templating"]["list"][1:]} | {"__rate_interval", "__range"}

@@ -47,7 +47,10 @@ TENANTS = {
     "slow": "lane: batch, requests_per_minute: 2, ",
 }
 LENGTH = 600
-VALUES = dict.fromkeys(("tenant", "lane", "pool", "worker"), ".*") | {"__rate_interval": "1m", "__range": "1m"}
+VALUES = dict.fromkeys(("namespace", "tenant", "lane", "pool", "worker"), ".*") | {
+    "__rate_interval": "1m",
+    "__range": "1m",
+}
 
 EMPTY = {
     "tandem-planner / Failed calls to Kubernetes": "nothing is asked of Kubernetes",
@@ -238,6 +241,7 @@ def test_every_rule_evaluates_and_a_cluster_that_is_well_is_quiet(watched: Watch
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
+        ("namespace", set()),
         ("tenant", set(TENANTS)),
         ("lane", {"interactive", "standard", "batch"}),
         ("pool", {"prefill", "decode"}),
