@@ -93,6 +93,17 @@ def test_each_worker_with_a_port_of_its_own_is_scraped_once() -> None:
     assert len({one["worker"] for one in labels.values()}) == 3
 
 
+@pytest.mark.parametrize("several, told", [(1, set()), (2, {"partly"})])
+def test_targets_say_that_they_are_some_of_the_workers_only(several: int, told: set[str]) -> None:
+    """Else an alert would miss the others for ever."""
+    pools = {"prefill": {"role": "prefill"}, "decode": {"role": "decode", "replicas": 2, "replicasPerPod": several}}
+    rendered = render({"pools": pools, "monitoring": {"podMonitor": {"enabled": True}}})
+    endpoints = rendered.one("worker-podmonitor")["spec"]["podMetricsEndpoints"]
+    labels = [{one["targetLabel"]: one["replacement"] for one in each["relabelings"][1:]} for each in endpoints]
+    assert labels and {one["scraped"] for one in labels if "scraped" in one} == told
+    assert all(("scraped" in one) == bool(told) for one in labels)
+
+
 def test_where_all_take_free_ports_no_pod_is_scraped() -> None:
     pools = {"prefill": {"role": "prefill", "replicas": 2}, "decode": {"role": "decode", "replicas": 2}}
     values = {"poolDefaults": {"replicasPerPod": 2}, "pools": pools, "monitoring": {"podMonitor": {"enabled": True}}}

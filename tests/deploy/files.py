@@ -20,7 +20,7 @@ DEPLOY = ROOT / "deploy"
 DASHBOARDS = DEPLOY / "grafana" / "dashboards"
 PROMETHEUS = DEPLOY / "prometheus"
 
-TARGET_LABELS = frozenset({"job", "instance", "namespace", "pool", "worker", "model"})
+TARGET_LABELS = frozenset({"job", "instance", "namespace", "pool", "worker", "model", "scraped"})
 """Prometheus gives them: `job` and `instance` to all series, its operator `namespace`, what discovery says to those of
 a worker."""
 
@@ -65,7 +65,7 @@ def rule_queries() -> list[Query]:
 
 def known_series() -> dict[str, frozenset[str]]:
     """Every name that a query may use -> the labels of its series."""
-    known = {"up": frozenset({"job", "instance", "namespace"})}
+    known = {"up": frozenset({"job", "instance", "namespace", "scraped"})}
     for instrument in all_instruments():
         name = prometheus_name(instrument)
         labels = TARGET_LABELS | {attribute.replace(".", "_") for attribute in instrument.attributes}

@@ -19,9 +19,13 @@ metadata:
 
 {{/* Where workers are scraped. Those that take free ports, several of a pool in a pod, are not here: gateways list them at
      /metrics/targets, for Prometheus' HTTP service discovery. `worker` tells workers apart, as boards and alerts need;
-     ids, which end in what Ray draws, are known there only. */}}
+     ids, which end in what Ray draws, are known there only. `scraped` keeps alerts from comparing all workers with some. */}}
 {{- define "tandem.podEndpoints" -}}
 {{- $root := . -}}
+{{- $hasFreePorts := false -}}
+{{- range (include "tandem.groups" . | fromYaml).groups -}}
+{{- range .pools }}{{ if gt (int .replicasPerPod) 1 }}{{ $hasFreePorts = true }}{{ end }}{{ end -}}
+{{- end -}}
 {{- range $group := (include "tandem.groups" . | fromYaml).groups }}
 {{- range $index, $pool := $group.pools }}
 {{- if eq (int $pool.replicasPerPod) 1 }}
@@ -33,6 +37,9 @@ metadata:
     {{- include "tandem.job" "worker" | nindent 4 }}
     - {targetLabel: pool, replacement: {{ $pool.role }}}
     - {sourceLabels: [pod], targetLabel: worker, replacement: "${1}-{{ $pool.name }}"}
+    {{- if $hasFreePorts }}
+    - {targetLabel: scraped, replacement: partly}
+    {{- end }}
 {{- end }}
 {{- end }}
 {{- end }}
