@@ -45,9 +45,9 @@ def _is_plain(name: str) -> bool:
 
 def _names_redis(url: str) -> bool:
     """As many servers as its kind has, and only numbers as their ports."""
-    parts = urlsplit(url)
-    hosts = parts.netloc.rpartition("@")[2].split(",")
     try:
+        parts = urlsplit(url)
+        hosts = parts.netloc.rpartition("@")[2].split(",")
         ports = [urlsplit(f"//{host}").port for host in hosts]
     except ValueError:
         return False

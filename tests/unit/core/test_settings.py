@@ -150,6 +150,8 @@ def test_malformed_layers_are_refused() -> None:
         ({"redis.url": "http://x"}, "redis.url"),
         ({"redis.url": "redis://a:6379,b:6379"}, "redis.url"),
         ({"redis.url": "rediss://a:b"}, "redis.url"),
+        ({"redis.url": "rediss://[fd00::g]:6379"}, "redis.url"),
+        ({"redis.url": "rediss://[fd00::1:6379"}, "redis.url"),
         ({"redis.url": "redis+cluster://a:1,b:65536"}, "redis.url"),
         ({"redis.namespace": "a{b}"}, "redis.namespace"),
         ({"redis.namespace": ""}, "redis.namespace"),
