@@ -298,7 +298,7 @@ def test_gateways_are_asked_by_everybody_or_by_whom_values_name() -> None:
     assert rules(named, "ingress", "test") == ["http", "grpc"]
 
 
-EVERYWHERE = {"ipBlock": {"cidr": "0.0.0.0/0"}}
+EVERYWHERE = [{"ipBlock": {"cidr": "0.0.0.0/0"}}, {"ipBlock": {"cidr": "::/0"}}]
 URL = {"existingSecret": "store", "urlKey": "uri", "urlPort": 6390}
 BEYOND: list[tuple[dict[str, Any], str, list[int]]] = [
     ({"redis": {"mode": "external", "external": URL}}, "gateway", [6390]),
@@ -307,6 +307,7 @@ BEYOND: list[tuple[dict[str, Any], str, list[int]]] = [
         "gateway",
         [1, 2],
     ),
+    ({"redis": {"mode": "external", "external": {"addresses": ["[fd00::1]:6391"]}}}, "gateway", [6391]),
     ({"otel": {"endpoint": "http://collector.elsewhere:4319"}}, "gateway", [4319]),
     ({"otel": {"endpoint": "https://[fd00::1]:4319/v1"}}, "gateway", [4319]),
     ({"otel": {"endpoint": "https://collector"}}, "gateway", [443]),
@@ -320,7 +321,7 @@ def test_what_is_elsewhere_is_reached_at_its_ports_and_no_other(
     values: dict[str, Any], who: str, ports: list[int]
 ) -> None:
     egress = render(values).one(f"networkpolicy-{who}")["spec"]["egress"]
-    (rule,) = [rule for rule in egress if EVERYWHERE in rule["to"]]
+    (rule,) = [rule for rule in egress if rule["to"] == EVERYWHERE]
     assert rule["ports"] == [{"protocol": "TCP", "port": port} for port in ports]
 
 

@@ -297,6 +297,15 @@ def test_ray_s_state_is_in_redis_where_it_is_wanted() -> None:
     assert not told.keys() & {"REDIS_PASSWORD", "REDIS_USERNAME", "RAY_REDIS_ADDRESS"}
 
 
+def test_redis_may_be_at_an_ipv6_address() -> None:
+    external = {"addresses": ["[fd00::1]:6380"], "tls": {"enabled": False}}
+    values = {"redis": {"mode": "external", "external": external}, "ray": {"gcsFaultTolerance": {"enabled": True}}}
+    rendered = render(values)
+    state = rendered.ray["rayClusterConfig"]["gcsFaultToleranceOptions"]
+    told = env(head(rendered)["template"]["spec"]["containers"][0])
+    assert state["redisAddress"] == "redis://[fd00::1]:6380" and told["TANDEM_REDIS__URL"] == "redis://[fd00::1]:6380/0"
+
+
 def test_ray_asks_for_a_token_unless_it_is_told_not_to() -> None:
     assert TRIAL.ray["rayClusterConfig"]["authOptions"] == {"mode": "token"}
     assert "authOptions" not in OFF.ray["rayClusterConfig"]

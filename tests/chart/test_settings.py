@@ -174,6 +174,21 @@ def test_numbers_arrive_as_they_are_however_large_or_small() -> None:
         assert config.planner.headroom == 1e-7
 
 
+@pytest.mark.parametrize("address, bracketed", [("0.0.0.0", "0.0.0.0"), ("::", "[::]")])
+def test_all_programs_listen_where_the_values_say(address: str, bracketed: str) -> None:
+    values = {"bindAddress": address, "planner": {"enabled": True}, "otel": {"collector": {"enabled": True}}}
+    rendered = render(values)
+    found = resolved(rendered.config).config
+    workers = [one["args"]["settings"]["worker"]["host"] for one in rendered.applications.values()]
+    ray = rendered.ray["rayClusterConfig"]["headGroupSpec"]["rayStartParams"]["dashboard-host"]
+    told = [found.gateway.host, found.worker.host, found.planner.host, *workers, ray]
+    assert {*told, rendered.serve["http_options"]["host"]} == {address}
+    collector = yaml.safe_load(rendered.one("collector-configmap")["data"]["collector.yaml"])
+    protocols = collector["receivers"]["otlp"]["protocols"].values()
+    doors = [collector["extensions"]["health_check"], *protocols]
+    assert [door["endpoint"].rpartition(":")[0] for door in doors] == 3 * [bracketed]
+
+
 def test_pools_have_settings_of_their_own() -> None:
     rendered = render(
         {

@@ -25,7 +25,7 @@
     "slo" .Values.slo
     "handoff" .Values.handoff
     "transfer" .Values.transfer
-    "worker" (merge (dict "host" "0.0.0.0") .Values.worker)
+    "worker" (merge (dict "host" .Values.bindAddress) .Values.worker)
     "redis" (omit .Values.redis "mode" "builtin" "external")
     "cluster" $cluster
     "telemetry" .Values.telemetry -}}
@@ -36,7 +36,7 @@
 {{- $settings := omit .Values.gateway "replicas" "progressDeadlineSeconds" "preStopSeconds" "autoscaling" "pdb" "topologySpread" "resources"
     "service" "ingress" "httpRoute" "grpcRoute" "env" "podAnnotations" "podLabels" "nodeSelector" "tolerations" "affinity"
     "priorityClassName" -}}
-{{- $_ := set $settings "host" "0.0.0.0" -}}
+{{- $_ := set $settings "host" .Values.bindAddress -}}
 {{- if include "tandem.asksForKeys" . -}}
 {{- $_ := set $settings "tenants" "/etc/tandem-secrets/tenants.yaml" -}}
 {{- end -}}
@@ -54,7 +54,7 @@
 {{- if not .colocate }}{{ $groups = append $groups (printf "%s=%s:%d+%d" $role .name (int .replicasPerPod) (int .surgePods)) }}{{ end -}}
 {{- end -}}
 {{- end -}}
-{{- $own := dict "host" "0.0.0.0" "rayservice" (include "tandem.fullname" .) "groups" (join "," $groups)
+{{- $own := dict "host" .Values.bindAddress "rayservice" (include "tandem.fullname" .) "groups" (join "," $groups)
     "lease" (printf "%s-planner" (include "tandem.fullname" .)) -}}
 {{ toYaml (merge $own $settings) }}
 {{- end }}

@@ -58,13 +58,14 @@ metadata:
 {{/* The collector's configuration. Metrics are scraped, and come here from nobody. */}}
 {{- define "tandem.collectorConfig" -}}
 {{- $collector := .Values.otel.collector -}}
+{{- $host := ternary "[::]" .Values.bindAddress (eq .Values.bindAddress "::") -}}
 extensions:
-  health_check: {endpoint: "0.0.0.0:13133"}
+  health_check: {endpoint: "{{ $host }}:13133"}
 receivers:
   otlp:
     protocols:
-      grpc: {endpoint: "0.0.0.0:4317"}
-      http: {endpoint: "0.0.0.0:4318"}
+      grpc: {endpoint: "{{ $host }}:4317"}
+      http: {endpoint: "{{ $host }}:4318"}
 processors:
   memory_limiter: {check_interval: 1s, limit_percentage: 75, spike_limit_percentage: 15}
   batch: {}

@@ -23,7 +23,7 @@
 {{- end -}}
 {{ toYaml (dict
     "proxy_location" "EveryNode"
-    "http_options" (dict "host" "0.0.0.0" "port" 8000)
+    "http_options" (dict "host" .Values.bindAddress "port" 8000)
     "applications" $applications) }}
 {{- end }}
 
@@ -253,7 +253,7 @@ template:
 rayStartParams:
   num-cpus: "0"
   num-gpus: "0"
-  dashboard-host: 0.0.0.0
+  dashboard-host: {{ .Values.bindAddress | quote }}
   object-store-memory: {{ .Values.ray.objectStoreMemory | int64 | quote }}
 template:
   metadata:
@@ -309,7 +309,7 @@ redisAddress: {{ include "tandem.fullname" . }}-redis:6379
 redisPassword:
   valueFrom: {secretKeyRef: {name: {{ include "tandem.redisSecret" . }}, key: password}}
 {{- else -}}
-redisAddress: {{ ternary "rediss" "redis" $external.tls.enabled }}://{{ first $external.addresses }}
+redisAddress: {{ printf "%s://%s" (ternary "rediss" "redis" $external.tls.enabled) (first $external.addresses) | quote }}
 {{- with $external.username }}
 redisUsername: {value: {{ . | quote }}}
 {{- end }}
