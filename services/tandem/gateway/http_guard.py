@@ -47,8 +47,9 @@ class HttpLimits:
 
 
 class GuardedHttp(HttpToolsProtocol):
-    """One connection. The two timers run only while the client owes something: bytes of a request, or room for those
-    of a response."""
+    """One connection. The two timers of its own run only while the client owes something: bytes of a request, or room
+    for those of a response. While nobody owes anything uvicorn's keep-alive timer runs: from when both the last request
+    and its answer are over, until the next request begins. Stray bytes between requests put nothing off."""
 
     def __init__(self, limits: HttpLimits, **server: Any) -> None:
         super().__init__(**server)
@@ -87,7 +88,6 @@ class GuardedHttp(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
-        self._unset_keepalive_if_required()
         self._num_kept_bytes += len(data)
         try:
             self._feed(data)
@@ -127,6 +127,7 @@ class GuardedHttp(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._num_kept_bytes = self._num_head_bytes = self._num_headers = 0
         self._has_begun = True
+        self._unset_keepalive_if_required()
         if self._request_timer is None:
             self._await_request()
         super().on_message_begin()
@@ -165,6 +166,8 @@ class GuardedHttp(HttpToolsProtocol):
             self._request_timer.cancel()
             self._request_timer = None
         super().on_message_complete()
+        if not self._cycles:  # it was answered before all of it was here
+            self._await_another()
 
     def on_response_complete(self) -> None:
         self._cycles.popleft()
@@ -173,6 +176,8 @@ class GuardedHttp(HttpToolsProtocol):
             self._request_timer.cancel()
             self._await_request()
         super().on_response_complete()
+        if self._has_begun:
+            self._unset_keepalive_if_required()
 
     # ---- inside
 
@@ -202,6 +207,9 @@ class GuardedHttp(HttpToolsProtocol):
         timeout_s = min(limits.linger_s, limits.request_timeout_s) if self._is_extra else limits.request_timeout_s
         self._request_timer = self.loop.call_later(timeout_s, self._request_overdue)
 
+    def _await_another(self) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
     def _request_overdue(self) -> None:
         self._request_timer = None
         if self._owes_answer():
@@ -229,6 +237,7 @@ class GuardedHttp(HttpToolsProtocol):
             self.transport.abort()
             return
         self._is_refused = True
+        self._unset_keepalive_if_required()
         if cycle is not None:
             cycle.disconnected = True
             cycle.message_event.set()

@@ -32,12 +32,16 @@ pytestmark = pytest.mark.slow
 LIMITS = HttpLimits(linger_s=0.3, max_connections=32, max_pipelined=4, probes=PROBES, probe_room=2)
 HASTY = replace(LIMITS, request_timeout_s=0.3, stalled_client_s=0.3)
 """For those whose time is over. Nobody else is hurried, because the machine may be slow."""
+FORGETFUL = replace(LIMITS, keep_alive_s=1.0)
+"""Lets go of those who could ask again and do not; a request has all the time."""
 MAX_BODY = 20_000
 HELD, LONG = 400, 10_000
 """Of tokens."""
 NUM_IDLE = 200 if IS_QUICK else 1000
 GET = b"GET /health HTTP/1.1\r\nhost: h\r\n\r\n"
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: h\r\n"
+ASTRAY = b"POST /nothing HTTP/1.1\r\nhost: h\r\n"
+"""It is answered before its body is here."""
 
 
 def post(*, tokens: int = 3, headers: bytes = b"", **fields: Any) -> bytes:
@@ -219,6 +223,75 @@ async def test_a_request_behind_a_long_answer_has_all_the_time(make_rig: Callabl
     door.worker.tell(Finished(door.worker.jobs[0].key, FinishReason.LENGTH, 4, 0))
     client.writer.write(GET[10:])
     assert b"200 OK" in (await client.read(b'"ok"')).partition(b"[DONE]")[2]
+    await close_door(door)
+
+
+# ---- those who could ask again and do not
+
+FOUND, NOT_FOUND = b"HTTP/1.1 200 ", b"HTTP/1.1 404 "
+IDLE: dict[str, list[tuple[bytes, bytes]]] = {
+    "it was answered": [(GET, FOUND)],
+    "a stray line": [(GET, FOUND), (b"\r\n", b"")],
+    "half a stray line": [(GET, FOUND), (b"\r", b"")],
+    "a late body": [(ASTRAY + b"content-length: 5\r\n\r\n", NOT_FOUND), (b"hello", b"")],
+    "a late body, in pieces": [(ASTRAY + b"content-length: 5\r\n\r\nh", NOT_FOUND), (b"ell", b""), (b"o", b"")],
+    "a late body, in chunks": [
+        (ASTRAY + b"transfer-encoding: chunked\r\n\r\n", NOT_FOUND), (b"2\r\nhe", b""), (b"\r\n0\r\n\r\n", b""),
+    ],
+    "a late body and a stray line": [(ASTRAY + b"content-length: 5\r\n\r\n", NOT_FOUND), (b"hello\r\n", b"")],
+    "a late body and another request": [(ASTRAY + b"content-length: 5\r\n\r\n", NOT_FOUND), (b"hello" + GET, FOUND)],
+    "an upgrade": [
+        (ASTRAY + b"content-length: 5\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n", NOT_FOUND), (b"hello", b""),
+    ],
+    "several at once": [(GET + ASTRAY + b"content-length: 5\r\n\r\n", NOT_FOUND), (b"hello", b"")],
+}  # fmt: skip
+"""What is sent, piece by piece, and what of the answer is awaited before the next."""
+
+
+async def converse(client: Client, pieces: list[tuple[bytes, bytes]]) -> None:
+    for sent, awaited in pieces:
+        client.writer.write(sent)
+        await client.read(awaited)
+        await asyncio.sleep(0.1)  # where nothing is awaited, that it comes by itself
+
+
+async def test_who_asks_no_more_is_let_go(make_rig: Callable[..., Rig]) -> None:
+    """However the last request and its answer came about; none of these needs a key."""
+    door = await open_door(make_rig, FORGETFUL)
+
+    async def is_let_go(pieces: list[tuple[bytes, bytes]]) -> bool:
+        client = await door.connect()
+        await converse(client, pieces)
+        try:
+            await client.read()
+        except TimeoutError:
+            return False
+        return True
+
+    found = await asyncio.gather(*map(is_let_go, IDLE.values()))
+    assert [name for name, ended in zip(IDLE, found, strict=True) if not ended] == []
+    await close_door(door)
+
+
+async def test_stray_lines_put_nothing_off(make_rig: Callable[..., Rig]) -> None:
+    door = await open_door(make_rig, FORGETFUL)
+    client = await door.connect(GET)
+    await client.read(b'"ok"')
+    dripping = asyncio.create_task(drip(client, b"\r\n" * 2000))
+    await client.read()
+    dripping.cancel()
+    await close_door(door)
+
+
+@pytest.mark.parametrize("name", ["a body after its answer", "a head behind an answer"])
+async def test_who_still_sends_is_not_taken_for_one_who_asks_no_more(make_rig: Callable[..., Rig], name: str) -> None:
+    door = await open_door(make_rig, FORGETFUL)
+    client = await door.connect()
+    is_body = name == "a body after its answer"
+    first = ASTRAY + b"content-length: 5\r\n\r\n" if is_body else post(tokens=4) + GET[:10]
+    await converse(client, [(first, NOT_FOUND if is_body else b'"completion_tokens":4')])
+    await asyncio.sleep(2.0)
+    await converse(client, [(b"hello" + GET if is_body else GET[10:], b'"ok"')])
     await close_door(door)
 
 
