@@ -12,6 +12,7 @@ import math
 from asyncio import TimerHandle, Transport
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -181,6 +182,10 @@ class GuardedHttp(HttpToolsProtocol):
 
     # ---- inside
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        knows_chunks = cycle.scope["http_version"] >= "1.1"
+        super()._start_asgi_task(cycle, app if knows_chunks else partial(_without_chunks, cycle, app))
+
     def _count_head(self, num_bytes: int) -> None:
         self._num_kept_bytes = 0
         self._num_head_bytes += num_bytes
@@ -246,6 +251,24 @@ class GuardedHttp(HttpToolsProtocol):
         if self._request_timer is not None:
             self._request_timer.cancel()
         self._request_timer = self.loop.call_later(self._limits.linger_s, self.transport.abort)
+
+
+async def _without_chunks(cycle: RequestResponseCycle, app: Any, scope: Any, receive: Any, send: Any) -> None:
+    """To a client of HTTP/1.0, which knows none: what has no length ends with its connection. Uvicorn takes that way
+    only where it thinks that it knows the length, so each part is announced as all that is to come."""
+    cycle.keep_alive = False
+    has_length = True
+
+    async def send_unchunked(message: Any) -> None:
+        nonlocal has_length
+        if message["type"] == "http.response.start":
+            has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            cycle.chunked_encoding = None if has_length else False
+        elif not has_length:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    await app(scope, receive, send_unchunked)
 
 
 def _response(error: TandemError) -> bytes:

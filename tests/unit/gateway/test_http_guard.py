@@ -411,8 +411,32 @@ async def test_requests_cut_at_every_byte(door: Door) -> None:
     assert door.worker.jobs == []
 
 
-async def test_http_1_0_is_answered_and_ended(door: Door) -> None:
-    assert (await door.ask(post().replace(b"HTTP/1.1", b"HTTP/1.0")))[0] == 200
+@pytest.mark.parametrize("version", [b"HTTP/1.0", b"HTTP/0.9"])
+@pytest.mark.parametrize("headers", [b"", b"connection: keep-alive\r\n"])
+async def test_http_1_0_is_answered_and_ended(door: Door, version: bytes, headers: bytes) -> None:
+    request = post(headers=headers).replace(b"HTTP/1.1", version)
+    status, body = await door.ask(request)
+    assert status == 200 and json.loads(body)["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize("version", [b"HTTP/1.0", b"HTTP/0.9"])
+@pytest.mark.parametrize("headers", [b"", b"connection: keep-alive\r\n"])
+async def test_a_stream_over_http_1_0_has_no_chunks_and_ends_with_its_connection(
+    door: Door, version: bytes, headers: bytes
+) -> None:
+    """Who knows no chunks would take their lengths for text."""
+    client = await door.connect(post(headers=headers, stream=True).replace(b"HTTP/1.1", version))
+    head, _, body = (await client.read()).partition(b"\r\n\r\n")
+    assert b"\r\nconnection: close" in head and b"transfer-encoding" not in head and b"content-length" not in head
+    events = body.split(b"\n\n")
+    assert all(event.startswith(b"data: ") for event in events[:-1]) and events[-2:] == [b"data: [DONE]", b""]
+
+
+async def test_http_1_0_behind_another_request(door: Door) -> None:
+    client = await door.connect(post(stream=True) + post(stream=True).replace(b"HTTP/1.1", b"HTTP/1.0") + GET)
+    answer = await client.read()
+    assert answer.count(b"HTTP/1.1 200 OK") == 2 and answer.count(b"transfer-encoding: chunked") == 1
+    assert answer.endswith(b"\n\ndata: [DONE]\n\n")
 
 
 async def test_an_upgrade_is_not_taken_and_the_request_is_answered(door: Door) -> None:
