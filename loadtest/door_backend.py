@@ -125,6 +125,9 @@ class InstantDispatch:
     def num_live(self) -> dict[Pool, int]:
         return {}
 
+    def foresee(self, requests: Sequence[Request], caller: Caller) -> None:
+        pass
+
     async def open(self, request: Request, caller: Caller, ledger: PhaseLedger) -> InstantStream:
         stream = InstantStream(request, self._ids, self)
         if request.model == AT_ONCE:

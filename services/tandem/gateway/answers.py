@@ -35,7 +35,7 @@ from tandem.gateway.openai_request import (
 )
 from tandem.gateway.openai_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from tandem.gateway.pace import GATHERED
-from tandem.gateway.ports import Dispatch, ServedModel, TokenStream
+from tandem.gateway.ports import Dispatch, ServedModel
 from tandem.gateway.prompt import Prompt, checked_tokens, encode, given_prompts
 from tandem.gateway.response_format import GrammarCheck
 from tandem.gateway.speech import heard
@@ -90,27 +90,22 @@ class Answer:
         self._is_curious = caller.is_curious
         if not caller.session and self.ask.body.user:
             caller = replace(caller, session=self.ask.body.user)
+        job, chronicle = jobs[0], self._chronicle
         try:
+            dispatch.foresee(jobs, caller)
             for job in jobs:
-                stream = await self._enter(dispatch, job, caller)
+                stream = await dispatch.open(job, caller, chronicle.ledger(job.sampling.max_tokens))
+                chronicle.admitted(job, stream)
                 self.jobs.append(job)
                 self._completions.append(
                     Completion(job, stream, self._detokenizer, show_stop_tokens=self.ask.include_stop)
                 )
                 self._tally.admitted(len(job.prompt_tokens))
         except BaseException as error:
+            if isinstance(error, TandemError):
+                chronicle.refused(job, error)
             await self.__aexit__(type(error), error, error.__traceback__)
             raise
-
-    async def _enter(self, dispatch: Dispatch, job: Request, caller: Caller) -> TokenStream:
-        chronicle = self._chronicle
-        try:
-            stream = await dispatch.open(job, caller, chronicle.ledger(job.sampling.max_tokens))
-        except TandemError as error:
-            chronicle.refused(job, error)
-            raise
-        chronicle.admitted(job, stream)
-        return stream
 
     @property
     def id(self) -> str:

@@ -84,6 +84,7 @@ class Dispatcher:
         self._ticker: asyncio.Task[None] | None = None
         self.demand = DemandTally(targets, self._active)
         self._intake = Intake(self._waiting, config, quotas, prefixes, self._begin, self._fail, self.demand)
+        self.foresee = self._intake.foresee  # of the Dispatch port
         self._hindsight = Hindsight(fleet, self._waiting, prefixes, self.demand)
         self.flows = self._hindsight.flows
         self._idle = asyncio.Event()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tandem.admission.bucket import UNIT, full, wait_ms
 from tandem.admission.estimate import Spent
@@ -96,6 +96,9 @@ def _reset_s(level: int | None, limit: int) -> float:
 
 class NoQuotas:
     """The Quotas of a gateway that serves everybody: nobody has limits."""
+
+    def foresee(self, tenant: Tenant, sizes: Sequence[tuple[int, int]]) -> None:
+        pass
 
     async def enter(self, tenant: Tenant, num_prompt_tokens: int, max_output_tokens: int) -> FreeEntry:
         return FreeEntry()

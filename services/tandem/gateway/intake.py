@@ -41,12 +41,15 @@ class Intake:
         self._fail = fail
         self._demand = demand
 
+    def foresee(self, requests: Sequence[Request], caller: Caller) -> None:
+        """Raises TandemError where all of these could never be in at once."""
+        self._quotas.foresee(caller.tenant, [_size(request) for request in requests])
+
     async def admit(self, request: Request, caller: Caller, ledger: PhaseLedger) -> ActiveRequest:
         """Raises TandemError, and then nothing is left of the request."""
         request = on_terms(request, caller.tenant)
         self._refuse_when_closed()
-        most = request.sampling.max_tokens * request.num_choices
-        quota = await self._quotas.enter(caller.tenant, len(request.prompt_tokens), most)
+        quota = await self._quotas.enter(caller.tenant, *_size(request))
         try:
             hashes = await self._prefixes.name(request)
             self._refuse_when_closed()  # it may be by now
@@ -85,3 +88,8 @@ class Intake:
         if not self._fail(leaves, error):
             self._waiting.leave(leaves)
             raise error
+
+
+def _size(request: Request) -> tuple[int, int]:
+    """Tokens of its prompt, and of its longest output."""
+    return len(request.prompt_tokens), request.sampling.max_tokens * request.num_choices

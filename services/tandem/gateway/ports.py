@@ -122,6 +122,10 @@ class Dispatch(Protocol):
         """Of live workers, those that have metrics to be fetched."""
         ...
 
+    def foresee(self, requests: Sequence[Request], caller: Caller) -> None:
+        """Before those of one body are opened. Raises TandemError where all of them would never be admitted."""
+        ...
+
     async def open(self, request: Request, caller: Caller, ledger: PhaseLedger) -> TokenStream:
         """Admit a request, whose `ledger` goes with it until it ends. Raises TandemError when it is refused; then
         nothing of it is left anywhere."""
@@ -149,6 +153,11 @@ class QuotaEntry(Protocol):
 
 class Quotas(Protocol):
     """Counts what tenants use against their limits."""
+
+    def foresee(self, tenant: Tenant, sizes: Sequence[tuple[int, int]]) -> None:
+        """Before several requests are entered that belong together, with the tokens of each one's prompt and of its
+        longest output. Raises TandemError(INVALID_REQUEST) where all of them would never be let in."""
+        ...
 
     async def enter(self, tenant: Tenant, num_prompt_tokens: int, max_output_tokens: int) -> QuotaEntry:
         """Reserve what a request may use. Raises TandemError(QUOTA) with the limit that it met as its reason, or

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from tandem.admission.bucket import full
 from tandem.admission.estimate import Spent
 from tandem.admission.quota import Ask, Limits, Verdict
-from tandem.admission.quota_error import never, refusal
+from tandem.admission.quota_error import never, never_together, refusal
 from tandem.admission.tenant import Tenant
 from tandem.core.clock import Clock
 from tandem.core.ids import GatewayId, TenantId
@@ -99,6 +99,15 @@ class TenantQuotas:
                 if level is not None and limit:
                     found[account.tenant, name] = max(0, level) / full(limit)
         return found
+
+    def foresee(self, tenant: Tenant, sizes: Sequence[tuple[int, int]]) -> None:
+        limits = tenant.limits
+        if len(sizes) > 1 and any(limits):
+            guess = self._account(tenant.id, limits).guess
+            charges = [guess.estimate(prompt, output, limits.tokens_per_minute) for prompt, output in sizes]
+            error = never_together(limits, charges)
+            if error is not None:
+                raise error
 
     async def enter(self, tenant: Tenant, num_prompt_tokens: int, max_output_tokens: int) -> Entry | FreeEntry:
         limits = tenant.limits

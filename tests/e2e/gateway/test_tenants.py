@@ -108,6 +108,15 @@ def test_a_client_parts_its_own_cache_and_reaches_nobody_elses(tenancy: Tenancy)
         assert tenancy.ask(tenant, salt, cache_salt=chosen) == first
 
 
+def test_prompts_that_would_never_all_be_let_in_leave_the_quota_alone(tenancy: Tenancy) -> None:
+    """Nobody comes back for what waiting does not help."""
+    for _ in range(2):
+        answer = tenancy.post("slow", 0, prompt=["a", "b", "c", "d"])
+        assert answer.status_code == 400 and "retry-after" not in answer.headers
+        told = "the 4 prompts are as many requests, and this key may have 3 requests per minute"
+        assert answer.json()["error"]["message"] == told
+
+
 def test_limits_hold_and_say_where_one_stands(tenancy: Tenancy) -> None:
     client = openai.OpenAI(
         base_url=f"{tenancy.gateway.url}/v1",

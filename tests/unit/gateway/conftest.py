@@ -19,6 +19,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.config import Bytes, GatewayConfig
+from tandem.core.errors import TandemError
 from tandem.core.events import Finished, FinishReason, PromptScored, SampledToken, Token
 from tandem.core.ids import JobKey, RequestId, WorkerId
 from tandem.core.lane import Lane
@@ -154,6 +155,7 @@ class ScriptedDispatch:
         self.missing: str | None = None
         self.requests: list[Request] = []
         self.callers: list[Caller] = []
+        self.never: TandemError | None = None
         self.opening: queue.Queue[Request] = queue.Queue()
         self.open_cancelled = threading.Event()
         self.hold_open = False
@@ -179,6 +181,10 @@ class ScriptedDispatch:
 
     def num_live(self) -> dict[Pool, int]:
         return {"mixed": 1}
+
+    def foresee(self, requests: Sequence[Request], caller: Caller) -> None:
+        if self.never is not None:
+            raise self.never
 
     async def open(self, request: Request, caller: Caller, ledger: PhaseLedger) -> ScriptedStream:
         self.callers.append(caller)

@@ -81,6 +81,7 @@ class SlowDispatch:
 
     def __init__(self, served: ServedModel, slow_at: int = -1) -> None:
         self.opened: list[SlowToClose] = []
+        self.never: TandemError | None = None
         self.waiting = asyncio.Event()
         self._served = served
         self._slow_at = slow_at
@@ -105,6 +106,10 @@ class SlowDispatch:
 
     def num_live(self) -> dict[Pool, int]:
         return {"mixed": 1}
+
+    def foresee(self, requests: Sequence[Request], caller: Caller) -> None:
+        if self.never is not None:
+            raise self.never
 
     async def open(self, request: Request, caller: Caller, ledger: PhaseLedger) -> SlowToClose:
         if len(self.opened) == self._slow_at:
@@ -161,6 +166,18 @@ async def test_prompts_that_were_admitted_are_closed_when_the_client_leaves_whil
         await asyncio.wait({task})
     assert [stream.is_closed for stream in dispatch.opened] == [True] * 2
     assert chronicles.num_open == 0
+
+
+async def test_prompts_that_would_never_all_be_admitted_are_one_refusal(served: ServedModel) -> None:
+    dispatch, records, metrics = SlowDispatch(served), Records(), Metrics()
+    dispatch.never = TandemError(ErrorKind.INVALID_REQUEST, "too many", reason="concurrency")
+    chronicles = Chronicles(SystemClock(), Measures(metrics), observers=[records])
+    with ThreadPoolExecutor(1) as executor, pytest.raises(TandemError, match="too many"):
+        await Answers(dispatch, executor, chronicles, Manners()).complete(several(), CALLER)
+    assert dispatch.opened == [] and chronicles.num_open == 0
+    assert [(record.outcome, record.reason) for record in records.taken] == [("invalid_request", "concurrency")]
+    refusals = [family.points for family in metrics.collect() if family.instrument.name == "tandem.admissions"]
+    assert refusals == [{("refused", "concurrency", "interactive", CALLER.tenant.id): 1}]
 
 
 async def test_a_merger_left_early_closes_its_sources() -> None:

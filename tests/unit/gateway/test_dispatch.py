@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -255,6 +255,9 @@ class _Quotas:
 
     def __init__(self) -> None:
         self.entry = _Entry()
+
+    def foresee(self, tenant: Tenant, sizes: Sequence[tuple[int, int]]) -> None:
+        pass
 
     async def enter(self, tenant: Tenant, num_prompt_tokens: int, max_output_tokens: int) -> _Entry:
         return self.entry

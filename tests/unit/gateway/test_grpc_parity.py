@@ -317,6 +317,18 @@ def test_what_is_left_of_a_quota_is_told_alike(front: Front, http: httpx.Client,
     assert told["x-ratelimit-remaining-requests"] == "3" and len(told) == 6
 
 
+def test_prompts_that_would_never_all_be_let_in_are_refused_before_the_first(
+    front: Front, http: httpx.Client, stub: Any
+) -> None:
+    never = TandemError(ErrorKind.INVALID_REQUEST, "too many", param="prompt", reason="requests_per_minute")
+    front.dispatch.never = never
+    given = whole_body("completion", {"prompt": ["a", "b"]})
+    first, *others = asked_both_ways(http, stub, "completion", given)
+    assert first.error == ("invalid_request", "too many", "prompt", "invalid_request_error")
+    assert [other.plain() for other in others] == [first.plain()] * 3
+    assert front.dispatch.requests == []
+
+
 def test_a_refusal_for_a_quota_tells_alike_what_is_left(front: Front, http: httpx.Client, stub: Any) -> None:
     left = Standing(limit_requests=10, remaining_requests=0, reset_requests_s=61.0, limit_tokens=5, remaining_tokens=2)
 

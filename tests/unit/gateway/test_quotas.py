@@ -189,9 +189,66 @@ async def test_what_no_minute_brings_is_refused_for_good(gateways: Gateways) -> 
     assert "601" in error.message and "600" in error.message
 
 
+@pytest.mark.parametrize(
+    ("limits", "sizes", "reason"),
+    [
+        ({"max_concurrency": 4}, [(1, 1)] * 4, ""),
+        ({"max_concurrency": 4}, [(1, 1)] * 5, "concurrency"),
+        ({"requests_per_minute": 5}, [(1, 1)] * 5, ""),
+        ({"requests_per_minute": 5}, [(1, 1)] * 6, "requests_per_minute"),
+        ({"tokens_per_minute": 600}, [(200, 0)] * 3, ""),
+        ({"tokens_per_minute": 600}, [(200, 0), (200, 0), (200, 1)], "tokens_per_minute"),
+        ({"tokens_per_minute": 600}, [(44, 10_000), (44, 10_000)], ""),  # with the first guess at an output, 256
+        ({"tokens_per_minute": 600}, [(44, 10_000), (45, 10_000)], "tokens_per_minute"),
+        ({"tokens_per_minute": 600}, [(1, 0), (601, 0)], "tokens_per_minute"),
+        ({"tokens_per_minute": 100}, [(1, 10_000)], ""),  # never more than a whole bucket
+        ({"requests_per_minute": 1, "tokens_per_minute": 10, "max_concurrency": 1}, [(5, 5)], ""),
+    ],
+    ids=str,
+)
+async def test_of_several_prompts_those_that_are_foreseen_are_let_in(
+    gateways: Gateways, limits: dict[str, int], sizes: list[tuple[int, int]], reason: str
+) -> None:
+    """By a key that has used nothing; and what is refused before would be refused on the way."""
+    quotas, who = gateways.add(), tenant(**limits)
+    error: TandemError | None = None
+    try:
+        quotas.foresee(who, sizes)
+    except TandemError as found:
+        error = found
+    assert await gateways.num_open(who) == 0
+    answers = await asyncio.gather(*(quotas.enter(who, *size) for size in sizes), return_exceptions=True)
+    assert (error is None) == all(isinstance(answer, Entry) for answer in answers) == (reason == "")
+    if error is not None:
+        assert (error.kind, error.retry_after_s, error.reason) == (ErrorKind.INVALID_REQUEST, None, reason)
+        assert str(max(limits.values())) in error.message
+
+
+async def test_several_prompts_are_foreseen_by_what_came_of_others(gateways: Gateways) -> None:
+    quotas, who = gateways.add(), tenant(tokens_per_minute=600)
+    for _ in range(20):
+        entry = await enter(quotas, who, 1, 100)
+        entry.watch(lambda: Spent(0, 0))
+        entry.close()
+    quotas.foresee(who, [(100, 10_000)] * 3)
+
+
+async def test_while_redis_is_away_several_prompts_are_not_refused_for_good(gateways: Gateways) -> None:
+    """One gateway's part is soon more again."""
+    quotas, other = await gateways.pair()
+    who = tenant(requests_per_minute=4)
+    quotas._lose(ConnectionError())
+    quotas.foresee(who, [(1, 1)] * 4)
+    for _ in range(2):
+        await enter(quotas, who)
+    assert (await refusal(quotas, who)).kind is ErrorKind.QUOTA
+    assert other.is_reachable
+
+
 async def test_whoever_has_no_limits_costs_no_round_trip(gateways: Gateways) -> None:
     quotas = gateways.add("unix:///nowhere/at-all.sock")
     for who in (OPEN, tenant(), tenant(max_prompt_tokens=5)):
+        quotas.foresee(who, [(10**9, 10**9)] * 1000)
         entry = await quotas.enter(who, 10**9, 10**9)
         assert isinstance(entry, FreeEntry) and entry.standing == Standing()
         entry.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -170,8 +170,12 @@ class ScriptedQuotas:
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.asked: list[tuple[str, int, int]] = []
+        self.foreseen: list[tuple[str, Sequence[tuple[int, int]]]] = []
         self.refusal: TandemError | None = None
         self.gate: asyncio.Event | None = None
+
+    def foresee(self, tenant: Tenant, sizes: Sequence[tuple[int, int]]) -> None:
+        self.foreseen.append((tenant.id, sizes))
 
     async def enter(self, tenant: Tenant, num_prompt_tokens: int, max_output_tokens: int) -> Entry:
         self.asked.append((tenant.id, num_prompt_tokens, max_output_tokens))
@@ -302,6 +306,16 @@ async def test_a_quota_that_refuses_leaves_nothing(rig: Rig, quotas: ScriptedQuo
     with pytest.raises(TandemError) as refused:
         await rig.open()
     assert refused.value is quotas.refusal and not rig.left_over()
+
+
+async def test_what_is_foreseen_is_what_is_asked_for(rig: Rig, quotas: ScriptedQuotas) -> None:
+    await rig.pair()
+    requests = [await rig.open(num_choices=num_choices) for num_choices in (1, 2)]
+    rig.dispatch.foresee([request.life.request for request in requests], Caller(request_id="r", came_at=0.0))
+    assert quotas.foreseen == [("open", [(16, 3), (16, 6)])]
+    assert quotas.asked == [("open", *size) for size in quotas.foreseen[0][1]]
+    for request in requests:
+        await request.aclose()
 
 
 async def test_a_gateway_that_drains_meanwhile_gives_the_quota_back(rig: Rig, quotas: ScriptedQuotas) -> None:
