@@ -45,7 +45,8 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc] # gen
             if self._closing.is_set():
                 return
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), LOOK_S)
+                async with asyncio.timeout(LOOK_S):
+                    await self._closing.wait()
 
     def close(self) -> None:
         """Let those who watch go: a server that stops waits for them."""

@@ -215,7 +215,9 @@ class TenantQuotas:
         self._lost.clear()
         if self.is_reachable:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._lost.wait(), self._store.ttl_s / BEATS_PER_TTL)
+                # Not `wait_for`, which before Python 3.12 forgets a cancel that comes with the result.
+                async with asyncio.timeout(self._store.ttl_s / BEATS_PER_TTL):
+                    await self._lost.wait()
         if not self.is_reachable:
             await asyncio.sleep(RETRY_S)
 
@@ -239,10 +241,11 @@ class TenantQuotas:
 
     async def _renew(self, account: Account) -> None:
         """Tell what was used so far. What Redis has lost, or has settled while this gateway stood still, is entered
-        again; what it was settled with is not taken twice."""
+        again; what it was settled with is not taken twice. Books that were kept alone are asked for in any case: that
+        others answer says nothing of them."""
         shared = [entry for entry in account.entries.values() if entry.is_shared]
         beat_ms = self._store.ttl_s / BEATS_PER_TTL * 1000
-        if not shared and account.used_at_ms + beat_ms < self._now_ms():
+        if not (shared or account.is_alone) and account.used_at_ms + beat_ms < self._now_ms():
             return
         told = {entry.ask.id: entry.so_far() for entry in shared}
         gone = await self._store.renew(account.tenant, account.limits, told)

@@ -28,6 +28,9 @@ from tandem.stores.health import RedisHealth
 _ANSWER_S = 2.0
 """No command of ours takes longer on a server that is well."""
 _CLUSTER = "+cluster"
+_FAILURES = (RedisError, RedisClusterException, OSError, AttributeError)
+"""What the library raises when a command fails; the last where another command's failure has closed the connection that
+this one is about to write to."""
 
 
 class _Watched:
@@ -47,17 +50,18 @@ class _Watched:
         try:
             async with Deadline(self.answer_s):
                 yield answers
+        except NoScriptError:
+            self.health.answered(self.store, command)
+            raise
+        except _FAILURES as error:
+            told = explained(error, self.answer_s)
+            await self._failed(command, told)
+            raise told from error
+        finally:
             if task is not None and task.cancelling() > num_cancels:
                 # The library writes in `asyncio.wait_for`, which before Python 3.12 forgets a cancel that comes with
                 # the result: the loop that asks would go on for ever.
                 raise asyncio.CancelledError
-        except NoScriptError:
-            self.health.answered(self.store, command)
-            raise
-        except (RedisError, RedisClusterException, OSError) as error:
-            told = explained(error, self.answer_s)
-            await self._failed(command, told)
-            raise told from error
         answers[:] = [explained(a, self.answer_s) if isinstance(a, Exception) else a for a in answers]
         first = next((answer for answer in answers if isinstance(answer, Exception)), None)
         if first is None:
@@ -179,7 +183,7 @@ def explained(error: Exception, answer_s: float) -> Exception:
         return RedisError(
             "this server is one of a Redis Cluster: let redis.url begin with redis+cluster:// (or rediss+)"
         )
-    if isinstance(error, RedisClusterException):  # no RedisError, and what says that no node answers
+    if isinstance(error, RedisClusterException | AttributeError):  # no RedisError; the first: no node answers
         return RedisConnectionError(str(error))
     if isinstance(error, TimeoutError):
         return RedisTimeoutError(f"no answer within {answer_s:g} s")

@@ -13,13 +13,13 @@ class Deadline:
     """A block that ends with TimeoutError after `seconds`, as in `asyncio.timeout`.
 
     Time in which this process itself stood still does not count: a look that comes late (it was stopped, or its host
-    took the core away) gives back what was lost, at most `seconds`, in which what came meanwhile is read.
+    took the core away) gives back what was lost, at most `seconds` in all, in which what came meanwhile is read.
     """
 
-    __slots__ = ("_loop", "_seconds", "_timeout", "_timer")
+    __slots__ = ("_loop", "_seconds", "_spare_s", "_timeout", "_timer")
 
     def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+        self._seconds = self._spare_s = seconds
         self._loop = asyncio.get_running_loop()
         self._timeout = asyncio.timeout(None)
 
@@ -36,7 +36,9 @@ class Deadline:
     def _look(self) -> None:
         now = self._loop.time()
         away_s = now - self._timer.when()
-        if away_s > AWAY_S:
-            self._timer = self._loop.call_later(min(away_s, self._seconds), self._look)
-        else:
+        given_s = min(away_s, self._spare_s) if away_s > AWAY_S else 0.0
+        if not given_s:
             self._timeout.reschedule(now)
+            return
+        self._spare_s -= given_s
+        self._timer = self._loop.call_later(given_s, self._look)

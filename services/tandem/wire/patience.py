@@ -17,13 +17,13 @@ class Patience:
     costs more than the message: here one timer looks at when the wait began, and there is none while nothing waits.
 
     Time in which this process itself stood still does not count: a look that comes late (it was stopped, or its host
-    took the core away) gives back what was lost, at most `seconds`, in which what came meanwhile is read.
+    took the core away) gives back what was lost, at most `seconds` to a wait, in which what came meanwhile is read.
     """
 
-    __slots__ = ("_due", "_loop", "_seconds", "_timeout", "_timer")
+    __slots__ = ("_due", "_loop", "_seconds", "_spare_s", "_timeout", "_timer")
 
     def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+        self._seconds = self._spare_s = seconds
         self._loop = asyncio.get_running_loop()
         self._timeout = asyncio.timeout(None)
         self._timer: asyncio.TimerHandle | None = None
@@ -43,6 +43,7 @@ class Patience:
     def wait(self) -> None:
         """A wait begins."""
         self._due = self._loop.time() + self._seconds
+        self._spare_s = self._seconds
         if self._timer is None:
             self._timer = self._loop.call_at(self._due, self._look)
 
@@ -56,7 +57,9 @@ class Patience:
         away_s = now - self._timer.when()
         self._timer = None
         if self._due <= now and away_s > AWAY_S:
-            self._due = now + min(away_s, self._seconds)
+            given_s = min(away_s, self._spare_s)
+            self._spare_s -= given_s
+            self._due = now + given_s
         if self._due <= now:
             self._timeout.reschedule(self._due)
         elif self._due < math.inf:

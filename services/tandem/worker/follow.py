@@ -107,7 +107,8 @@ class FollowService:
     async def _write(self, context: _Context, told: Told) -> bool:
         """False when the taker does not take it: its leases have lapsed by then."""
         try:
-            await asyncio.wait_for(context.write(self._update(told)), self._lease_s)
+            async with asyncio.timeout(self._lease_s):
+                await context.write(self._update(told))
         except TimeoutError:
             return False
         return True

@@ -163,7 +163,8 @@ class Link:
         """Shorter when there is something new to say."""
         self._wake.clear()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
 
     async def _session(self) -> None:
         """Returns when the link is idle."""
@@ -172,7 +173,8 @@ class Link:
             stub = trust.stub(channel, self.source.incarnation)
             met = await meet(stub, self.source, context.fingerprint, context.transport_kind)
             self._is_lost = False
-            await asyncio.wait_for(asyncio.wrap_future(context.connect(met.peer)), ANSWER_S)
+            async with asyncio.timeout(ANSWER_S):
+                await asyncio.wrap_future(context.connect(met.peer))
             self._was_connected = True
             call: _Call = stub.Follow()  # type: ignore[call-arg]  # the stubs know only calls with an iterator
             try:
@@ -213,7 +215,8 @@ class Link:
                 await _write(call, self._next_message())
                 continue
             try:
-                await asyncio.wait_for(self._wake.wait(), IDLE_S)
+                async with asyncio.timeout(IDLE_S):
+                    await self._wake.wait()
             except TimeoutError:
                 if not self._wanted:
                     return

@@ -27,7 +27,8 @@ class TransferProbe:
         self._answered.clear()
         try:
             self._ask()
-            await asyncio.wait_for(self._answered.wait(), ANSWER_S)
+            async with asyncio.timeout(ANSWER_S):
+                await self._answered.wait()
         except TimeoutError:
             self.error = f"the transfer thread has not answered for {ANSWER_S:g} s"
         except RuntimeError as error:

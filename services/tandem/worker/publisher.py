@@ -20,7 +20,7 @@ from tandem.kv.prefix_log import Facts, PrefixLog
 from tandem.routing.prefix_mirror import Entry
 from tandem.stores.health import RedisHealth
 from tandem.stores.index_format import Snapshot
-from tandem.stores.prefix_index import MAX_FACTS, IndexUnavailable, IndexWriter
+from tandem.stores.prefix_index import MAX_FACTS, WANT_TTL_S, IndexUnavailable, IndexWriter
 
 BATCH_S = 0.02
 """Facts of so long go together: what a gateway learns later by."""
@@ -51,7 +51,7 @@ class Publisher:
         self._clock = clock
         # Filled on the engine's thread, emptied on the event loop: a deque needs no lock for that.
         self._inbox: deque[Sequence[KVFact]] = deque()
-        self._renew_at = self._beacon_at = 0.0
+        self._renew_at = self._beacon_at = self._written_at = 0.0
         self._is_reachable = True
         # How many facts the newest snapshot stands for; None: there is none in Redis.
         self._covered: int | None = None
@@ -82,6 +82,7 @@ class Publisher:
             self._is_reachable = True
         except IndexUnavailable:
             self._is_reachable = False
+            self._covered = None  # another server may answer next, or this one with what it had earlier
 
     def _take_inbox(self) -> None:
         while self._inbox:
@@ -103,8 +104,12 @@ class Publisher:
         wanted = await self._writer.renew()
         if wanted is None:
             self._covered = None
-        elif self._covered is not None and wanted > self._covered:
+        elif self._covered is not None and wanted and (wanted > self._covered or self._is_missed()):
             await self._write()
+
+    def _is_missed(self) -> bool:
+        """Somebody wants a snapshot still, long after one was written that would do: Redis does not have that one."""
+        return self._clock.now() - self._written_at > WANT_TTL_S
 
     def _is_behind(self, covered: int) -> bool:
         return self._facts.end - covered > max(MIN_BETWEEN_SNAPSHOTS, len(self._facts.held) // 2)
@@ -131,6 +136,7 @@ class Publisher:
             self._covered = None
             raise
         self._covered = number
+        self._written_at = self._clock.now()
 
     def __repr__(self) -> str:
         return f"<publisher of {self._worker}: {self._facts!r}>"

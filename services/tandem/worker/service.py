@@ -152,7 +152,8 @@ class WorkerService(WorkerServicer):
         metadata = context.invocation_metadata()
         reply = self._introduction.describe(with_bundle=request.with_bundle, metadata=metadata)
         try:
-            books = await asyncio.wait_for(asyncio.wrap_future(self._driver.call(_count)), BOOKS_S)
+            async with asyncio.timeout(BOOKS_S):
+                books = await asyncio.wrap_future(self._driver.call(_count))
             reply.books.CopyFrom(encode_books(books))
         except (TimeoutError, TandemError):
             pass
@@ -206,7 +207,8 @@ class WorkerService(WorkerServicer):
         while num_left and (left_s := until - self._clock.now()) > 0:
             self._router.changed.clear()
             try:
-                await asyncio.wait_for(self._router.changed.wait(), left_s)
+                async with asyncio.timeout(left_s):
+                    await self._router.changed.wait()
             except TimeoutError:
                 break
             num_left = self._router.snapshot.num_live

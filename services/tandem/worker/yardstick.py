@@ -104,7 +104,8 @@ class Yardstick:
             stub = context.trust.stub(channel, source.incarnation)
             met = await meet(stub, source, context.fingerprint, context.transport_kind)
         peer = context.reads.spelled(met.peer)
-        await asyncio.wait_for(asyncio.wrap_future(context.reads.connect(peer)), ANSWER_S)
+        async with asyncio.timeout(ANSWER_S):
+            await asyncio.wrap_future(context.reads.connect(peer))
         passes = _Passes(context, peer, min(num_bytes, MOST_BYTES) or ENOUGH_BYTES)
         limit_s = MOST_S if num_bytes else ENOUGH_S
         await passes.run(0, 1, limit_s)

@@ -149,7 +149,8 @@ async def test_each_store_says_so_and_heals(
 
 @ALL
 async def test_no_request_fails_or_is_kept_from_its_place(name: str, server: TcpServer) -> None:
-    """Of those that come while Redis is lost only the first ones ask it: after that nobody does, until it answers."""
+    """Of those that come while Redis is lost only the first ones ask it: after that only the steward does, now and
+    then, until it answers."""
     lose, heal, _ = FAULTS[name]
     health = RedisHealth()
     store, roll = RedisQuotas(server.url, "n", health=health), GatewayRoll(server.url, "n", ttl_s=60.0, health=health)
@@ -162,7 +163,7 @@ async def test_no_request_fails_or_is_kept_from_its_place(name: str, server: Tcp
     assert not quotas.is_reachable
     asked = health.num_errors["quota"]
     entries += await asyncio.gather(*(quotas.enter(tenant, 10, 10) for _ in range(50)))
-    assert health.num_errors["quota"] == asked, "a lost Redis is asked for each request"
+    assert health.num_errors["quota"] < asked + 10, "a lost Redis is asked for each request"
     heal(server)
     async with asyncio.timeout(60):
         while not (quotas.is_reachable and health.is_up):

@@ -15,7 +15,7 @@ from tandem.kv.prefix_log import PrefixLog
 from tandem.kv.prefix_word import DEVICE, name_of
 from tandem.routing.placement import Placement, PrefixSource
 from tandem.stores.client import connect
-from tandem.stores.prefix_index import MAX_FACTS, IndexReader, IndexWriter, shard_of
+from tandem.stores.prefix_index import MAX_FACTS, IndexReader, IndexUnavailable, IndexWriter, shard_of
 from tandem.worker.publisher import BEACON_S, Publisher
 
 pytestmark = pytest.mark.redis
@@ -159,3 +159,29 @@ async def test_what_was_to_be_read_from_another_and_was_not_there_is_missed_by_t
     (only,) = cluster.gateway.predict(asked, placed, 0)
     assert (only.worker, only.num_tokens) == (other, 30)
     assert not cluster.gateway.predict(asked, Placement(cluster.ref, cluster.ref), 0)
+
+
+@pytest.mark.parametrize("is_seen", [False, True])
+async def test_an_older_snapshot_that_comes_back_with_redis_is_replaced(cluster: Cluster, is_seen: bool) -> None:
+    """As after a restart from a file, or a failover to a replica that lagged; seen by the worker or not."""
+    await cluster.tell(BLOCKS[:3])
+    key = f"{{{cluster.namespace}:index:w:{cluster.ref.id}}}:blocks"
+    older = await cluster.redis.get(key)
+    await cluster.tell(BLOCKS[3:], evicted=BLOCKS[:1])
+    cluster.publisher._covered = None
+    await cluster.publisher.turn()
+    assert older is not None and await cluster.redis.get(key) != older
+    await cluster.redis.set(key, older, px=60_000)
+    await cluster.redis.delete(f"{{{cluster.namespace}:index:{shard_of(cluster.ref.id)}}}")
+    if is_seen:
+        tell = cluster.publisher._writer.tell
+        cluster.publisher._writer.tell = lost  # type: ignore[method-assign]
+        await cluster.pass_by(3.0)
+        cluster.publisher._writer.tell = tell  # type: ignore[method-assign]
+    for _ in range(30):
+        await cluster.pass_by(1.0)
+    assert cluster.held() == words(BLOCKS[1:]) and not cluster.num_wanted()
+
+
+async def lost(entries: object) -> None:
+    raise IndexUnavailable("planted")

@@ -24,6 +24,7 @@ from tandem.stores.client import connect
 from tandem.stores.embedded import EmbeddedServer
 from tandem.stores.quota import RedisQuotas
 from tandem.stores.roll import GatewayRoll
+from tandem.stores.script_line import StoreUnavailable
 from tests.e2e.gateway.processes import Redis as RedisServer
 from tests.unit.gateway.scripted_worker import until
 
@@ -442,6 +443,44 @@ async def test_what_was_used_alone_is_told_when_redis_is_back(gateways: Gateways
     last = await enter(two, who, 0)
     assert last.standing.remaining_tokens == 1000 - 100 - 3 * 80
     assert one.entries == [] and two.entries == [last]
+
+
+async def test_books_that_do_not_answer_keep_a_gateway_alone(gateways: Gateways, server: RedisServer) -> None:
+    """The roll may answer all the same: of a cluster another node has it, and a full server lets it remove somebody."""
+    gateways.url = server.url
+    quotas, who = gateways.add(), tenant(tokens_per_minute=1000)
+    await quotas._beat()
+    (await enter(quotas, who, 100)).close()
+    await asyncio.gather(*quotas._posted)
+    async with connect(server.url) as redis:
+        await redis.config_set("maxmemory", 1)
+        used = await enter(quotas, who, 800)
+        used.watch(lambda: Spent(800, 0))
+        used.close()
+        for _ in range(3):
+            gateways.time.ms += 6000  # idle for longer than from beat to beat
+            with pytest.raises(StoreUnavailable):
+                await quotas._beat()
+            assert not quotas.is_reachable
+        assert (await refusal(quotas, who, 800)).reason == "tokens_per_minute"
+        await redis.config_set("maxmemory", 0)
+    await quotas._beat()
+    assert quotas.is_reachable
+    assert (await refusal(quotas, who, 800)).reason == "tokens_per_minute"
+
+
+@pytest.mark.parametrize("num_turns", range(5))
+async def test_the_steward_ends_just_when_redis_is_found_lost(gateways: Gateways, num_turns: int) -> None:
+    quotas = gateways.add()
+    await quotas.start()
+    async with asyncio.timeout(60):
+        while await quotas._roll.beat(GatewayId("g0")) != 1:
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+    quotas._lose(StoreUnavailable("planted"))
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+    await asyncio.wait_for(quotas.stop(), 20)
 
 
 async def test_whoever_finds_redis_lost_has_it_looked_for_soon(

@@ -4,10 +4,12 @@ no node answers is told like a server that does not. Who was not there to hear a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from tandem.stores.client import Client, connect
@@ -36,6 +38,41 @@ async def test_a_cancel_that_comes_with_the_answer_ends_the_task(url: str) -> No
     task.cancel()
     await client.aclose()
     assert done == {task} and task.cancelled()
+
+
+@pytest.mark.parametrize("error", [RedisConnectionError("lost"), NoScriptError("unknown")])
+async def test_a_cancel_that_comes_with_a_failure_ends_the_task(error: Exception) -> None:
+    """As where the library forgets it while it writes, and Redis does not answer."""
+    client = connect("redis://nowhere:1")
+    answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def ask_for_ever() -> None:
+        while True:
+            with contextlib.suppress(type(error)):
+                async with client.asking("XREAD"):
+                    await asyncio.wait_for(answer, 10.0)
+                    raise error
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(ask_for_ever())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    answer.set_result(None)
+    task.cancel()
+    done, _ = await asyncio.wait([task], timeout=5.0)
+    task.cancel()
+    await client.aclose()
+    assert done == {task} and task.cancelled()
+
+
+async def test_a_connection_that_another_s_failure_closed_is_a_failure_of_redis() -> None:
+    """The library's write then finds no writer, and says so by an AttributeError."""
+    client = connect("redis+cluster://nowhere:1", health=RedisHealth())
+    with pytest.raises(RedisConnectionError, match="writelines"):
+        async with client.asking("EVALSHA"):
+            None.writelines  # type: ignore[attr-defined]  # noqa: B018
+    await client.aclose()
+    assert client.health.num_errors.total() == 1
 
 
 async def test_a_task_that_was_cancelled_before_may_still_ask() -> None:
@@ -90,6 +127,25 @@ async def test_an_answer_that_came_while_this_process_stood_still_is_an_answer(r
     client = connect(redis_url, ANSWER_S, health=RedisHealth())
     assert await answer_to_absent(client, ANSWER_S / 2) is None
     assert client.health.is_up and client.health.num_errors.total() == 0
+    await client.aclose()
+
+
+async def test_who_is_silent_is_told_on_a_busy_event_loop_too(redis_url: str) -> None:
+    """All looks come late where every turn takes long."""
+    client = connect(redis_url, ANSWER_S, health=RedisHealth())
+
+    async def be_busy() -> None:
+        for _ in range(10):
+            stand_still()
+            await asyncio.sleep(0)
+
+    asked = asyncio.create_task(client.execute_command("BLPOP", "nobody writes this", "0"))
+    await asyncio.sleep(ANSWER_S / 10)
+    busy = asyncio.create_task(be_busy())
+    with pytest.raises(RedisTimeoutError):
+        await asked
+    assert not busy.done(), "it was waited for until the event loop had time"
+    busy.cancel()
     await client.aclose()
 
 

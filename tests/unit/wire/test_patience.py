@@ -94,3 +94,20 @@ async def test_who_stood_still_does_not_wait_for_ever() -> None:
             patience.wait()
             stand_still()
             await asyncio.Event().wait()
+
+
+async def test_a_wait_ends_on_a_busy_event_loop_too() -> None:
+    """All looks come late where every turn takes long."""
+
+    async def be_busy() -> None:
+        for _ in range(30):
+            stand_still()
+            await asyncio.sleep(0)
+
+    busy = asyncio.create_task(be_busy())
+    with pytest.raises(TimeoutError):
+        async with Patience(0.5) as patience:
+            patience.wait()
+            await asyncio.Event().wait()
+    assert not busy.done(), "it was waited for until the event loop had time"
+    busy.cancel()
