@@ -21,6 +21,8 @@ HandoffId = NewType("HandoffId", str)
 GatewayId = NewType("GatewayId", str)
 PlannerId = NewType("PlannerId", str)
 """One life of a planner."""
+ServeId = NewType("ServeId", str)
+"""One life of a Serve's controller."""
 TenantId = NewType("TenantId", str)
 OPEN_TENANT = TenantId("open")
 """Everybody's, where no key is asked for."""

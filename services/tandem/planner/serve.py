@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from tandem.core.ids import PlannerId
+from tandem.core.ids import PlannerId, ServeId
 from tandem.planner.actuator import ActuatorFailed, Carried
 from tandem.planner.census import Census
 from tandem.planner.pools import chosen_for, pool_targets
@@ -34,10 +34,10 @@ class ServeActuator:
         """What Serve means to have counts, else what it was told last, else what was known before: a Redis that has
         just begun anew knows nothing, and a few workers already, who are not all."""
         try:
-            said = await self._targets.read(model)
-            told = {**(said.replicas if said is not None else {}), **await self._targets.deployed(model)}
+            said, deployed = await self._targets.read(model), await self._targets.deployed(model)
         except TargetsUnavailable as error:
             raise ActuatorFailed(f"the target cannot be read: {error}") from error
+        told = {**(said.replicas if said is not None else {}), **_of_one_serve(model, deployed)}
         known = self._known[model] = self._known.get(model, {}) | told
         there = Counter(worker.pool for worker in workers if worker.model == model and not worker.is_draining)
         return {role: max(0, number - there[role]) for role, number in known.items()}
@@ -85,3 +85,14 @@ class ServeActuator:
             return
         finally:
             await self._targets.close()
+
+
+def _of_one_serve(model: str, deployed: Mapping[str, Mapping[ServeId, int]]) -> dict[str, int]:
+    """Raises ActuatorFailed where there are several: each would be told to have as many as all of them have."""
+    for role, numbers in deployed.items():
+        if len(numbers) > 1:
+            raise ActuatorFailed(
+                f"{len(numbers)} Serves have {role} workers of {model}, as in an upgrade: all stay as they are "
+                f"({', '.join(sorted(numbers))})"
+            )
+    return {role: number for role, numbers in deployed.items() for number in numbers.values()}

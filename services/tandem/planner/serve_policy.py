@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from tandem.core.clock import SystemClock
 from tandem.core.config import Config
 from tandem.core.settings import DEFAULT_LAYER, from_environment, resolve
+from tandem.planner.serve_name import serve_name
 from tandem.stores.settings_file import read_settings
 from tandem.stores.targets import ROLES, Targets
 
@@ -26,7 +27,8 @@ STALE_S = 60.0
 
 
 class _Found(NamedTuple):
-    """`number` is None where nobody says one."""
+    """`number` is None where nobody says one, or where another Serve has such workers too: what is said is no number
+    for either of them."""
 
     number: int | None
     at: float
@@ -44,8 +46,8 @@ class Replicas:
     """A policy as Serve's `autoscaling_config` names it, made once with its `policy_kwargs`.
 
     `role` of the deployment's pool. `config`: the file of settings that the cluster's programs have, of which it takes
-    `redis` and, unless `model` says it, the served model's name; the environment goes before it. Raises ValueError for
-    another role.
+    `redis` and, unless `model` says it, the served model's name; the environment goes before it. Beside another Serve
+    that has such workers, as in an upgrade to a new cluster, the number stays. Raises ValueError for another role.
     """
 
     def __init__(self, role: str, config: str = "", model: str = "") -> None:
@@ -96,13 +98,20 @@ async def _follow(known: _Known, stop: Event, role: str, path: str, model: str) 
     targets = Targets(config.redis.url, config.redis.namespace)
     try:
         while not stop.is_set() and _written(path) == written:
-            if known.deployed is not None:
-                await targets.tell_deployed(model, role, known.deployed)
-            said = await targets.read(model)
-            known.found = _Found(None if said is None else said.replicas.get(role), clock.now())
+            known.found = _Found(await _ask(targets, model, role, known.deployed), clock.now())
             await asyncio.to_thread(stop.wait, REFRESH_S)
     finally:
         await targets.close()
+
+
+async def _ask(targets: Targets, model: str, role: str, deployed: int | None) -> int | None:
+    """The number that counts, once others have been told what this Serve means to have. Raises TargetsUnavailable."""
+    me = serve_name()
+    if deployed is not None:
+        await targets.tell_deployed(model, role, me, deployed)
+    said, serves = await targets.read(model), (await targets.deployed(model)).get(role, {})
+    is_alone = {*serves} <= {me}
+    return said.replicas.get(role) if said is not None and is_alone else None
 
 
 def _written(path: str) -> tuple[int, int] | None:

@@ -1,6 +1,7 @@
 """How many workers of each role there should be, as a planner says it through Redis; never decides it.
 
-One planner at a time: the first that speaks is heard until it has been silent for a while.
+One planner at a time: the first that speaks is heard until it has been silent for a while. Several Serves may have
+workers of one model, as in an upgrade to a new cluster: each says what it means to have, under its own name.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from tandem.core.ids import PlannerId
+from tandem.core.ids import PlannerId, ServeId
 from tandem.stores.client import connect
 from tandem.stores.health import RedisHealth
 from tandem.stores.script import Argument, Script, read_script
@@ -22,6 +23,9 @@ SCHEMA = 1
 TTL_S = 180.0
 """A target that nobody has said again for so long is none."""
 DEPLOYED_TTL_S = 30.0
+"""A Serve that says nothing for so long has no workers."""
+OLDER_SERVE = ServeId("one of an older version")
+"""It says its numbers, but not who it is."""
 ROLES = ("prefill", "decode", "mixed")
 
 
@@ -79,6 +83,7 @@ class Targets:
         self._hold_ms = round(hold_s * 1000)
         self._say = Script(self._redis, read_script("target"))
         self._resign = Script(self._redis, read_script("resign"))
+        self._deployed = Script(self._redis, read_script("deployed"))
 
     async def say(self, record: TargetRecord) -> PlannerId:
         """Returns the planner whose word counts: another one's was taken where it is not the record's."""
@@ -98,16 +103,22 @@ class Targets:
         except ValueError:
             return None
 
-    async def tell_deployed(self, model: str, role: str, number: int) -> None:
+    async def tell_deployed(self, model: str, role: str, serve: ServeId, number: int) -> None:
         """Said by who starts workers of that role: how many it means to have. It lapses soon."""
-        key = self._deployed_key(model, role)
-        await self._run(self._redis.execute_command("SET", key, number, "PX", round(DEPLOYED_TTL_S * 1000)))
+        arguments: list[Argument] = [f"{role} {serve}", number, round(DEPLOYED_TTL_S * 1000)]
+        await self._run(self._deployed(self._deployed_keys(model), arguments))
 
-    async def deployed(self, model: str) -> dict[str, int]:
-        """The number by role, of those roles of which somebody has said it."""
-        keys = {role: self._deployed_key(model, role) for role in ROLES}
-        told = {role: await self._run(self._redis.execute_command("GET", key)) for role, key in keys.items()}
-        return {role: int(number) for role, number in told.items() if number is not None}
+    async def deployed(self, model: str) -> dict[str, dict[ServeId, int]]:
+        """The number by role and by Serve, of those roles of which somebody has said it."""
+        flat = await self._run(self._deployed(self._deployed_keys(model), [""]))
+        older = await self._run(self._redis.execute_command("MGET", *self._older_keys(model)))
+        found: dict[str, dict[ServeId, int]] = {
+            role: {OLDER_SERVE: int(number)} for role, number in zip(ROLES, older, strict=True) if number is not None
+        }
+        for who, number in zip(flat[::2], flat[1::2], strict=True):
+            role, _, serve = who.decode().partition(" ")
+            found.setdefault(role, {})[ServeId(serve)] = int(number)
+        return found
 
     async def close(self) -> None:
         await self._redis.aclose()
@@ -115,8 +126,11 @@ class Targets:
     def _keys(self, model: str) -> list[str]:
         return [f"{self._prefix(model)}:{part}" for part in ("replicas", "planner")]
 
-    def _deployed_key(self, model: str, role: str) -> str:
-        return f"{self._prefix(model)}:deployed:{role}"
+    def _deployed_keys(self, model: str) -> list[str]:
+        return [f"{self._prefix(model)}:serves:{part}" for part in ("numbers", "lapse")]
+
+    def _older_keys(self, model: str) -> list[str]:
+        return [f"{self._prefix(model)}:deployed:{role}" for role in ROLES]
 
     def _prefix(self, model: str) -> str:
         """A brace in a model's name would end what Redis Cluster hashes."""

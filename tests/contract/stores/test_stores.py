@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tandem.admission.line import Service
 from tandem.admission.quota import Ask, Limits
 from tandem.admission.ticket import Account
-from tandem.core.ids import GatewayId, Incarnation, PlannerId, TenantId, WorkerId, WorkerRef
+from tandem.core.ids import GatewayId, Incarnation, PlannerId, ServeId, TenantId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.kv.prefix_log import Facts
 from tandem.routing.prefix_mirror import Entry
@@ -172,8 +172,8 @@ async def test_demand_and_targets(url: str, namespace: str, client: Client, heal
         said = TargetRecord(model=model, planner=PlannerId("p1"), replicas={"decode": 2})
         assert await targets.say(said) == "p1" and await targets.read(model) == said
         assert await targets.say(replace(said, planner=PlannerId("p2"))) == "p1"
-        await targets.tell_deployed(model, "decode", 3)
-        assert await targets.deployed(model) == {"decode": 3}
+        await targets.tell_deployed(model, "decode", ServeId("head-1"), 3)
+        assert await targets.deployed(model) == {"decode": {"head-1": 3}}
         await targets.resign(model, PlannerId("p1"))
         assert await targets.say(replace(said, planner=PlannerId("p2"))) == "p2"
     await board.close()

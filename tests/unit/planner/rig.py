@@ -9,7 +9,7 @@ from typing import Any
 
 from kubernetes import client
 
-from tandem.core.ids import PlannerId
+from tandem.core.ids import PlannerId, ServeId
 from tandem.core.worker_groups import WorkerGroup
 from tandem.planner.actuator import ActuatorFailed, Carried
 from tandem.planner.backoff import Backoff
@@ -47,7 +47,7 @@ class Said:
     async def read(self, model: str) -> None:
         return None
 
-    async def deployed(self, model: str) -> dict[str, int]:
+    async def deployed(self, model: str) -> dict[str, dict[ServeId, int]]:
         return {}
 
     async def resign(self, model: str, planner: PlannerId) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tandem.core.ids import Incarnation, PlannerId, WorkerId, WorkerRef
+import pytest
+
+from tandem.core.ids import Incarnation, PlannerId, ServeId, WorkerId, WorkerRef
+from tandem.planner.actuator import ActuatorFailed
 from tandem.planner.serve import ServeActuator
 from tandem.planner.worker_state import WorkerState
 from tandem.stores.targets import TargetRecord
@@ -15,16 +18,22 @@ ME = PlannerId("p1")
 
 @dataclass
 class Told:
-    """Targets in a Redis that may forget them."""
+    """Targets in a Redis that may forget them, and what one Serve means to have, or more."""
 
     said: TargetRecord | None = None
     meant: dict[str, int] = field(default_factory=dict)
+    others: dict[str, dict[str, int]] = field(default_factory=dict)
 
     async def read(self, model: str) -> TargetRecord | None:
         return self.said
 
-    async def deployed(self, model: str) -> dict[str, int]:
-        return self.meant
+    async def deployed(self, model: str) -> dict[str, dict[ServeId, int]]:
+        found = {"head-1": self.meant, **self.others}
+        roles = {role for numbers in found.values() for role in numbers}
+        return {
+            role: {ServeId(serve): numbers[role] for serve, numbers in found.items() if role in numbers}
+            for role in roles
+        }
 
 
 def worker(number: int, role: str) -> WorkerState:
@@ -58,3 +67,13 @@ async def test_a_redis_that_has_forgotten_all_is_no_fleet_of_those_who_are_back(
     assert await starting(mine, 3) == {"prefill": 0, "decode": 5}
     targets.meant = {"prefill": 2, "decode": 7}
     assert await starting(mine, 7) == {"prefill": 0, "decode": 0}
+
+
+async def test_a_fleet_of_two_serves_is_held() -> None:
+    """Each would take the sum for its own number."""
+    targets = Told(meant={"prefill": 2, "decode": 3}, others={"head-2": {"decode": 2}})
+    mine = actuator(targets)
+    with pytest.raises(ActuatorFailed, match=r"2 Serves have decode workers of m.* \(head-1, head-2\)"):
+        await starting(mine, 5)
+    targets.others = {"head-2": {"mixed": 1}}
+    assert await starting(mine, 3) == {"prefill": 0, "decode": 0, "mixed": 1}, "one for each role"

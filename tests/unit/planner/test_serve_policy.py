@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from tandem.core.ids import PlannerId
+from tandem.core.ids import PlannerId, ServeId
 from tandem.planner import serve_policy
+from tandem.planner.serve_name import serve_name
 from tandem.planner.serve_policy import Replicas, replicas
 from tandem.stores.targets import TargetRecord, Targets
 
@@ -85,14 +86,36 @@ def test_it_tells_what_serve_means_to_have(redis_url: str, tmp_path: Path, quick
     policy = replicas(role="prefill", config=settings(tmp_path, redis_url, "deployed"), model="other")
     policy(context(5))
 
-    async def read() -> dict[str, int]:
+    async def read() -> dict[str, dict[ServeId, int]]:
         targets = Targets(redis_url, "deployed")
         try:
             return await targets.deployed("other")
         finally:
             await targets.close()
 
-    until(lambda: asyncio.run(read()) == {"prefill": 5}, "the number")
+    until(lambda: asyncio.run(read()) == {"prefill": {serve_name(): 5}}, "the number")
+    policy = replicas(role="prefill", config=settings(tmp_path, redis_url, "deployed"), model="other")
+    policy(context(6))
+    until(lambda: 6 in asyncio.run(read())["prefill"].values(), "the number of a deployment anew")
+    assert [*asyncio.run(read())["prefill"]] == [serve_name()], "which is by the same Serve"
+
+
+@pytest.mark.redis
+def test_beside_another_serve_the_number_stays(redis_url: str, tmp_path: Path, quick: None) -> None:
+    def another(role: str) -> None:
+        async def tell() -> None:
+            targets = Targets(redis_url, "beside")
+            await targets.tell_deployed(MODEL, role, ServeId("head-2"), 2)
+            await targets.close()
+
+        asyncio.run(tell())
+
+    policy = replicas(role="decode", config=settings(tmp_path, redis_url, "beside"))
+    say(redis_url, "beside", decode=6)
+    another("prefill")
+    until(lambda: policy(context(3)) == (6, {}), "the target, beside a Serve of another role")
+    another("decode")
+    until(lambda: policy(context(3)) == (3, {}), "its own number")
 
 
 def test_without_redis_or_settings_the_number_stays(tmp_path: Path, quick: None) -> None:
@@ -149,6 +172,14 @@ ctx = N(target_num_replicas=3, current_num_replicas=3, capacity_adjusted_min_rep
 assert policy(ctx) == (3, {}), policy(ctx)
 number, state = _apply_autoscaling_config(policy)(ctx)
 assert number == 3, (number, state)
+again = AutoscalingPolicy.from_serialized_policy_def(
+    {"policy_function": named.policy_function, "policy_kwargs": named.policy_kwargs}, named.get_serialized_policy_def()
+)
+# Copied by value, with the name left where it is: one for each process.
+names = {type(made).__call__.__globals__["_ask"].__globals__["serve_name"] for made in
+         (policy, _resolve_policy_callable(again))}
+from tandem.planner.serve_name import serve_name
+assert names == {serve_name}, names
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stderr

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tandem.core.ids import GatewayId, PlannerId
+from tandem.core.ids import GatewayId, PlannerId, ServeId
+from tandem.stores import targets as targets_module
 from tandem.stores.client import connect
 from tandem.stores.demand import Backlog, DemandBoard, DemandRecord, DemandTotals, DemandUnavailable
-from tandem.stores.targets import TargetRecord, Targets, TargetsUnavailable
+from tandem.stores.targets import OLDER_SERVE, TargetRecord, Targets, TargetsUnavailable
 
 pytestmark = pytest.mark.redis
 _numbers = itertools.count()
@@ -117,8 +118,39 @@ async def test_a_planner_that_is_silent_is_not_waited_for(redis_url: str, namesp
 async def test_what_serve_means_to_have_is_told(redis_url: str, namespace: str) -> None:
     targets = Targets(redis_url, namespace)
     assert await targets.deployed(MODEL) == {}
-    await targets.tell_deployed(MODEL, "decode", 3)
-    assert await targets.deployed(MODEL) == {"decode": 3}
+    one, other = ServeId("head-1"), ServeId("head-2")
+    await targets.tell_deployed(MODEL, "decode", one, 3)
+    await targets.tell_deployed(MODEL, "decode", other, 7)
+    await targets.tell_deployed(MODEL, "prefill", other, 1)
+    await targets.tell_deployed(MODEL, "decode", one, 4)
+    assert await targets.deployed(MODEL) == {"decode": {one: 4, other: 7}, "prefill": {other: 1}}
+    assert await targets.deployed("b") == {}
+    await targets.close()
+
+
+async def test_a_serve_that_is_silent_has_no_workers(
+    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    targets = Targets(redis_url, namespace)
+    gone, there = ServeId("head-1"), ServeId("head-2")
+    await targets.tell_deployed(MODEL, "decode", there, 2)
+    monkeypatch.setattr(targets_module, "DEPLOYED_TTL_S", 0.05)
+    await targets.tell_deployed(MODEL, "decode", gone, 3)
+    monkeypatch.undo()
+    await targets.tell_deployed(MODEL, "decode", there, 2)
+    while await targets.deployed(MODEL) != {"decode": {there: 2}}:
+        pass  # until its time is over
+    await targets.close()
+
+
+async def test_a_serve_of_an_older_version_is_heard(redis_url: str, namespace: str) -> None:
+    """It has a key for each role, with a number alone."""
+    targets, redis = Targets(redis_url, namespace), connect(redis_url)
+    await redis.set(f"{targets._prefix(MODEL)}:deployed:decode", 5, px=60_000)
+    assert await targets.deployed(MODEL) == {"decode": {OLDER_SERVE: 5}}
+    await targets.tell_deployed(MODEL, "decode", ServeId("head-2"), 2)
+    assert await targets.deployed(MODEL) == {"decode": {OLDER_SERVE: 5, "head-2": 2}}
+    await redis.aclose()
     await targets.close()
 
 
