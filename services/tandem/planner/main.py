@@ -32,7 +32,7 @@ from tandem.planner.leaving import Leaving
 from tandem.planner.measures import PlanMeasures
 from tandem.planner.plan import Plan
 from tandem.planner.pods import PodWatch
-from tandem.planner.policy import policy_of, targets_of
+from tandem.planner.policy import most_of, policy_of, targets_of
 from tandem.planner.program import Loop, Planner
 from tandem.planner.raycluster import RayClusterActuator, Retries
 from tandem.planner.serve import ServeActuator
@@ -104,7 +104,7 @@ class Program:
         planner, redis = self._config.planner, self._config.redis
         hold_s = max(15.0, INTERVALS_HELD * planner.interval_s)
         targets = Targets(redis.url, redis.namespace, hold_s=hold_s, health=self._health)
-        serve = ServeActuator(self._me, targets, self._census)
+        serve = ServeActuator(self._me, targets, self._census, most_of(planner))
         return serve if planner.actuator == "serve" else self._raycluster(serve)
 
     def _raycluster(self, serve: ServeActuator) -> RayClusterActuator:

@@ -12,6 +12,13 @@ def targets_of(slo: SloConfig) -> Slo:
     return Slo.of_ms(slo.ttft_ms or None, slo.itl_ms or None)
 
 
+def most_of(planner: PlannerConfig) -> dict[str, int]:
+    """The workers that a pool may have, where that is bounded. Nowhere if roles stay as they are: then nobody makes
+    room in a pool that is full."""
+    most = {"prefill": planner.max_prefill, "decode": planner.max_decode} if planner.change_roles else {}
+    return {pool: number for pool, number in most.items() if number}
+
+
 def policy_of(planner: PlannerConfig, slo: Slo) -> ScalingPolicy:
     """Raises TandemError(INVALID_REQUEST)."""
     return ScalingPolicy(

@@ -4,9 +4,30 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from tandem.planner.worker_state import WorkerState
-from tandem.scaling.decision import RoleChange, Target
+from tandem.scaling.decision import Decision, RoleChange, Target
+
+
+class Wanted(NamedTuple):
+    """`replicas` by the role of a pool, and the new role of each worker that changes it."""
+
+    replicas: dict[str, int]
+    changed: dict[WorkerState, str]
+
+
+def wanted(
+    decision: Decision, workers: Sequence[WorkerState], starting: Mapping[str, int], most: Mapping[str, int]
+) -> Wanted:
+    """What a decision asks for. `most` workers that a pool may have; one that is missing may have any number."""
+    changed = chosen_for(decision.changes, workers)
+    replicas = pool_targets(decision.target, workers, starting, changed)
+    back = _going_back(replicas, workers, changed, most)
+    if back:
+        changed |= back
+        replicas = pool_targets(decision.target, workers, starting, changed)
+    return Wanted(replicas, changed)
 
 
 def chosen_for(changes: Sequence[RoleChange], workers: Sequence[WorkerState]) -> dict[WorkerState, str]:
@@ -42,3 +63,25 @@ def pool_targets(
             kept[role, pool] -= taken
             delta += taken
     return {pool: sum(number for (_, at), number in kept.items() if at == pool) for pool in pools}
+
+
+def _going_back(
+    replicas: Mapping[str, int],
+    workers: Sequence[WorkerState],
+    changed: Mapping[WorkerState, str],
+    most: Mapping[str, int],
+) -> dict[WorkerState, str]:
+    """Those that a pool lent to the other role, where it would need more workers than it may have without them: as many
+    as the other pool can start in their stead. One goes on to serve in that role until then."""
+    found: dict[WorkerState, str] = {}
+    for pool, other in (("prefill", "decode"), ("decode", "prefill")):
+        excess = replicas[pool] - most.get(pool, replicas[pool])
+        room = most.get(other, replicas[other] + excess) - replicas[other]
+        serving = [
+            worker for worker in workers
+            if worker.role == other and worker.load is not None and not worker.is_draining and worker not in changed
+        ]  # fmt: skip
+        lent = [worker for worker in serving if worker.pool == pool]
+        lent.sort(key=lambda worker: (worker.num_jobs, worker.ref.id))
+        found |= dict.fromkeys(lent[: max(0, min(excess, room, len(serving) - 1))], pool)
+    return found

@@ -18,7 +18,8 @@ from tandem.planner.growth import DemandGrowth, Grown
 from tandem.planner.measures import PlanMeasures
 from tandem.planner.observing import compose, problem_of
 from tandem.planner.plan import Plan
-from tandem.planner.pools import chosen_for, pool_targets
+from tandem.planner.policy import most_of
+from tandem.planner.pools import wanted
 from tandem.planner.worker_state import WorkerState
 from tandem.scaling.decision import Decision
 from tandem.scaling.observed import Observed
@@ -104,7 +105,7 @@ class Planner:
             num_gateways=sight.grown.num_gateways,
             observed=sight.observed,
             decision=decision,
-            replicas=pool_targets(decision.target, mine, sight.starting, chosen_for(decision.changes, mine)),
+            replicas=wanted(decision, mine, sight.starting, most_of(self._config)).replicas,
             workers={worker.ref.id: worker.role for worker in mine},
             notes=_notes(sight, mine),
         )

@@ -22,7 +22,7 @@ from tandem.planner.kube_error import KubeError
 from tandem.planner.leaders import Leadership
 from tandem.planner.leaving import Leaving
 from tandem.planner.pods import Pod
-from tandem.planner.pools import chosen_for, pool_targets
+from tandem.planner.pools import wanted
 from tandem.planner.serve import ServeActuator
 from tandem.planner.worker_state import WorkerState
 from tandem.scaling.decision import Decision
@@ -84,8 +84,7 @@ class RayClusterActuator:
         self, model: str, decision: Decision, workers: Sequence[WorkerState], starting: Mapping[str, int]
     ) -> Carried:
         mine = [worker for worker in workers if worker.model == model]
-        changed = chosen_for(decision.changes, mine)
-        replicas = pool_targets(decision.target, mine, starting, changed)
+        replicas, changed = wanted(decision, mine, starting, self._serve.most)
         try:
             settled = await self._retries.of(lambda: self._settle(replicas, workers))
         except NotLeading:

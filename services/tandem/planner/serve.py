@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from tandem.core.ids import PlannerId, ServeId
 from tandem.planner.actuator import ActuatorFailed, Carried
 from tandem.planner.census import Census
-from tandem.planner.pools import chosen_for, pool_targets
+from tandem.planner.pools import wanted
 from tandem.planner.worker_state import WorkerState
 from tandem.scaling.decision import Decision
 from tandem.stores.registry import RegistryUnavailable
@@ -20,12 +20,14 @@ from tandem.stores.targets import TargetRecord, Targets, TargetsUnavailable
 
 
 class ServeActuator:
-    """An Actuator. One planner is heard at a time: the first, until it has been silent for a while."""
+    """An Actuator. One planner is heard at a time: the first, until it has been silent for a while. `most` as
+    `pools.wanted` takes it."""
 
-    def __init__(self, me: PlannerId, targets: Targets, census: Census) -> None:
+    def __init__(self, me: PlannerId, targets: Targets, census: Census, most: Mapping[str, int]) -> None:
         self._me = me
         self._targets = targets
         self._census = census
+        self.most = most
         self._said: set[str] = set()
         self._known: dict[str, dict[str, int]] = {}
         self.leads = False
@@ -46,8 +48,7 @@ class ServeActuator:
         self, model: str, decision: Decision, workers: Sequence[WorkerState], starting: Mapping[str, int]
     ) -> Carried:
         mine = [worker for worker in workers if worker.model == model]
-        changed = chosen_for(decision.changes, mine)
-        replicas = pool_targets(decision.target, mine, starting, changed)
+        replicas, changed = wanted(decision, mine, starting, self.most)
         holder = await self.say(model, replicas, decision.reasons)
         if holder != self._me:
             return Carried("standby", {}, (f"planner {holder} is heard, this one is not",))

@@ -85,7 +85,7 @@ class Planner:
             self.api.patch_cluster,
             self.leadership,
             Leaving(world.census, clock),
-            ServeActuator(PlannerId(name), targets, world.census),
+            ServeActuator(PlannerId(name), targets, world.census, {}),
             Retries(Backoff(lambda: 0.0), self.errors.append, self._wait),
         )
         self.on_wait: Callable[[], None] = lambda: None

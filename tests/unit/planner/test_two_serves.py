@@ -18,7 +18,7 @@ from tandem.planner import serve_policy
 from tandem.planner.actuator import ActuatorFailed
 from tandem.planner.growth import Grown
 from tandem.planner.observing import compose
-from tandem.planner.policy import policy_of, targets_of
+from tandem.planner.policy import most_of, policy_of, targets_of
 from tandem.planner.serve import ServeActuator
 from tandem.planner.serve_policy import Replicas
 from tandem.planner.worker_state import WorkerState
@@ -115,7 +115,7 @@ class Fleet:
     def __post_init__(self) -> None:
         targets: Any = self.board
         unused: Any = None
-        self._actuator = ServeActuator(PlannerId("p"), targets, unused)
+        self._actuator = ServeActuator(PlannerId("p"), targets, unused, most_of(CONFIG))
         self._scaler = Scaler(policy_of(CONFIG, targets_of(SloConfig(ttft_ms=1500, itl_ms=50))))
 
     async def run(self, seconds: float) -> list[list[int]]:
