@@ -132,9 +132,9 @@ class Engine:
             self._giver.start(job, offer.blocks)
         for grant in planned.pulls:
             effects += self._taker.granted(grant, now)
-        if planned.step is None and not planned.pulls:
-            effects += self._make_way(now)
-        return planned.step, effects
+        is_stuck = planned.step is None and not (planned.pulls or self._scheduler.num_open_plans)
+        back = self._evacuation.in_the_way() if is_stuck else ()
+        return planned.step, effects + [x for key in back for x in self._give_back(key, now)]
 
     @property
     def may_begin(self) -> bool:
@@ -173,8 +173,7 @@ class Engine:
     def follow(self, key: HandoffKey, taker: WorkerRef, now: float, borrow: Borrow | None = None) -> list[Effect]:
         """A taker wants a hand-off's announcements, from the first on; `borrow`: of cached blocks, to be lent now."""
         self._evacuation.follow(key, now)
-        effects = [] if borrow is None else self._giver.lend_prefix(key, borrow, now)
-        return effects + self._giver.follow(key, taker, now, borrow)
+        return self._giver.follow(key, taker, now, borrow)
 
     def renew(self, keys: Iterable[HandoffKey], taker: WorkerRef, now: float) -> list[Effect]:
         """A taker needs more time; `now` is the moment of the answer."""
@@ -319,26 +318,15 @@ class Engine:
 
     def _evacuate(self, now: float) -> list[Effect]:
         """Offer what runs by now, and give back what waits."""
-        if not self._evacuation.has_begun:
-            return []
-        effects = [x for key in self._scheduler.departures.fruitless() for x in self._give_back(key, now)]
-        return effects + self._evacuation.offer()
-
-    def _make_way(self, now: float) -> list[Effect]:
-        """Nothing could be planned. Sequences that others read give way to nobody, and where they hold all blocks none
-        can draw the last token that it is to leave with: without the youngest the others can."""
-        if not self._evacuation.has_begun or self._scheduler.num_open_plans or self._giver.is_awaiting:
-            return []
-        key = self._scheduler.departures.in_the_way()
-        return [] if key is None else self._give_back(key, now)
+        back = (x for key in self._evacuation.fruitless() for x in self._give_back(key, now))
+        return [*back, *self._evacuation.offer()]
 
     def _give_back(self, key: JobKey, now: float) -> list[Effect]:
         """Another worker is to compute this choice anew."""
-        job, reason = self._jobs.find(key), "this worker is about to stop"
+        job, failed = self._jobs.find(key), Failed(key, ErrorKind.DRAINING, "this worker is about to stop")
         assert job is not None, f"{key} is here without a job"
         self._evacuation.num_given_back += 1
-        effects = self._stop_choice(key, job, now, ErrorKind.DRAINING, reason)
-        return [*effects, Emit(Failed(key, ErrorKind.DRAINING, reason))]
+        return [*self._stop_choice(key, job, now, failed.kind, failed.message), Emit(failed)]
 
     def _cancel_all(self, name: JobKey | None, now: float) -> list[Effect]:
         return [x for key in (self._jobs.live_keys(name) if name else ()) for x in self.cancel(key, now)]

@@ -44,6 +44,16 @@ class Evacuation:
             return False
         return bool(self._departures.fruitless()) or any(k not in self._offers for k in self._departures.movable())
 
+    def fruitless(self) -> list[JobKey]:
+        """What is to be given back: nothing of it is here that would be worth moving."""
+        return self._departures.fruitless() if self.has_begun else []
+
+    def in_the_way(self) -> list[JobKey]:
+        """What is to be given back where nothing can be planned. Sequences that others read give way to nobody: where
+        they hold all blocks none can draw the last token that it leaves with. Without one of them the others can."""
+        key = self._departures.in_the_way() if self.has_begun and not self._giver.is_awaiting else None
+        return [] if key is None else [key]
+
     def has(self, key: HandoffKey) -> bool:
         """It is the offer of a sequence that is here."""
         return key in self._jobs
@@ -51,7 +61,7 @@ class Evacuation:
     def offer(self) -> list[Effect]:
         """Offer what runs and is not offered."""
         effects: list[Effect] = []
-        for job in self._departures.movable():
+        for job in self._departures.movable() if self.has_begun else ():
             if job not in self._offers:
                 self._num_offers += 1
                 key = HandoffKey(HandoffId(f"{job.request}/{job.choice}/{self._num_offers}"), job.attempt)

@@ -52,20 +52,6 @@ class Giver:
         )
         return [Announce(lease.taker, message)] if message is not None and lease.taker is not None else []
 
-    def lend_prefix(self, key: HandoffKey, borrow: Borrow, now: float) -> list[Effect]:
-        """Open the lease of cached blocks, unless it is open, or over, or there is nothing to lend: then whoever
-        follows hears so."""
-        if not self._leases.may_lend(key):
-            return []
-        older = self._leases.open(key, None, now, loan=borrow)
-        effects = [] if older is None else self._give_back(older, ErrorKind.CANCELLED, "fenced")
-        blocks = self._lending.lend(key, borrow)
-        if blocks:
-            self._leases.start(key, blocks, borrow.first_index)
-        else:
-            self._leases.release(key, now)
-        return effects
-
     def announce_lent(self, now: float) -> list[Effect]:
         """Tell takers which blocks of their loans they may read: those that were digested."""
         effects: list[Effect] = []
@@ -110,10 +96,11 @@ class Giver:
 
     def follow(self, key: HandoffKey, taker: WorkerRef, now: float, borrow: Borrow | None = None) -> list[Effect]:
         """A taker wants a hand-off's announcements, from the first on, or those of what it borrows."""
+        effects = [] if borrow is None else self._lend_prefix(key, borrow, now)
         messages = self._leases.follow(key, taker, now) if self._leases.offers(key, borrow) else None
         if messages is None:
-            return [self._over(key, taker)]
-        return [Announce(taker, message) for message in messages]
+            return [*effects, self._over(key, taker)]
+        return [*effects, *(Announce(taker, message) for message in messages)]
 
     def renew(self, keys: Iterable[HandoffKey], taker: WorkerRef, now: float) -> list[Effect]:
         """A taker needs more time; `now` is the moment of the answer."""
@@ -164,6 +151,20 @@ class Giver:
 
     def __len__(self) -> int:
         return len(self._leases)
+
+    def _lend_prefix(self, key: HandoffKey, borrow: Borrow, now: float) -> list[Effect]:
+        """Open the lease of cached blocks, unless it is open, or over, or there is nothing to lend: then whoever
+        follows hears so."""
+        if not self._leases.may_lend(key):
+            return []
+        older = self._leases.open(key, None, now, loan=borrow)
+        effects = [] if older is None else self._give_back(older, ErrorKind.CANCELLED, "fenced")
+        blocks = self._lending.lend(key, borrow)
+        if blocks:
+            self._leases.start(key, blocks, borrow.first_index)
+        else:
+            self._leases.release(key, now)
+        return effects
 
     def _give_back(self, ended: Ended, kind: ErrorKind, reason: str) -> list[Effect]:
         self._drop(ended)

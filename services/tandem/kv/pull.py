@@ -105,6 +105,18 @@ class Pull:
         """Blocks from the first on that may be read, or need not be."""
         return self.first_index + len(self.offered)
 
+    @property
+    def num_readable(self) -> int:
+        """Leading blocks that are offered and have a place here that may be written."""
+        num_wanted = self.num_writable if self.is_open_ended else min(self.num_known, self.num_writable)
+        return min(self.num_offered, num_wanted)
+
+    def num_told(self, block_size: int) -> int:
+        """Blocks of all tokens whose KV is offered, once the source has said its last word; of what is lent no more
+        than were asked for."""
+        num_blocks = max(self.num_hits, -(-self.num_computed // block_size))
+        return min(num_blocks, len(self.blocks)) if self.is_loan else num_blocks
+
     def offered_in(self, first: int, stop: int) -> tuple[BlockDigest, ...]:
         """Those of the blocks `[first, stop)`."""
         return tuple(self.offered[first - self.first_index : stop - self.first_index])

@@ -82,7 +82,7 @@ class PullBook:
         pull.blocks, pull.num_hits = blocks, num_hits
         pull.num_writable = len(blocks) if num_writable is None else num_writable
         pull.num_ready = num_hits
-        pull.num_known = self._num_told(pull) if pull.is_told else num_known
+        pull.num_known = pull.num_told(self._block_size) if pull.is_told else num_known
         pull.next_index = num_hits
         pull.moved_at = now
         return self._read_on(pull, now)
@@ -122,7 +122,7 @@ class PullBook:
             pull.is_told = True
             pull.last_at = now
             if pull.state is PullState.READING:
-                pull.num_known = self._num_told(pull)
+                pull.num_known = pull.num_told(self._block_size)
             pull.num_exposed = self._num_unread(pull)
         return self._read_on(pull, now)
 
@@ -272,7 +272,7 @@ class PullBook:
         """Read all that is offered and not being read; nothing before there is room."""
         if pull.state is not PullState.READING:
             return []
-        first, stop = pull.next_index, self._num_readable(pull)
+        first, stop = pull.next_index, pull.num_readable
         if stop <= first:
             return self._arrive(pull, now)
         offered, local = pull.offered_in(first, stop), pull.blocks[first:stop]
@@ -320,21 +320,10 @@ class PullBook:
         """Blocks that are not here yet; before there is room, all that the source offers."""
         if pull.state is PullState.WAITING:
             return pull.num_offered - pull.first_index
-        return self._num_reading(pull) + max(0, self._num_readable(pull) - pull.next_index)
+        return self._num_reading(pull) + max(0, pull.num_readable - pull.next_index)
 
     def _num_reading(self, pull: Pull) -> int:
         return sum(len(self._reads[r].blocks) for r in pull.open_reads)
-
-    def _num_readable(self, pull: Pull) -> int:
-        """Leading blocks that are offered and have a place here that may be written."""
-        num_wanted = pull.num_writable if pull.is_open_ended else min(pull.num_known, pull.num_writable)
-        return min(pull.num_offered, num_wanted)
-
-    def _num_told(self, pull: Pull) -> int:
-        """Blocks of all tokens whose KV is offered, once the source has said its last word; of what is lent no more
-        than were asked for."""
-        num_blocks = max(pull.num_hits, -(-pull.num_computed // self._block_size))
-        return min(num_blocks, len(pull.blocks)) if pull.is_loan else num_blocks
 
     def _add(self, pull: Pull) -> None:
         is_new = pull.key not in self._pulls and pull.job not in self._by_job
