@@ -31,8 +31,8 @@ class Delta(NamedTuple):
     """What one event adds to a choice. `text` may be empty while characters or stop strings are incomplete.
 
     `offset` is where in the whole text the token's own text begins; `token` is None for text that was held back until
-    the end, and for tokens that are no text (end of sequence). `reasoning` and `tool_calls` are what a parser found in
-    the text; they are not part of `text`.
+    the end, and for tokens that are no text (end of sequence), of which `hidden` is the id. `reasoning` and
+    `tool_calls` are what a parser found in the text; they are not part of `text`.
     """
 
     text: str
@@ -41,6 +41,12 @@ class Delta(NamedTuple):
     choice: int = 0
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
+    hidden: int | None = None
+
+    @property
+    def token_id(self) -> int | None:
+        """Of the token that came, whether it is text or not."""
+        return self.hidden if self.token is None else self.token.id
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +166,7 @@ class Completion:
         detokenizer = self._detokenizers[choice]
         offset = detokenizer.num_chars
         if token.id in self._hidden:
-            return Delta("", offset, choice=choice)
+            return Delta("", offset, choice=choice, hidden=token.id)
         return Delta(detokenizer.push(token.id), offset, token, choice)
 
     def _ending(self, finished: Finished) -> Ending:

@@ -82,7 +82,9 @@ class Form(ABC, Generic[Reply]):
             reply.timing.CopyFrom(pb.Timing(**timing_ms(timing)))
 
     def _ids(self, deltas: Sequence[Delta]) -> list[int]:
-        return [delta.token.id for delta in deltas if delta.token] if self._heading.with_token_ids else []
+        if not self._heading.with_token_ids:
+            return []
+        return [token for delta in deltas if (token := delta.token_id) is not None]
 
     def _logprobs(self, deltas: Sequence[Delta]) -> list[pb.TokenLogprob]:
         if not self._heading.with_logprobs:

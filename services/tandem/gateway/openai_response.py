@@ -57,8 +57,10 @@ class Heading:
 
     def shows(self, delta: Delta) -> bool:
         """A client would see something in it."""
-        tells_token = self.with_logprobs or self.with_token_ids
-        return bool(delta.text or delta.reasoning or delta.tool_calls) or (tells_token and delta.token is not None)
+        tells_token = (self.with_logprobs and delta.token is not None) or (
+            self.with_token_ids and delta.token_id is not None
+        )
+        return tells_token or bool(delta.text or delta.reasoning or delta.tool_calls)
 
 
 Count = Callable[[], Usage]
@@ -121,7 +123,7 @@ class _Chunks(ABC, Generic[C]):
         """The field `token_ids` that vLLM adds to a choice."""
         if not self._heading.with_token_ids:
             return UNSET
-        return [delta.token.id for delta in deltas if delta.token is not None]
+        return [token for delta in deltas if (token := delta.token_id) is not None]
 
     def _usage(self, usage: Count) -> reply.UsageReply | UnsetType | None:
         """In a chunk that is not the last one."""

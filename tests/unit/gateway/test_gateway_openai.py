@@ -113,7 +113,7 @@ def test_a_streamed_completion_with_logprobs(front: Front, client: openai.OpenAI
 
 
 def test_token_ids_come_with_every_token_where_they_are_asked_for(front: Front, client: openai.OpenAI) -> None:
-    """Also with those that add no text of their own: a client then sees each token when it comes."""
+    """Also with those that add no text of their own: a client then sees each token when it comes, the last one too."""
     front.answer(TEXT)
     asked: Any = {"model": "tiny", "extra_body": {"return_token_ids": True}, "stream": True}
     for chunks in (
@@ -122,9 +122,9 @@ def test_token_ids_come_with_every_token_where_they_are_asked_for(front: Front, 
     ):
         choices = [chunk.choices[0].model_dump() for chunk in chunks if chunk.choices]
         told = [choice["token_ids"] for choice in choices if choice.get("token_ids")]
-        assert told == [[token] for token in front.ids(TEXT)]
+        assert told == [[token] for token in (*front.ids(TEXT), 1)]
     whole = client.completions.create(model="tiny", prompt="x", extra_body={"return_token_ids": True})
-    assert whole.choices[0].model_dump()["token_ids"] == list(front.ids(TEXT))
+    assert whole.choices[0].model_dump()["token_ids"] == [*front.ids(TEXT), 1]
 
 
 def test_no_token_ids_where_nobody_asked(front: Front, client: openai.OpenAI) -> None:
