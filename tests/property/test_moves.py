@@ -87,16 +87,17 @@ def test_with_room_elsewhere_all_that_runs_moves(seed: int, depth: int, lengths:
 @given(
     seed=st.integers(0, 2**32),
     num_blocks=st.integers(26, 40),
+    depth=st.sampled_from([1, 2]),
     digests=st.booleans(),
     rounds=st.integers(5, 30),
 )
 def test_a_drain_of_a_full_pool_does_not_wait_for_its_end(
-    seed: int, num_blocks: int, digests: bool, rounds: int
+    seed: int, num_blocks: int, depth: int, digests: bool, rounds: int
 ) -> None:
     """Sequences that others read give way to nobody, and must draw once more to be gone: where that takes more blocks
     than there are, some are computed anew."""
     knobs = Knobs(
-        num_blocks=(num_blocks, 300, 300), max_num_seqs=8, plan_depth=1, budget=60, slow_reads=0.0, digests=digests
+        num_blocks=(num_blocks, 300, 300), max_num_seqs=8, plan_depth=depth, budget=60, slow_reads=0.0, digests=digests
     )
     cluster = MovingCluster(seed, knobs)
     cluster.has_faults = False

@@ -111,7 +111,7 @@ class Engine:
 
     def evacuate(self, now: float) -> list[Effect]:
         """Take no new jobs, and let those that are here go on elsewhere: a sequence that runs is offered, and draws on
-        until somebody takes it; what has no KV to offer fails as DRAINING. Prefills end as ever."""
+        until it is taken; what has no KV to offer, or is in the way, fails as DRAINING. Prefills end as ever."""
         self.draining = True
         self._evacuation.begin()
         return self._evacuate(now)
@@ -132,7 +132,7 @@ class Engine:
             self._giver.start(job, offer.blocks)
         for grant in planned.pulls:
             effects += self._taker.granted(grant, now)
-        is_stuck = planned.step is None and not (planned.pulls or self._scheduler.num_open_plans)
+        is_stuck = not (planned.step or planned.pulls or self._scheduler.num_open_plans or self._pulls.num_reads)
         back = self._evacuation.in_the_way() if is_stuck else ()
         return planned.step, effects + [x for key in back for x in self._give_back(key, now)]
 

@@ -18,8 +18,8 @@ from tandem.sched.outcome import Progress
 
 
 class Evacuation:
-    """`num_moved` sequences were taken by others and `num_given_back` had nothing to take, since the start. Nothing is
-    offered before `begin`."""
+    """`num_moved` sequences were taken by others, and `num_given_back` had nothing to take or were in the others' way,
+    since the start. Nothing is offered before `begin`."""
 
     def __init__(self, departures: Departures, giver: Giver) -> None:
         self.has_begun = False

@@ -137,8 +137,8 @@ class Giver:
 
     @property
     def is_awaiting(self) -> bool:
-        """A taker is to let go of what was withdrawn; then its blocks come back."""
-        return any(lease.state is LeaseState.WITHDRAWN for lease in self._leases)
+        """Blocks come back when a taker lets go: of what was withdrawn, of a prefill, or of cached blocks."""
+        return any(lease.state is LeaseState.WITHDRAWN or not lease.is_moving for lease in self._leases)
 
     def blocks(self) -> Iterator[BlockId]:
         """Every block once per lease that holds it."""

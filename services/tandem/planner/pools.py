@@ -23,7 +23,7 @@ def wanted(
     """What a decision asks for. `most` workers that a pool may have; one that is missing may have any number."""
     changed = chosen_for(decision.changes, workers)
     replicas = pool_targets(decision.target, workers, starting, changed)
-    back = _going_back(replicas, workers, changed, most)
+    back = {} if decision.is_held_back else _going_back(replicas, workers, changed, most)
     if back:
         changed |= back
         replicas = pool_targets(decision.target, workers, starting, changed)

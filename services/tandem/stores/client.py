@@ -42,8 +42,9 @@ class _Watched:
 
     @asynccontextmanager
     async def asking(self, command: str) -> AsyncGenerator[list[Any], None]:
-        """Around whatever is asked under this name, which ends within `answer_s`. The errors among the answers that are
-        put into the list count like one that is raised; that a script is not known counts as an answer."""
+        """Around whatever is asked under this name, which ends within `answer_s` as `Deadline` counts. The errors among
+        the answers that are put into the list count like one that is raised; that a script is not known counts as an
+        answer."""
         answers: list[Any] = []
         task = asyncio.current_task()
         num_cancels = task.cancelling() if task is not None else 0
@@ -153,7 +154,8 @@ def connect(
 
 
 def _cluster(url: str, answer_s: float, retry: Retry) -> Cluster:
-    """One node that does not answer leaves half of the time for another one."""
+    """One node that does not answer leaves half of the time for another one; that limit is the library's, and counts
+    time in which this process stood still."""
     urls = _node_urls(url)
     nodes = [parse_url(each) for each in urls]
     seeds = [ClusterNode(node["host"], node.get("port", 6379)) for node in nodes[1:] if "host" in node]

@@ -119,6 +119,15 @@ def carried_out(
     return after
 
 
+def test_who_decides_nothing_has_nobody_go_back() -> None:
+    """As where a bound became smaller than its pool while no gateway speaks."""
+    fleet = [*LENT, worker("d4", "decode", "decode")]
+    blind = decided(fleet, (2, 3))
+    kept = wanted(replace(blind, held_back="no gateway speaks"), fleet, NONE, {"prefill": 4, "decode": 3})
+    assert kept.changed == {} and kept.replicas == {"prefill": 1, "decode": 4}
+    assert wanted(blind, fleet, NONE, {"prefill": 4, "decode": 3}).changed
+
+
 @pytest.mark.parametrize("oldest_go", [True, False])
 def test_every_fleet_comes_to_enough_of_each_role_and_stays(oldest_go: bool) -> None:
     """Whoever serves as what: all fleets of two pools of one to three, as Serve bounds them too."""

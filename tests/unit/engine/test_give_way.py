@@ -1,0 +1,78 @@
+"""Sequences of a worker that drains, in a pool that is full: who is given back for the others, and when nobody is."""
+
+from __future__ import annotations
+
+from tandem.core.errors import ErrorKind
+from tandem.core.events import Failed, Moving
+from tandem.core.ids import HandoffId, HandoffKey, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
+from tandem.core.request import Generate, Prefill, Request, SamplingParams
+from tandem.engine.effects import Effect
+from tandem.engine.engine import Engine, HandoffLimits
+from tandem.kv.pool import BlockPool
+from tandem.sched.policy import SchedulerLimits
+from tests.unit.engine.test_engine import events, finish
+
+TAKER = WorkerRef(WorkerId("taker"), Incarnation(1), "taker:1")
+LIMITS = SchedulerLimits(max_num_batched_tokens=64, max_num_seqs=8, max_model_len=64, digest_handoffs=False)
+
+
+def engine(num_blocks: int) -> Engine:
+    return Engine(BlockPool(num_blocks, 2), LIMITS, HandoffLimits(), "m")
+
+
+def request(name: str, first: int, num_prompt: int, max_tokens: int) -> Request:
+    prompt = tuple(range(first, first + num_prompt))
+    return Request(id=RequestId(name), model="m", prompt_tokens=prompt, sampling=SamplingParams(max_tokens=max_tokens))
+
+
+def generate(name: str, first: int) -> Generate:
+    return Generate(request=request(name, first, 5, 18), attempt=1)
+
+
+def until_stuck(e: Engine) -> list[Effect]:
+    """What the first look gives that finds nothing to plan."""
+    for _ in range(100):
+        plan, effects = e.begin(1.0)
+        e.check()
+        if plan is None:
+            return effects
+        finish(e, plan, 50)
+    raise AssertionError("it never stood still")
+
+
+def drained(e: Engine) -> dict[JobKey, HandoffKey]:
+    """What runs is offered, and somebody follows all of it."""
+    offers = {event.key: event.offer for event in events(e.evacuate(1.0)) if isinstance(event, Moving)}
+    for offer in offers.values():
+        e.follow(offer, TAKER, 1.0)
+    return offers
+
+
+def test_the_youngest_is_given_back_and_the_others_go_on() -> None:
+    e = engine(12)
+    jobs = [generate(name, 100 * index) for index, name in enumerate("abc")]
+    for job in jobs:
+        e.submit(job, 1.0)
+    finish(e, e.begin(1.0)[0], 50)
+    offers = drained(e)
+    (failed,) = [event for event in events(until_stuck(e)) if isinstance(event, Failed)]
+    assert (failed.key, failed.kind) == (jobs[-1].key, ErrorKind.DRAINING)
+    assert until_stuck(e) == [], "another one, though the blocks of the first are about to come back"
+    e.release(offers[jobs[-1].key], 1.0)
+    plan, _ = e.begin(1.0)
+    assert plan is not None and len(plan.slices) == 2
+    assert e.drained().num_given_back == 1
+
+
+def test_nobody_is_given_back_where_a_prefill_is_about_to_be_taken() -> None:
+    e = engine(14)
+    offer = HandoffKey(HandoffId("h"), 1)
+    e.submit(Prefill(request=request("p", 300, 16, 9), attempt=1, handoff=offer.handoff), 1.0)
+    finish(e, e.begin(1.0)[0], 50)
+    e.follow(offer, TAKER, 1.0)
+    e.submit(generate("a", 0), 1.0)
+    finish(e, e.begin(1.0)[0], 50)
+    drained(e)
+    assert until_stuck(e) == []
+    e.release(offer, 1.0)
+    assert e.begin(1.0)[0] is not None and e.drained().num_given_back == 0
