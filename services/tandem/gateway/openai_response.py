@@ -57,10 +57,9 @@ class Heading:
 
     def shows(self, delta: Delta) -> bool:
         """A client would see something in it."""
-        tells_token = (self.with_logprobs and delta.token is not None) or (
-            self.with_token_ids and delta.token_id is not None
-        )
-        return tells_token or bool(delta.text or delta.reasoning or delta.tool_calls)
+        if delta.text or delta.reasoning or delta.tool_calls:
+            return True
+        return (self.with_logprobs and delta.token is not None) or (self.with_token_ids and delta.token_id is not None)
 
 
 Count = Callable[[], Usage]

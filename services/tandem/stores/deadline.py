@@ -14,6 +14,7 @@ class Deadline:
 
     Time in which this process itself stood still does not count: a look that comes late (it was stopped, or its host
     took the core away) gives back what was lost, at most `seconds` in all, in which what came meanwhile is read.
+    `wire.patience` counts so too, for the many waits of a stream.
     """
 
     __slots__ = ("_loop", "_seconds", "_spare_s", "_timeout", "_timer")

@@ -102,12 +102,8 @@ class Crew:
         if self._lost is not None:
             raise RanksLost(self._lost.message)
         data = encode_command(command)
-        for rank, line in self._lines.items():
-            try:
-                line.send(data)
-            except OSError as error:
-                self._lose(TandemError(ErrorKind.WORKER_LOST, f"rank {rank} cannot be told: {error}"))
-                raise RanksLost(f"rank {rank} cannot be told: {error}") from error
+        for rank in self._lines:
+            self._send(rank, data)
 
     @property
     def ranks(self) -> range:
@@ -117,11 +113,9 @@ class Crew:
     def open_movers(self, worker: WorkerRef) -> list[TransportPeer]:
         """Have every rank open its transfer agent, once; yields how each is read, in order. Raises TandemError."""
         data = encode_command(OpenMover(worker))
-        for rank, line in self._lines.items():
-            try:
-                line.send(data)
-            except OSError as error:
-                self._lose(TandemError(ErrorKind.WORKER_LOST, f"rank {rank} cannot be told: {error}"))
+        for rank in self._lines:
+            with contextlib.suppress(RanksLost):  # raised below, for all
+                self._send(rank, data)
         with self._changed:
             self._changed.wait_for(lambda: self._lost is not None or len(self._peers) == len(self._lines))
             if self._lost is not None:
@@ -133,12 +127,9 @@ class Crew:
         self._on_mover = on_mover
 
     def tell_mover(self, rank: int, data: bytes) -> None:
-        """To one rank's transfer agent. One that takes nothing is lost, since what it was told last may be half told:
-        `watch` tells of that."""
-        try:
-            self._lines[rank].send(encode_command(MoverBytes(data)))
-        except OSError as error:
-            self._lose(TandemError(ErrorKind.WORKER_LOST, f"rank {rank} cannot be told: {error}"))
+        """To one rank's transfer agent. Of one that is lost `watch` tells."""
+        with contextlib.suppress(RanksLost):
+            self._send(rank, encode_command(MoverBytes(data)))
 
     def close(self) -> None:
         """End them and wait for it; nothing happens the second time. Never raises."""
@@ -205,6 +196,17 @@ class Crew:
             self._on_mover(rank, event.data)
         else:
             raise ValueError(f"{type(event).__name__} is not expected")
+
+    def _send(self, rank: int, data: bytes) -> None:
+        """Raises RanksLost. A rank that takes nothing is lost, since what it was told last may be half told. Why one is
+        gone its own thread knows."""
+        try:
+            self._lines[rank].send(data)
+        except OSError as error:
+            lost = f"rank {rank} cannot be told: {error}"
+            if not isinstance(error, ConnectionError):
+                self._lose(TandemError(ErrorKind.WORKER_LOST, lost))
+            raise RanksLost(lost) from error
 
     def _lose(self, error: TandemError) -> None:
         with self._changed:

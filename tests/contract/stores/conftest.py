@@ -14,13 +14,18 @@ _numbers = itertools.count()
 KINDS = ("embedded", "plain", "cluster")
 
 
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[ClusterServers]:
+def started(*options: str) -> Iterator[ClusterServers]:
+    """For a fixture; skips where there can be no cluster."""
     try:
-        with cluster_servers(*NO_FAILOVER) as servers:
+        with cluster_servers(*options) as servers:
             yield servers
     except NoServer as error:
         pytest.skip(f"the server found here makes no cluster: {error}")
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[ClusterServers]:
+    yield from started(*NO_FAILOVER)
 
 
 @pytest.fixture(scope="module", params=KINDS)
