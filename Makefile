@@ -1,21 +1,17 @@
 # Every target sets itself up: Python 3.11 or later, a C++ compiler and make are all it needs.
 
-.PHONY: help setup system serve test check golden soak proto boards runbook chart bench
+.PHONY: help setup system serve check test nightly mutants sizes proto boards runbook chart bench
 .DEFAULT_GOAL := help
 
 # Tests start many processes, each of which would compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Their tests are slow, and only to import them takes seconds in each process; the chart's render it hundreds of times.
+# All of their tests are slow, and only to import them takes seconds in each process.
 SLOW_ROOMS := chaos chart e2e golden
-# They start whole clusters, which know each other by time: nothing else runs beside them.
-ALONE := tests/chaos tests/e2e
 # One process more than cores, for tests that wait; each imports and collects everything, so not many.
 PROCESSES := $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n + 1 : 4)))
-# In the order of their files, of which the long ones come first. Processes that share cores take longer.
+# Side by side, each file in one process, in the order that tests/conftest.py gives them.
 SIDE_BY_SIDE := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --timeout=600
-# What `make test` leaves to the two targets below.
-USUAL := -m "not golden and not soak"
 
 BIN := .venv/bin
 ARGS ?=
@@ -33,33 +29,24 @@ system:
 serve: setup ## serve a small model on this machine: one prefill and one decode worker, and the gateway
 	@$(BIN)/tandem serve $(ARGS)
 
-test: setup system ## all tests but the golden grid and the soak tests
+check: setup ## format, types, floors, generated files, unit and property tests: at most 90 seconds, before every commit
+	@TANDEM_TEST_EFFORT=check .ci/check -q -m "not slow and not nightly" $(SLOW_ROOMS:%=--ignore=tests/%) $(SIDE_BY_SIDE)
+
+test: setup system ## all of that at full breadth, exactness, one test of each path through real processes: what CI runs
 ifeq ($(ARGS),)
-	@status=0; set -x; \
-	$(BIN)/python -m pytest $(USUAL) $(ALONE:%=--ignore=%) $(SIDE_BY_SIDE) || status=1; \
-	$(BIN)/python -m pytest $(USUAL) $(ALONE) || status=1; \
-	exit $$status
+	@.ci/check -m "not nightly" $(SIDE_BY_SIDE)
 else
-	$(BIN)/python -m pytest $(USUAL) $(ARGS)
+	$(BIN)/python -m pytest -m "not nightly" $(ARGS)
 endif
 
-check: setup ## what should be green before every commit, in two minutes
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/python .ci/generate_proto.py --check
-	$(BIN)/python .ci/generate_dashboards.py --check
-	$(BIN)/python .ci/generate_runbook.py --check
-	$(BIN)/python .ci/generate_chart_schema.py --check
-	$(BIN)/lint-imports --no-logo
-	$(BIN)/mypy
-	TANDEM_QUICK=1 $(BIN)/python -m pytest -q -n $(PROCESSES) --dist loadfile $(SLOW_ROOMS:%=--ignore=tests/%) \
-		-m "not slow and not ray and not golden and not soak" $(ARGS)
+nightly: setup system ## full grids of exactness, chaos and soak, every flow on Ray and in a browser: at most 80 minutes
+	TANDEM_TEST_EFFORT=nightly $(BIN)/python -m pytest -m nightly $(SIDE_BY_SIDE) --timeout=1800 $(ARGS)
 
-golden: setup ## the full grid of exactness against the reference
-	$(BIN)/python -m pytest -m golden --timeout=1800 $(ARGS)
+mutants: setup ## plant faults in the product and see which tests find them: make mutants ARGS='kv sched --number 20'
+	$(BIN)/python -m tests.mutants $(ARGS)
 
-soak: setup ## tests that run for long to find what is rare: machines of states, random inputs, faults
-	TANDEM_SOAK=1 $(BIN)/python -m pytest -m soak --timeout=7200 $(ARGS)
+sizes: setup ## the longest files, classes and functions
+	@$(BIN)/python .ci/sizes.py $(ARGS)
 
 proto: setup ## generate services/tandem/wire/gen from proto/
 	$(BIN)/python .ci/generate_proto.py

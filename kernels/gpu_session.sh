@@ -72,7 +72,7 @@ unpack() {
 pytest=("$python" -m pytest -c /dev/null --rootdir . -p no:cacheprovider --import-mode=importlib -W ignore -q)
 
 tests() {
-    part tests 270 "${pytest[@]}" --confcutdir tests/kernels/triton -n "${PYTEST_WORKERS:-6}" -m "not golden" \
+    part tests 270 "${pytest[@]}" --confcutdir tests/kernels/triton -n "${PYTEST_WORKERS:-6}" -m "not nightly" \
         tests/kernels/triton
 }
 

@@ -1,18 +1,27 @@
-"""What all tests share; never a fake of a product part."""
+"""What all tests share: the environment of native libraries, hypothesis' settings, one Redis, and marks."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
+from xdist.scheduler import LoadScopeScheduling
 
 from tandem.stores.embedded import EmbeddedServer
-from tests.property.effort import IS_QUICK, QUICK_PART
+from tests.effort import IS_NIGHTLY, scaled
 
 _HERE = Path(__file__).parent
+_SLOW_ROOMS = ("golden", "e2e", "chaos", "chart")
+"""Whole models and whole processes take longer than `make check` has; each of the chart's tests asks Helm."""
+_FIRST_ROOMS = ("e2e", "chaos", "golden", "contract", "simulation", "kernels")
+"""What starts first where several processes run tests: what takes longest, and what waits while others compute."""
+_TOGETHER = ("tests/e2e/calm/", "tests/e2e/serve/")
+"""Folders whose tests share a cluster of processes."""
+_NIGHTLY_TIMEOUT_S = 3600
 
 # Before torch is imported: tests share few cores, so a thread that waits must not spin, and their results do not depend
 # on the number of threads.
@@ -30,7 +39,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # No deadline, because a shared machine stalls; the same examples in every run, because a red test must stay red.
 settings.register_profile(
     "tandem",
-    max_examples=100 // QUICK_PART if IS_QUICK else 100,
+    max_examples=scaled(100),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
@@ -45,9 +54,36 @@ def redis_url() -> Iterator[str]:
         yield server.url
 
 
+class _ByFile(LoadScopeScheduling):  # type: ignore[misc] # xdist has no types
+    """Gives all tests of a file to one process, and all files that share a cluster of processes too."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return next((folder for folder in _TOGETHER if nodeid.startswith(folder)), nodeid.partition("::")[0])
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return _ByFile(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whole models and whole processes take longer than `make check` has."""
-    rooms = tuple(f"{_HERE / room}{os.sep}" for room in ("golden", "e2e", "chaos"))
+    """Order the tests. Mark those of slow rooms; in `make nightly` also those that try random examples, for which more
+    are due."""
+    items.sort(key=_turn)
+    rooms = tuple(f"{_HERE / room}{os.sep}" for room in _SLOW_ROOMS)
     for item in items:
         if str(item.path).startswith(rooms):
             item.add_marker(pytest.mark.slow)
+        if IS_NIGHTLY and _is_random(item):
+            item.add_marker(pytest.mark.nightly)
+            item.add_marker(pytest.mark.timeout(_NIGHTLY_TIMEOUT_S))
+
+
+def _turn(item: pytest.Item) -> int:
+    room = item.path.relative_to(_HERE).parts[0]
+    return _FIRST_ROOMS.index(room) if room in _FIRST_ROOMS else len(_FIRST_ROOMS)
+
+
+def _is_random(item: pytest.Item) -> bool:
+    """Tell whether hypothesis chooses a test's examples: a function with `@given`, or a state machine."""
+    is_machine = hasattr(getattr(item, "cls", None), "settings")
+    return is_machine or is_hypothesis_test(getattr(item, "obj", None))
