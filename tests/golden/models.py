@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,6 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
-    LogitsProcessor,
     LogitsProcessorList,
     MistralConfig,
     PretrainedConfig,
@@ -37,6 +37,9 @@ from tandem.runtime.sampler import filters_of
 from tandem.sched.plan import Slice
 from tandem_kernels.reference.philox import uniform
 from tandem_kernels.reference.sample import kept_tokens
+from tests.effort import IS_NIGHTLY
+from tests.golden.penalties import parameters_of, processors
+from tests.golden.recorded import IS_RECORDING, digest_of_model, name_of_prompt, record, recorded
 
 Kernels = Literal["auto", "compiled", "reference"]
 Quantization = Literal["none", "int8"]
@@ -79,19 +82,47 @@ TINY: dict[str, Callable[[], PretrainedConfig]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Reference:
-    """A model directory and transformers' model of it in `dtype`."""
+    """A model directory and transformers' model of it in `dtype`, loaded when it is first asked for logits."""
 
     directory: Path
     dtype: str
-    model: Any
     cache_dir: str
 
+    @cached_property
+    def model(self) -> Any:
+        return _load(self.directory, self.dtype)
+
+    @cached_property
+    def digest(self) -> str:
+        return digest_of_model(self.directory, self.dtype)
+
+    def greedy(self, prompt: Sequence[int], count: int, sampling: SamplingParams | None = None) -> list[int]:
+        """Return the `count` tokens that transformers' `generate` continues `prompt` with, with no end of sequence.
+
+        `sampling` says which penalties and biases change the logits. Recorded answers are taken where there are some;
+        in `make nightly` they are computed again, and may differ at near-ties alone.
+        """
+        name = name_of_prompt(prompt, count, sampling and parameters_of(sampling))
+        found = recorded(self.digest, name)
+        if found is None:
+            found = self._generate(prompt, count, sampling)
+            record(self.digest, name, found)
+        elif IS_NIGHTLY:
+            check_greedy(self, prompt, found, sampling)
+        return list(found)
+
+    def has_recorded(self, prompt: Sequence[int], output: Sequence[int], sampling: SamplingParams | None) -> bool:
+        """Tell whether `output` is the recorded greedy answer; it is computed where answers are being recorded."""
+        if IS_RECORDING:
+            return self.greedy(prompt, len(output), sampling) == list(output)
+        return recorded(self.digest, name_of_prompt(prompt, len(output), sampling and parameters_of(sampling))) == list(
+            output
+        )
+
     @torch.inference_mode()
-    def greedy(self, prompt: Sequence[int], count: int, processors: Sequence[LogitsProcessor] = ()) -> list[int]:
-        """The `count` tokens that transformers' `generate` continues `prompt` with, by logits that `processors` have
-        changed in turn; no end of sequence."""
+    def _generate(self, prompt: Sequence[int], count: int, sampling: SamplingParams | None) -> list[int]:
         ids = torch.tensor([list(prompt)])
         out = self.model.generate(
             ids,
@@ -103,7 +134,7 @@ class Reference:
             pad_token_id=0,
             eos_token_id=None,
             use_cache=True,
-            logits_processor=LogitsProcessorList(processors),
+            logits_processor=LogitsProcessorList(processors(sampling, len(prompt)) if sampling else []),
         )
         return [int(token) for token in out[0, len(prompt) :]]
 
@@ -165,14 +196,14 @@ def make_random(config: PretrainedConfig, seed: int, directory: Path, dtype: str
         for parameter_name, parameter in model.named_parameters():
             _randomise(parameter_name, parameter)
     model.to(getattr(torch, dtype)).save_pretrained(directory)
-    return Reference(directory, dtype, _load(directory, dtype), str(directory / "cache"))
+    return Reference(directory, dtype, str(directory / "cache"))
 
 
 def real_model() -> Reference:
     """The catalog's model in float32, imported on first use."""
     cache_dir = os.environ.get("TANDEM_CACHE_DIR", "")
     directory = locate(REAL_MODEL, cache_root(cache_dir))
-    return Reference(directory, "float32", _load(directory, "float32"), cache_dir)
+    return Reference(directory, "float32", cache_dir)
 
 
 def _load(directory: Path, dtype: str) -> Any:
@@ -226,17 +257,19 @@ def check_equal(
 
 
 def check_greedy(
-    reference: Reference, prompt: Sequence[int], got: Sequence[int], processors: Sequence[LogitsProcessor] = ()
+    reference: Reference, prompt: Sequence[int], got: Sequence[int], sampling: SamplingParams | None = None
 ) -> list[NearTie]:
-    """Assert that each token of `got` is transformers' greedy choice after the tokens before it, near-ties excepted,
-    by logits that `processors` have changed in turn.
+    """Assert that each token of `got` is transformers' greedy choice after the tokens before it, near-ties excepted.
 
-    That is the same as equality with its `generate`, at the price of one forward pass. `delta` of a tie is left 0.
+    `sampling` says which penalties and biases change the logits. That is the same as equality with its `generate`, at
+    the price of one forward pass, or of none for a recorded answer. `delta` of a tie is left 0.
     """
+    if not IS_NIGHTLY and reference.has_recorded(prompt, got, sampling):
+        return []
     logits = reference.last_logits([*prompt, *got[:-1]], len(got))
     ties: list[NearTie] = []
     for index, (row, token) in enumerate(zip(logits, got, strict=True)):
-        for processor in processors:
+        for processor in processors(sampling, len(prompt)) if sampling else ():
             row = processor(torch.tensor([[*prompt, *got[:index]]]), row[None])[0]
         margin = float(row.max() - row[token])
         assert margin < NEAR_TIE, f"output {index}: {token} for {int(row.argmax())}, which is better by {margin}"

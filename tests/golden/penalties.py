@@ -29,6 +29,19 @@ class OutputPenalties(LogitsProcessor):
         return out
 
 
+def parameters_of(sampling: SamplingParams) -> tuple[object, ...]:
+    """Return what of `sampling` changes logits, in an order that does not change."""
+    stops = tuple(sorted(sampling.stop_token_ids)) if sampling.min_tokens else ()
+    return (
+        sampling.repetition_penalty,
+        sampling.presence_penalty,
+        sampling.frequency_penalty,
+        sampling.logit_bias,
+        sampling.min_tokens,
+        stops,
+    )
+
+
 def processors(sampling: SamplingParams, prompt_length: int) -> list[LogitsProcessor]:
     """Those that `sampling` asks for."""
     out: list[LogitsProcessor] = []

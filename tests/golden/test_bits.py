@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from tests.golden.conftest import TinyModels
 from tests.golden.models import TINY, TINY_VOCAB, Quantization, Reference, teacher_forced
 
 _LENGTH = 150
+_REAL_VOCAB = 49152
 
 
 def _tokens(seed: int, vocab: int, length: int = _LENGTH) -> list[int]:
@@ -36,30 +38,41 @@ def _in_chunks(executor: AnyExecutor, tokens: Sequence[int], sizes: Sequence[int
     return torch.cat(rows)
 
 
+Cut = tuple[int, tuple[int, ...]]
+"""A block size, and sizes of slices."""
+
+
 def _check_cuts(
-    reference: Reference, vocab: int, cuts: Sequence[Sequence[int]], quantization: Quantization = "none"
+    reference: Reference, tokens: Sequence[int], cuts: Iterable[Cut], quantization: Quantization = "none"
 ) -> None:
-    tokens = _tokens(3, vocab)
     whole = teacher_forced(reference.executor(kernels="compiled", quantization=quantization), tokens)
-    for block_size in (8, 32):
+    for block_size, sizes in cuts:
         executor = reference.executor(block_size=block_size, kernels="compiled", quantization=quantization)
-        for sizes in cuts:
-            assert torch.equal(_in_chunks(executor, tokens, sizes), whole), f"blocks of {block_size}, chunks {sizes}"
+        assert torch.equal(_in_chunks(executor, tokens, sizes), whole), f"blocks of {block_size}, chunks {sizes}"
 
 
 @pytest.mark.parametrize("name", sorted(TINY))
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 def test_cuts_of_a_prompt_change_no_bit(tiny: TinyModels, name: str, quantization: Quantization) -> None:
-    _check_cuts(tiny(name, "float32"), TINY_VOCAB, ((1,), (2, 3, 5), (13,), (64,), (100, 1)), quantization)
+    cuts = itertools.product((8, 32), ((1,), (2, 3, 5), (13,), (64,), (100, 1)))
+    _check_cuts(tiny(name, "float32"), _tokens(3, TINY_VOCAB), cuts, quantization)
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 def test_cuts_of_a_prompt_change_no_bit_of_the_real_model(real: Reference, quantization: Quantization) -> None:
-    _check_cuts(real, 49152, ((1,), (7, 30, 2), (64,)), quantization)
+    _check_cuts(real, _tokens(3, _REAL_VOCAB, 50), ((8, (1,)), (32, (7, 30, 2))), quantization)
 
 
-def test_weights_in_fewer_bits_change_no_bit_of_the_real_model(real: Reference) -> None:
-    tokens = _tokens(5, 49152)
+@pytest.mark.nightly
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_many_cuts_of_a_prompt_change_no_bit_of_the_real_model(real: Reference, quantization: Quantization) -> None:
+    cuts = itertools.product((8, 32), ((1,), (7, 30, 2), (64,)))
+    _check_cuts(real, _tokens(3, _REAL_VOCAB), cuts, quantization)
+
+
+@pytest.mark.parametrize("length", [30, pytest.param(_LENGTH, marks=pytest.mark.nightly)])
+def test_weights_in_fewer_bits_change_no_bit_of_the_real_model(real: Reference, length: int) -> None:
+    tokens = _tokens(5, _REAL_VOCAB, length)
     compact, floats = (real.executor(kernels="compiled", compact=compact) for compact in (True, False))
     for sizes in ((1,), (2, 3, 5), (64,)):
         assert torch.equal(_in_chunks(compact, tokens, sizes), _in_chunks(floats, tokens, sizes))

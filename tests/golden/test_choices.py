@@ -16,6 +16,7 @@ import pytest
 from tandem.core.events import Cancelled, Finished, JobEvent
 from tandem.core.ids import HandoffId, JobKey, RequestId
 from tandem.core.request import Generate, Prefill, Request, Resume, SamplingParams
+from tests.covering import covering
 from tests.golden.cluster import Cluster, Knobs, Node, Outcome, can_guess
 from tests.golden.conftest import TinyModels
 from tests.golden.guesses import Method
@@ -134,15 +135,14 @@ def _check(reference: Reference, product: Sequence[Knobs]) -> None:
     assert num_preempted > 0 or not any(knobs.preempt for knobs in product), "nobody gave way"
 
 
-@pytest.mark.golden
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_each_choice_is_that_of_a_request_of_its_own_over_the_product(tiny: TinyModels) -> None:
     _check(tiny("llama", "float64"), _PRODUCT)
 
 
 def test_each_choice_is_that_of_a_request_of_its_own(tiny: TinyModels) -> None:
-    """The stride shares no factor with the product's length, so that every value of every knob occurs."""
-    _check(tiny("llama", "float64"), _PRODUCT[::7])
+    _check(tiny("llama", "float64"), covering(_PRODUCT))
 
 
 @pytest.mark.parametrize("remote", [False, True])
@@ -182,7 +182,7 @@ def test_choices_of_one_temperature_zero_are_all_alike(tiny: TinyModels) -> None
         assert [outcome.ids for outcome in outcomes] == [reference.greedy(prompt, _OUTPUTS)] * _NUM_CHOICES
 
 
-@pytest.mark.golden
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 def test_the_real_model_draws_for_each_choice_what_it_draws_for_it_alone(real: Reference) -> None:
     """In float32, whole and split, with a last block that all of them share at first; tight, so that some give way."""

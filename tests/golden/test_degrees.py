@@ -8,6 +8,7 @@ import random
 import pytest
 
 from tandem.core.request import SamplingParams
+from tests.covering import covering
 from tests.golden.cluster import Cluster, Knobs
 from tests.golden.conftest import TinyModels
 from tests.golden.models import TINY_VOCAB
@@ -22,8 +23,7 @@ _PRODUCT = [
         _DEGREES, (16, 64, None), (8, 16), (False, True), (False, True)
     )
 ]
-# A stride without a common factor with the length, so that every value of every knob occurs.
-_SOME = _PRODUCT[::11]
+_SOME = covering(_PRODUCT)
 
 
 def check(tiny: TinyModels, model: str, degrees: tuple[int, int], knobs: Knobs) -> None:
@@ -47,7 +47,7 @@ def test_over_nixl_too(tiny: TinyModels, degrees: tuple[int, int]) -> None:
     check(tiny, "qwen3", degrees, Knobs(remote=True, chunk=16, transport="nixl"))
 
 
-@pytest.mark.golden
+@pytest.mark.nightly
 @pytest.mark.parametrize("model", ["llama", "mistral", "qwen2", "qwen3"])
 @pytest.mark.parametrize(("degrees", "knobs"), _PRODUCT, ids=[f"{g}to{t}-{knobs}" for (g, t), knobs in _PRODUCT])
 def test_the_full_product(tiny: TinyModels, degrees: tuple[int, int], knobs: Knobs, model: str) -> None:

@@ -25,6 +25,7 @@ from tandem.runtime.model_config import read_model_config
 from tandem.runtime.sampler import filters_of
 from tandem_kernels.reference.philox import uniform
 from tandem_kernels.reference.sample import kept_tokens
+from tests.covering import covering
 from tests.golden.cluster import Cluster, Knobs, Outcome, can_guess
 from tests.golden.conftest import TinyModels
 from tests.golden.models import NEAR_TIE, TINY_VOCAB, Reference
@@ -121,7 +122,7 @@ _PRODUCT = [
 ]
 
 
-_CASES = [(knobs, 1.5 * (place % 2)) for place, knobs in enumerate(_PRODUCT[::3])]
+_CASES = covering(list(itertools.product(_PRODUCT, (0.0, 1.5))))
 
 
 @pytest.mark.parametrize(("knobs", "temperature"), _CASES, ids=str)
@@ -225,7 +226,7 @@ def _few_blocks(knobs: Knobs, num_choices: int) -> int:
     return one if knobs.preempt else num_choices * one
 
 
-@pytest.mark.parametrize("knobs", _WAYS, ids=str)
+@pytest.mark.parametrize("knobs", covering(_WAYS), ids=str)
 def test_what_is_complete_and_has_no_token_to_say_so_ends(
     tiny: TinyModels, endless: TokenizerBundle, knobs: Knobs
 ) -> None:
@@ -269,7 +270,7 @@ _REAL = (
 )
 
 
-@pytest.mark.golden
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 def test_the_real_model_says_the_same_however_computed(real: Reference) -> None:
     """Objects of a schema, greedy and drawn, to the same bits; each is what transformers' logits and the masks say, but

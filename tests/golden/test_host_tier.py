@@ -11,6 +11,7 @@ import pytest
 
 from tandem.core.events import Finished
 from tandem.core.request import SamplingParams
+from tests.covering import covering
 from tests.golden.cluster import Cluster, Knobs, Outcome
 from tests.golden.conftest import TinyModels
 from tests.golden.models import Reference
@@ -80,7 +81,7 @@ def _check_copies(cluster: Cluster, case: _Case, last: Sequence[Outcome]) -> Non
         assert cluster.taker.num_filled > 0 and all(o.pulled and o.pulled.num_cached_tokens >= 48 for o in last)
 
 
-@pytest.mark.parametrize("case", _PRODUCT[::9], ids=str)
+@pytest.mark.parametrize("case", covering(_PRODUCT), ids=str)
 def test_float64_tokens_equal_transformers(tiny: TinyModels, case: _Case) -> None:
     _check(tiny("llama", "float64"), [case])
 
@@ -90,7 +91,7 @@ def test_on_a_device_they_come_back_in_the_order_of_its_stream(tiny: TinyModels)
     _check(tiny("llama", "float64"), [_Case(deep, 64), _Case(deep, 3)])
 
 
-@pytest.mark.golden
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_float64_tokens_equal_transformers_over_the_product(tiny: TinyModels) -> None:
     _check(tiny("qwen3", "float64"), _PRODUCT)

@@ -15,7 +15,6 @@ from tests.golden.models import TINY, TINY_VOCAB, Reference, teacher_forced
 from tests.golden.prompts import prompts
 
 NUM_THREADS = 2
-_POSITIONS = 2000
 _WINDOW = 400
 
 
@@ -35,12 +34,13 @@ def test_compiled_is_the_plain_meaning(tiny: TinyModels, name: str) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_the_real_model_keeps_its_mind(real: Reference) -> None:
+@pytest.mark.parametrize("num_positions", [400, pytest.param(2000, marks=pytest.mark.nightly)])
+def test_the_real_model_keeps_its_mind(real: Reference, num_positions: int) -> None:
     bundle = read_bundle(real.directory, read_model_config(real.directory))
     text = max(prompts(Tokenizer.from_buffer(bundle.tokenizer_json)), key=len)
     executor = real.executor(kernels="compiled", quantization="int8")
     divergences, agreements = [], []
-    for start in range(0, _POSITIONS, _WINDOW):
+    for start in range(0, num_positions, _WINDOW):
         tokens = text[start : start + _WINDOW]
         assert len(tokens) == _WINDOW
         exact = torch.log_softmax(real.logits(tokens).double(), -1)

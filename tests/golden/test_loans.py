@@ -13,6 +13,7 @@ from tandem.core.events import Finished
 from tandem.core.ids import HandoffId, RequestId
 from tandem.core.request import Generate, RemotePrefix, Request, SamplingParams
 from tandem.engine.orders import Connect
+from tests.covering import covering
 from tests.golden.cluster import Cluster, Knobs, Outcome
 from tests.golden.conftest import TinyModels
 from tests.golden.models import Reference
@@ -100,7 +101,7 @@ def _check(reference: Reference, case: _Case) -> None:
             assert books.num_free_blocks == books.num_blocks and not books.num_leases and not books.num_pulls
 
 
-@pytest.mark.parametrize("case", _PRODUCT[::5], ids=str)
+@pytest.mark.parametrize("case", covering(_PRODUCT), ids=str)
 def test_float64_tokens_equal_transformers(tiny: TinyModels, case: _Case) -> None:
     _check(tiny("llama", "float64"), case)
 
@@ -110,7 +111,7 @@ def test_a_device_s_digests_are_right_while_steps_overlap(tiny: TinyModels) -> N
     _check(tiny("llama", "float64"), _Case(knobs))
 
 
-@pytest.mark.golden
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("case", _PRODUCT, ids=str)
 def test_float64_tokens_equal_transformers_over_the_product(tiny: TinyModels, case: _Case) -> None:

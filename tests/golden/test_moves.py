@@ -9,10 +9,12 @@ import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
 from tandem.core.request import SamplingParams
+from tests.covering import covering
 from tests.golden.cluster import Knobs, can_guess
 from tests.golden.conftest import TinyModels
 from tests.golden.models import TINY_VOCAB, Reference
@@ -48,6 +50,7 @@ def _movers(reference: Reference, knobs: Knobs, num_nodes: int = 2, num_blocks: 
     )
 
 
+@cache
 def _alone(reference: Reference, sampling: SamplingParams, num_choices: int = 1) -> list[list[object]]:
     """What one worker draws of each choice of each prompt."""
     with _movers(reference, Knobs(), 1) as movers:
@@ -74,13 +77,24 @@ def _drawn(stories: Sequence[Story]) -> list[list[object]]:
     return [list(story.tokens) for story in stories]
 
 
-@pytest.mark.parametrize("sampling", [_GREEDY, _SAMPLED, _PENALISED], ids=["greedy", "sampled", "penalised"])
-@pytest.mark.parametrize("knobs", [*_PRODUCT, Knobs(block_size=4, plan_depth=2, on_device=True)], ids=str)
-def test_what_moves_goes_on_exactly(tiny: TinyModels, knobs: Knobs, sampling: SamplingParams) -> None:
-    reference = tiny("llama", "float64")
-    right = _alone(reference, sampling)
-    for at in (3, 14, 22):
-        assert _drawn(_moved(reference, knobs, sampling, at)) == right, at
+_KINDS = {"greedy": _GREEDY, "sampled": _SAMPLED, "penalised": _PENALISED}
+_CASES = list(itertools.product([*_PRODUCT, Knobs(block_size=4, plan_depth=2, on_device=True)], _KINDS, (3, 14, 22)))
+
+
+def _check(reference: Reference, knobs: Knobs, kind: str, at: int) -> None:
+    assert _drawn(_moved(reference, knobs, _KINDS[kind], at)) == _alone(reference, _KINDS[kind])
+
+
+@pytest.mark.parametrize(("knobs", "kind", "at"), covering(_CASES), ids=str)
+def test_what_moves_goes_on_exactly(tiny: TinyModels, knobs: Knobs, kind: str, at: int) -> None:
+    _check(tiny("llama", "float64"), knobs, kind, at)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_what_moves_goes_on_exactly_over_the_product(tiny: TinyModels) -> None:
+    for case in _CASES:
+        _check(tiny("llama", "float64"), *case)
 
 
 def test_every_choice_moves_by_itself(tiny: TinyModels) -> None:

@@ -9,18 +9,19 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
 
 import pytest
 import torch
 
 from tandem.core.events import Finished, FinishReason, SampledToken
 from tandem.core.request import SamplingParams
+from tests.covering import covering
 from tests.golden.cluster import Cluster, Knobs, Outcome, can_guess
 from tests.golden.conftest import TinyModels
 from tests.golden.guesses import Method
 from tests.golden.models import TINY_VOCAB, Quantization, Reference
-from tests.golden.penalties import processors
 
 _OUTPUTS = 30
 _MODELS = ("llama", "mistral", "qwen2", "qwen3")
@@ -28,6 +29,24 @@ _GREEDY = SamplingParams(max_tokens=_OUTPUTS, temperature=0.0)
 _SAMPLED = SamplingParams(max_tokens=_OUTPUTS, temperature=1.3, top_p=0.95, top_k=50, seed=11)
 # So cold that outputs repeat themselves, as greedy ones do.
 _SAMPLED_COLD = SamplingParams(max_tokens=_OUTPUTS, temperature=0.1, seed=5)
+_PENALISED = replace(
+    _GREEDY,
+    repetition_penalty=1.3,
+    presence_penalty=0.7,
+    frequency_penalty=0.4,
+    logit_bias=((5, 2.0), (9, -3.0), (200, 1.0)),
+    min_tokens=_OUTPUTS,
+    stop_token_ids=frozenset(range(0, TINY_VOCAB, 3)),
+)
+_KINDS = {
+    "greedy": _GREEDY,
+    "scored": _GREEDY,
+    "sampled": _SAMPLED,
+    "penalised": _PENALISED,
+    "penalised-sampled": replace(_PENALISED, temperature=0.8, top_p=0.9, seed=3),
+    "int8": _GREEDY,
+}
+_BOTH = (False, True)
 _SPECULATION: tuple[Method, ...] = ("off", "mixed")
 _PRODUCT = [
     Knobs(
@@ -39,24 +58,14 @@ _PRODUCT = [
         company=company,
         preempt=preempt,
         speculation=speculation,
+        on_device=on_device,
     )
-    for speculation, chunk, block_size, depth, remote, hit, company, preempt in itertools.product(
-        _SPECULATION, (16, 64, None), (8, 16), (1, 2), (False, True), (False, True), (False, True), (False, True)
+    for on_device, speculation, chunk, block_size, depth, remote, hit, company, preempt in itertools.product(
+        _BOTH, _SPECULATION, (16, 64, None), (8, 16), (1, 2), _BOTH, _BOTH, _BOTH, _BOTH
     )
     if company or not preempt  # a sequence gives way to another one only
     if speculation == "off" or can_guess(depth, remote)
 ]
-_PENALISED = replace(
-    _GREEDY,
-    repetition_penalty=1.3,
-    presence_penalty=0.7,
-    frequency_penalty=0.4,
-    logit_bias=((5, 2.0), (9, -3.0), (200, 1.0)),
-    min_tokens=_OUTPUTS,
-    stop_token_ids=frozenset(range(0, TINY_VOCAB, 3)),
-)
-_ON_DEVICE = [replace(knobs, on_device=True) for knobs in _PRODUCT]
-# Strides below share no factor with the length, so that every value of every knob occurs.
 
 
 def _prompt(length: int, seed: int) -> list[int]:
@@ -75,7 +84,7 @@ def _prompts(knobs: Knobs) -> Sequence[list[int]]:
 
 def expected(reference: Reference, knobs: Knobs, sampling: SamplingParams = _GREEDY) -> list[list[int]]:
     """What transformers says to the same prompts."""
-    return [reference.greedy(p, _OUTPUTS, processors(sampling, len(p))) for p in _prompts(knobs)]
+    return [reference.greedy(p, _OUTPUTS, sampling) for p in _prompts(knobs)]
 
 
 def outcomes(
@@ -111,93 +120,72 @@ def run(
     right: Sequence[Sequence[int]],
     quantization: Quantization = "none",
 ) -> list[list[int]]:
-    """The tokens of `outcomes`."""
+    """Return the tokens of `outcomes`."""
     return [outcome.ids for outcome in outcomes(reference, knobs, sampling, right, quantization)]
 
 
-def _check(reference: Reference, product: Sequence[Knobs]) -> None:
-    right = {preempt: expected(reference, Knobs(preempt=preempt)) for preempt in (False, True)}
-    wrong = [k for k in product if run(reference, k, _GREEDY, right[k.preempt]) != right[k.preempt]]
-    assert not wrong, [str(knobs) for knobs in wrong]
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A kind of sampling, by its name in `_KINDS`, of a tiny model under some knobs."""
+
+    model: str
+    kind: str
+    knobs: Knobs
+
+    def __str__(self) -> str:
+        return f"{self.model}-{self.kind}-{self.knobs}"
+
+    def check(self, reference: Reference) -> None:
+        """Assert that the tokens are transformers', or where it has no such draw those of plain knobs."""
+        knobs, sampling = self.knobs, _KINDS[self.kind]
+        right = self._expected(reference)
+        if self.kind != "scored":
+            quantization: Quantization = "int8" if self.kind == "int8" else "none"
+            assert run(reference, knobs, sampling, right, quantization) == right, str(self)
+            return
+        seen = outcomes(reference, knobs, sampling, right, prompt_logprobs=3)
+        assert [outcome.ids for outcome in seen] == right, str(self)
+        for prompt, outcome in zip(_prompts(knobs), seen, strict=True):
+            check_scores(reference, prompt, outcome.scores, 1e-9)
+
+    def _expected(self, reference: Reference) -> list[list[int]]:
+        plain, sampling = Knobs(preempt=self.knobs.preempt), _KINDS[self.kind]
+        if self.kind == "int8":  # rounds away from transformers, but always in the same way
+            return _once(reference, plain, sampling, "int8")
+        if sampling.temperature:
+            return _once(reference, plain, sampling, "none")
+        right = expected(reference, plain, sampling)
+        assert self.kind != "penalised" or right != expected(reference, plain), "the penalties change nothing"
+        return right
 
 
-@pytest.mark.golden
-@pytest.mark.timeout(600)
+@cache
+def _once(reference: Reference, knobs: Knobs, sampling: SamplingParams, quantization: Quantization) -> list[list[int]]:
+    return run(reference, knobs, sampling, (), quantization)
+
+
+_CASES = [
+    _Case(model, kind, knobs)
+    for model, kind, knobs in itertools.product(_MODELS, _KINDS, _PRODUCT)
+    if not (kind == "int8" and knobs.on_device)
+]
+
+
+@pytest.mark.parametrize("case", covering(_CASES), ids=str)
+def test_the_answer_is_the_same(tiny: TinyModels, case: _Case) -> None:
+    """Each pair of values of model, kind of sampling and knobs occurs; `make nightly` has the full product."""
+    case.check(tiny(case.model, "float32" if case.kind == "int8" else "float64"))
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", _KINDS)
 @pytest.mark.parametrize("model", _MODELS)
-def test_float64_tokens_equal_transformers_over_the_full_product(tiny: TinyModels, model: str) -> None:
-    _check(tiny(model, "float64"), _PRODUCT)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("start", range(len(_MODELS)), ids=_MODELS)
-def test_float64_tokens_equal_transformers_over_a_share_of_the_product(tiny: TinyModels, start: int) -> None:
-    """The shares of the models together are the product."""
-    _check(tiny(_MODELS[start], "float64"), _PRODUCT[start :: len(_MODELS)])
-
-
-@pytest.mark.parametrize("knobs", _PRODUCT[::25], ids=str)
-def test_float64_tokens_equal_transformers(tiny: TinyModels, knobs: Knobs) -> None:
-    reference = tiny("llama", "float64")
-    right = expected(reference, knobs)
-    assert run(reference, knobs, _GREEDY, right) == right
-
-
-@pytest.mark.parametrize("knobs", _ON_DEVICE[7::29], ids=str)
-def test_on_a_device_float64_tokens_equal_transformers(tiny: TinyModels, knobs: Knobs) -> None:
-    reference = tiny("qwen3", "float64")
-    right = expected(reference, knobs)
-    assert run(reference, knobs, _GREEDY, right) == right
-
-
-@pytest.mark.golden
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("model", _MODELS)
-def test_on_a_device_float64_tokens_equal_transformers_over_the_full_product(tiny: TinyModels, model: str) -> None:
-    _check(tiny(model, "float64"), _ON_DEVICE)
-
-
-@pytest.mark.parametrize("sampling", [_SAMPLED, _PENALISED], ids=["sampled", "penalised"])
-@pytest.mark.parametrize("knobs", _ON_DEVICE[9::67], ids=str)
-def test_a_device_draws_what_the_host_does(tiny: TinyModels, knobs: Knobs, sampling: SamplingParams) -> None:
-    """Its own draws, and those that it leaves to the host."""
-    reference = tiny("llama", "float64")
-    plain = Knobs(preempt=knobs.preempt)
-    right = run(reference, plain, sampling, expected(reference, plain, sampling) if sampling is _PENALISED else ())
-    assert run(reference, knobs, sampling, right) == right
-
-
-@pytest.mark.parametrize("knobs", _PRODUCT[1::17], ids=str)
-def test_sampled_tokens_do_not_depend_on_the_knobs(tiny: TinyModels, knobs: Knobs) -> None:
-    reference = tiny("qwen3", "float64")
-    right = run(reference, Knobs(preempt=knobs.preempt), _SAMPLED, ())
-    assert run(reference, knobs, _SAMPLED, right) == right
-
-
-@pytest.mark.parametrize("knobs", _PRODUCT[3::31], ids=str)
-def test_penalised_tokens_equal_transformers(tiny: TinyModels, knobs: Knobs) -> None:
-    reference = tiny("llama", "float64")
-    right = expected(reference, knobs, _PENALISED)
-    assert right != expected(reference, knobs), "the penalties change nothing"
-    assert run(reference, knobs, _PENALISED, right) == right
-
-
-@pytest.mark.parametrize("knobs", _PRODUCT[2::37], ids=str)
-def test_penalised_draws_do_not_depend_on_the_knobs(tiny: TinyModels, knobs: Knobs) -> None:
-    reference = tiny("qwen2", "float64")
-    sampling = replace(_PENALISED, temperature=0.8, top_p=0.9, seed=3)
-    right = run(reference, Knobs(preempt=knobs.preempt), sampling, ())
-    assert run(reference, knobs, sampling, right) == right
-
-
-@pytest.mark.golden
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("model", _MODELS)
-def test_penalised_tokens_equal_transformers_over_the_full_product(tiny: TinyModels, model: str) -> None:
-    reference = tiny(model, "float64")
-    right = {preempt: expected(reference, Knobs(preempt=preempt), _PENALISED) for preempt in (False, True)}
-    wrong = [k for k in _PRODUCT if run(reference, k, _PENALISED, right[k.preempt]) != right[k.preempt]]
-    assert not wrong, [str(knobs) for knobs in wrong]
+def test_the_answer_is_the_same_over_the_full_product(tiny: TinyModels, model: str, kind: str) -> None:
+    reference = tiny(model, "float32" if kind == "int8" else "float64")
+    for case in _CASES:
+        if (case.model, case.kind) == (model, kind):
+            case.check(reference)
 
 
 def check_scores(reference: Reference, prompt: Sequence[int], scores: Sequence[SampledToken], within: float) -> None:
@@ -208,17 +196,6 @@ def check_scores(reference: Reference, prompt: Sequence[int], scores: Sequence[S
         assert score.logprob == pytest.approx(float(row[score.id]), abs=within)
         assert [value for _, value in score.top] == pytest.approx(row.topk(3).values.tolist(), abs=within)
         assert [float(row[token]) for token, _ in score.top] == pytest.approx(row.topk(3).values.tolist(), abs=within)
-
-
-@pytest.mark.parametrize("knobs", [*_PRODUCT[5::29], *_ON_DEVICE[6::97]], ids=str)
-def test_scores_equal_transformers(tiny: TinyModels, knobs: Knobs) -> None:
-    """Chunks of all sizes, prompts that another request has cached, guesses on, and the first token after them."""
-    reference = tiny("qwen3", "float64")
-    right = expected(reference, knobs)
-    seen = outcomes(reference, knobs, _GREEDY, right, prompt_logprobs=3)
-    assert [outcome.ids for outcome in seen] == right
-    for prompt, outcome in zip(_prompts(knobs), seen, strict=True):
-        check_scores(reference, prompt, outcome.scores, 1e-9)
 
 
 @pytest.mark.parametrize("remote", [False, True], ids=["local", "split"])
@@ -245,25 +222,6 @@ def test_a_prompt_alone_is_computed_and_cached(tiny: TinyModels, remote: bool, s
                 check_scores(reference, prompt, outcome.scores, 1e-9)
         books = [node.engine.books() for node in cluster.nodes]
         assert all(b.num_free_blocks == b.num_blocks and not b.num_leases and not b.num_pulls for b in books)
-
-
-def _check_int8(reference: Reference, product: Sequence[Knobs]) -> None:
-    """Int8 rounds away from transformers, but always in the same way."""
-    right = {preempt: run(reference, Knobs(preempt=preempt), _GREEDY, (), "int8") for preempt in (False, True)}
-    wrong = [k for k in product if run(reference, k, _GREEDY, right[k.preempt], "int8") != right[k.preempt]]
-    assert not wrong, [str(knobs) for knobs in wrong]
-
-
-@pytest.mark.parametrize("start", range(2), ids=["llama", "qwen3"])
-def test_int8_tokens_do_not_depend_on_the_knobs(tiny: TinyModels, start: int) -> None:
-    _check_int8(tiny(("llama", "qwen3")[start], "float32"), _PRODUCT[start::26])
-
-
-@pytest.mark.golden
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("model", _MODELS)
-def test_int8_tokens_do_not_depend_on_any_knob(tiny: TinyModels, model: str) -> None:
-    _check_int8(tiny(model, "float32"), _PRODUCT)
 
 
 @pytest.mark.parametrize("sampling", [_GREEDY, _SAMPLED_COLD], ids=["greedy", "sampled"])

@@ -165,7 +165,7 @@ def test_a_rank_that_takes_no_part_ends_the_step(tiny: TinyModels, ranked: Ranke
         executor.execute(StepPlan(0, (piece,)))
 
 
-@pytest.mark.golden
+@pytest.mark.nightly
 def test_the_real_model_on_three_ranks(real: Reference, ranked: Ranked) -> None:
     tokens = list(range(1000, 1200))
     with ranked(real, 3) as executor:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Callable
-from functools import cache
 
 import pytest
 import torch
 
+from tests.covering import covering
 from tests.golden.conftest import TinyModels
 from tests.golden.models import TINY, TINY_VOCAB, Kernels, teacher_forced
 from tests.golden.steps import generate
@@ -22,17 +22,6 @@ def _prompts() -> list[list[int]]:
     return [[source.randrange(TINY_VOCAB) for _ in range(length)] for length in (1, 5, 16, 33, 90)]
 
 
-@pytest.fixture(scope="module")
-def expected(tiny: TinyModels) -> Callable[[str], list[list[int]]]:
-    """What transformers generates in float64, by model."""
-
-    @cache
-    def generate_all(name: str) -> list[list[int]]:
-        return [tiny(name, "float64").greedy(prompt, _OUTPUTS) for prompt in _prompts()]
-
-    return generate_all
-
-
 @pytest.mark.parametrize("name", sorted(TINY))
 @pytest.mark.parametrize("kernels", ["compiled", "reference"])
 def test_logits_are_close_in_float32(tiny: TinyModels, name: str, kernels: Kernels) -> None:
@@ -44,19 +33,35 @@ def test_logits_are_close_in_float32(tiny: TinyModels, name: str, kernels: Kerne
     torch.testing.assert_close(ours, theirs, atol=2e-5 * float(theirs.std()), rtol=2e-5)
 
 
-@pytest.mark.parametrize("name", sorted(TINY))
-@pytest.mark.parametrize("block_size", [8, 16, 32])
-def test_tokens_are_identical_in_float64(
-    tiny: TinyModels, expected: Callable[[str], list[list[int]]], name: str, block_size: int
-) -> None:
-    reference, tokens = tiny(name, "float64"), expected(name)
+_CASES = list(
+    itertools.product(sorted(TINY), (8, 16, 32), (3, 32, None), ("alone", "in company", "chained and staggered"))
+)
+
+
+def _check(tiny: TinyModels, name: str, block_size: int, chunk: int | None, company: str) -> None:
+    reference = tiny(name, "float64")
     executor = reference.executor(block_size=block_size)
-    for chunk in (3, 32, None):
-        assert generate(executor, _prompts(), _OUTPUTS, chunk=chunk) == tokens, f"in company, chunk {chunk}"
-        staggered = generate(executor, _prompts(), _OUTPUTS, chunk=chunk, chained=True, stagger=2)
-        assert staggered == tokens, f"chained and staggered, chunk {chunk}"
-    alone = [generate(executor, [prompt], _OUTPUTS)[0] for prompt in _prompts()]
-    assert alone == tokens
+    if company == "alone":
+        tokens = [generate(executor, [prompt], _OUTPUTS, chunk=chunk)[0] for prompt in _prompts()]
+    elif company == "in company":
+        tokens = generate(executor, _prompts(), _OUTPUTS, chunk=chunk)
+    else:
+        tokens = generate(executor, _prompts(), _OUTPUTS, chunk=chunk, chained=True, stagger=2)
+    assert tokens == [reference.greedy(prompt, _OUTPUTS) for prompt in _prompts()], f"{block_size} {chunk} {company}"
+
+
+@pytest.mark.parametrize(("name", "block_size", "chunk", "company"), covering(_CASES))
+def test_tokens_are_identical_in_float64(
+    tiny: TinyModels, name: str, block_size: int, chunk: int | None, company: str
+) -> None:
+    _check(tiny, name, block_size, chunk, company)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_tokens_are_identical_in_float64_over_the_product(tiny: TinyModels) -> None:
+    for case in _CASES:
+        _check(tiny, *case)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
