@@ -79,6 +79,7 @@ def test_the_link_of_a_decode_worker_is_cut(apart: Apart) -> None:
     apart.wait_whole()
 
 
+@pytest.mark.nightly
 def test_two_workers_cannot_reach_each_other(apart: Apart) -> None:
     expected = apart.ask(50).text()
     apart.decode_network.lose_way_to(apart.prefill_network)

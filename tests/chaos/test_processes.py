@@ -17,23 +17,18 @@ import pytest
 
 from tests.chaos.asks import Ask, draw_asks
 from tests.chaos.load import Load, Outcome, Seen, Target, undisturbed
-from tests.chaos.script import KINDS, Fault, Kind, script
+from tests.chaos.script import KINDS, Fault, script
 from tests.chaos.world import KEYS, SETTINGS, World, whole_world
 from tests.e2e.gateway.processes import Redis, cluster
-from tests.property.effort import IS_SOAK
 
 Say = Callable[[str], None]
 SEED = int(os.environ.get("TANDEM_CHAOS_SEED", "6"))
-NUM_ASKS = 120 if IS_SOAK else 48
+NUM_ASKS = 120
 NUM_CLIENTS = 16
 CALM_S = 20.0
-SOAK_FAULTS = 2 * len(KINDS)
-FEW: tuple[Kind, ...] = (
-    "kill prefill", "kill decode", "kill gateway", "stop decode", "kill redis", "cut gateways", "drain decode",
-)  # fmt: skip
-"""What `make test` has time for, in one of their orders."""
+NUM_FAULTS = 2 * len(KINDS)
 
-pytestmark = pytest.mark.timeout(0 if IS_SOAK else 400)
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(0)]
 
 
 class Spell(NamedTuple):
@@ -73,8 +68,7 @@ def run(directory: Path, redis: Redis, model: Path, seed: int, faults: list[Faul
         load.start(seed, NUM_CLIENTS)
         spells: list[Spell] = []
         try:
-            if IS_SOAK:
-                spells.append(calm())
+            spells.append(calm())
             for fault in faults:
                 spells.append(strike(world, load, fault, say))
         finally:
@@ -124,10 +118,5 @@ def summary(outcomes: list[Outcome], spells: list[Spell], say: Say) -> None:
     say(f"at longest {waits:.2f} s to the first event of a stream, {stalls:.2f} s between two")
 
 
-def test_faults_one_after_another(tmp_path: Path, redis: Redis, model: Path) -> None:
-    assert run(tmp_path, redis, model, SEED, script(SEED, len(FEW), FEW)) == []
-
-
-@pytest.mark.soak
 def test_many_faults(tmp_path: Path, redis: Redis, model: Path) -> None:
-    assert run(tmp_path, redis, model, SEED, script(SEED, SOAK_FAULTS)) == []
+    assert run(tmp_path, redis, model, SEED, script(SEED, NUM_FAULTS)) == []

@@ -9,8 +9,8 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.gateway.conftest import Pair
 from tests.e2e.gateway.http import Post, completion
+from tests.e2e.gateway.pair import Pair
 
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
 SEEDED = {"temperature": 1.0, "top_p": 0.9, "top_k": 50, "seed": 11}
@@ -75,8 +75,11 @@ def test_the_openai_client_understands_a_refusal(client: openai.OpenAI) -> None:
     assert unknown.value.code == "model_not_found"
 
 
-@pytest.mark.parametrize("options", [{}, SEEDED, {"temperature": 0.7, "min_p": 0.02, "seed": 3}], ids=str)
-@pytest.mark.parametrize("length", [1, 16, 17, 300])
+@pytest.mark.parametrize(
+    ("length", "options"),
+    [(1, {}), (16, SEEDED), (17, {}), (300, {"temperature": 0.7, "min_p": 0.02, "seed": 3})],
+    ids=str,
+)
 def test_split_or_not_the_answer_is_the_same(
     calm: Pair, http: httpx.Client, length: int, options: dict[str, Any]
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.gateway.conftest import Pair
+from tests.e2e.gateway.pair import Pair
 from tests.e2e.gateway.tiny_model import CONTEXT
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

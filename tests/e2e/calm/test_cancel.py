@@ -8,8 +8,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.e2e.gateway.conftest import NUM_SEQS, Pair
 from tests.e2e.gateway.http import LONG_ANSWER, LONG_PROMPT, Post, completion
+from tests.e2e.gateway.pair import NUM_SEQS, Pair
 from tests.e2e.gateway.processes import until
 
 NUM_TRIES = 8

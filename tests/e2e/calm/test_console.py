@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, expect
 from tandem.admission.keys import hash_text, key_digest
 from tandem.core.stages import Stage
 from tests.e2e.gateway.browser import LAPTOP, PHONE, Look, chromium, look
-from tests.e2e.gateway.conftest import Pair
+from tests.e2e.gateway.pair import Pair
 from tests.e2e.gateway.processes import Gateway
 
 KEYS = {"acme": "tdm_acme", "boss": "tdm_boss"}
@@ -116,6 +116,7 @@ def test_an_answer_streams_and_shows_its_way_and_its_time(busy: Pair, browser: B
         assert_calm(seen)
 
 
+@pytest.mark.nightly
 def test_keys_alone_are_enough(busy: Pair, browser: Browser) -> None:
     """From the top: the link that skips, then a request is opened by Enter and left by Escape, then a question."""
     with look(browser, busy.gateway.url, reduced_motion="reduce") as seen:
@@ -153,6 +154,7 @@ def test_keys_alone_are_enough(busy: Pair, browser: Browser) -> None:
         assert_calm(seen)
 
 
+@pytest.mark.nightly
 def test_it_fits_a_laptop_and_a_phone_by_day_and_by_night(busy: Pair, browser: Browser) -> None:
     pages: dict[tuple[str, str], str] = {}
     for device, size in (("laptop", LAPTOP), ("phone", PHONE)):
@@ -172,6 +174,7 @@ def test_it_fits_a_laptop_and_a_phone_by_day_and_by_night(busy: Pair, browser: B
     assert pages["laptop", "light"] == pages["phone", "light"] != pages["laptop", "dark"] == pages["phone", "dark"]
 
 
+@pytest.mark.nightly
 def test_the_page_can_speak_to_nobody_else(calm: Pair, browser: Browser) -> None:
     with look(browser, calm.gateway.url) as seen:
         seen.wait("document.querySelector('#link').dataset.state === 'live'")
@@ -200,6 +203,7 @@ def test_a_gateway_may_be_without_one(calm: Pair) -> None:
     assert gateway.stop() == 0
 
 
+@pytest.mark.nightly
 def test_with_keys_it_asks_for_one_and_waits_for_a_gateway_that_is_gone(locked: Gateway, browser: Browser) -> None:
     with look(browser, locked.url) as seen:
         door, said = seen.page.locator("#door"), seen.page.locator("#door-said")

@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from tests.e2e.gateway.conftest import Pair
 from tests.e2e.gateway.http import Post, completion
+from tests.e2e.gateway.pair import Pair
 from tests.e2e.gateway.processes import until
 
 

@@ -15,10 +15,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tandem.wire.channels import channel_options
 from tandem.wire.gen import inference_pb2 as pb
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub
-from tests.e2e.gateway.conftest import Pair
+from tests.e2e.calm.test_openai_client import FORM
 from tests.e2e.gateway.http import LONG_ANSWER, prompt
+from tests.e2e.gateway.pair import Pair
 from tests.e2e.gateway.processes import PATIENCE_S, Gateway, until
-from tests.e2e.gateway.test_openai_client import FORM
 from tests.unit.gateway.parity import asked_both_ways
 
 CHAT = {"messages": [{"role": "user", "content": "What is the capital of 中国?"}]}
@@ -111,6 +111,7 @@ def test_a_shutdown_lets_streams_end_and_tells_the_rest(calm: Pair) -> None:
     calm.wait_idle()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_what_outlasts_the_drain_is_cut_with_a_typed_error(calm: Pair) -> None:
     gateway = calm.cluster.gateway("cutting-grpc", "--gateway-drain-s", "0.2")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.gateway.conftest import Pair
+from tests.e2e.gateway.pair import Pair
 
 SCRIPTS = Path(__file__).resolve().parents[3] / "helm" / "tandem" / "files" / "tests"
 

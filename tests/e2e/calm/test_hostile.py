@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.e2e.gateway.conftest import Pair
 from tests.e2e.gateway.http import LONG_ANSWER, Post, completion
+from tests.e2e.gateway.pair import Pair
 from tests.e2e.gateway.processes import PATIENCE_S, Gateway, until
 
 MAX_CONNECTIONS = 300

@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 
-from tests.e2e.gateway.conftest import Pair
 from tests.e2e.gateway.http import completion
+from tests.e2e.gateway.pair import Pair
 
 NUM_REQUESTS = 64
 LENGTHS = (1, 15, 16, 40, 200, 900)

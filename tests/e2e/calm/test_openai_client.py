@@ -11,8 +11,8 @@ import jsonschema  # type: ignore[import-untyped]
 import openai
 import pytest
 
-from tests.e2e.gateway.conftest import Pair
 from tests.e2e.gateway.http import prompt
+from tests.e2e.gateway.pair import Pair
 
 SHAPE: dict[str, Any] = {
     "type": "object",

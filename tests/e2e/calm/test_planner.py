@@ -15,7 +15,7 @@ import pytest
 from redis import Redis
 
 from tests.e2e.cluster import PATIENCE_S, Program
-from tests.e2e.gateway.conftest import Pair
+from tests.e2e.gateway.pair import Pair
 from tests.e2e.gateway.processes import Gateway, until
 
 SETTINGS = ("--ttft-ms", "500", "--itl-ms", "50", "--interval-s", "1", "--min-decode", "3")

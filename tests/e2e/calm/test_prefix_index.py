@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 
-from tests.e2e.gateway.conftest import Pair
+from tests.e2e.gateway.pair import Pair
 from tests.e2e.gateway.processes import PATIENCE_S, Gateway, until
 
 BLOCK_TOKENS = 16

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import httpx
 
-from tests.e2e.gateway.conftest import Pair
 from tests.e2e.gateway.http import completion
+from tests.e2e.gateway.pair import Pair
 from tests.e2e.gateway.processes import PATIENCE_S, until
 
 LENGTH = 4000

@@ -12,11 +12,12 @@ import pytest
 
 from tandem.core.clock import SystemClock
 from tandem.core.stages import Stage
-from tests.e2e.gateway.conftest import Pair
 from tests.e2e.gateway.http import completion
+from tests.e2e.gateway.pair import Pair
 
 TIMED = {"x-tandem-timing": "1"}
 WITHIN = 0.01
+pytestmark = pytest.mark.nightly
 NUM_TRIES = 20
 """Of which one is to come close: between what the gateway sees and what its client does, this machine may pause."""
 clock, salts = SystemClock(), itertools.count(5_300_000)

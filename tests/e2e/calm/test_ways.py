@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.gateway.conftest import SETTINGS, Pair
 from tests.e2e.gateway.http import completion
+from tests.e2e.gateway.pair import SETTINGS, Pair
 from tests.e2e.gateway.processes import PATIENCE_S, Gateway, cluster, until
 
 PROBLEM = "the way from p to d is not used: transfer.min_gbps is 1e+06, the way carries "
@@ -32,6 +32,7 @@ def test_a_worker_that_joins_measures_those_that_prefill_for_it(calm: Pair) -> N
     assert not calm.prefill.describe().ways, "nobody prefills for it"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_pair_that_is_slower_than_promised_is_not_used(tmp_path: Path, redis_url: str, model: Path) -> None:
     settings = (*SETTINGS, "--namespace", "ways", "--min-gbps", "1000000", "--no-worker-wait-s", "0")

@@ -21,16 +21,16 @@ from tandem.admission.keys import hash_text, key_digest
 from tandem.wire.channels import open_channel
 from tandem.wire.gen import inference_pb2 as pb
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub
-from tests.e2e.gateway.conftest import SETTINGS
 from tests.e2e.gateway.http import Answer, Post, completion
+from tests.e2e.gateway.pair import SETTINGS
 from tests.e2e.gateway.processes import PATIENCE_S, Cluster, Gateway, Redis, Worker, cluster, until
-from tests.property.effort import IS_SOAK
+from tests.effort import IS_NIGHTLY
 
 pytestmark = pytest.mark.timeout(240)
 
 KEYS = {"acme": "tdm_acme", "globex": "tdm_globex"}
 NUM_STREAMS = 20
-NUM_CLIENTS = 400 if IS_SOAK else 80
+NUM_CLIENTS = 400 if IS_NIGHTLY else 80
 
 
 @dataclass(slots=True)
@@ -162,6 +162,7 @@ def end_of(answer: Answer) -> str | None:
     return None
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_a_worker_is_killed(world: World, role: str) -> None:
     """The one that is left goes on with all of them."""
@@ -174,6 +175,7 @@ def test_a_worker_is_killed(world: World, role: str) -> None:
     assert role == "prefill" or any(moved), "nothing was lost, so this tests nothing"
 
 
+@pytest.mark.nightly
 def test_redis_is_killed_and_begins_anew(world: World) -> None:
     with ExitStack() as stack:
         posts = streams(stack, world.gateways[0])
@@ -201,6 +203,7 @@ def test_a_gateway_is_killed_and_the_other_settles_for_it(world: World) -> None:
             assert post.finish().status == 200
 
 
+@pytest.mark.nightly
 def test_clients_leave_at_any_moment(world: World) -> None:
     """Of every kind, over both gateways; many before they were answered, some after."""
     asyncio.run(_many_clients(world, random.Random(5)))

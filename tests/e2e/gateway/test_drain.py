@@ -14,8 +14,8 @@ import pytest
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.stores.registry import WorkerRegistry
-from tests.e2e.gateway.conftest import SETTINGS
 from tests.e2e.gateway.http import Answer, Post, completion
+from tests.e2e.gateway.pair import SETTINGS
 from tests.e2e.gateway.processes import Cluster, Gateway, Worker, cluster, until
 
 pytestmark = pytest.mark.timeout(240)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.gateway.conftest import NUM_SEQS, SETTINGS, Pair, start_pair
 from tests.e2e.gateway.http import LONG_ANSWER, LONG_PROMPT, Answer, Post, completion
+from tests.e2e.gateway.pair import NUM_SEQS, SETTINGS, Pair, start_pair
 from tests.e2e.gateway.processes import Redis, cluster, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -83,7 +83,7 @@ def transferring(pair: Pair) -> bool:
 STATES: dict[str, Callable[[Pair], bool]] = {"prefilling": prefilling, "transferring": transferring}
 
 
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("state", ["transferring", pytest.param("prefilling", marks=pytest.mark.nightly)])
 def test_the_prefill_worker_is_killed(pair: Pair, state: str) -> None:
     body = completion(LONG_PROMPT, 800, 8, stream=state == "transferring")
     (expected,) = expect(pair, body)
@@ -94,6 +94,7 @@ def test_the_prefill_worker_is_killed(pair: Pair, state: str) -> None:
     until(pair.decode.is_idle, "an idle decode worker")
 
 
+@pytest.mark.nightly
 def test_a_prefill_worker_killed_while_the_other_decodes_is_not_missed(pair: Pair) -> None:
     body = completion(40, 810, ANSWER)
     with Post(pair.gateway.url, body) as first:
@@ -107,6 +108,7 @@ def test_a_prefill_worker_killed_while_the_other_decodes_is_not_missed(pair: Pai
     assert fallback.status == 200 and fallback.path == "fallback;reason=no_prefill_worker"
 
 
+@pytest.mark.nightly
 def test_the_decode_worker_is_killed_while_it_pulls(pair: Pair) -> None:
     body = completion(LONG_PROMPT, 820, 8)
     (expected,) = expect(pair, body)
@@ -134,7 +136,7 @@ def test_the_decode_worker_is_killed_while_it_decodes_and_others_wait_in_line(pa
     until(pair.prefill.is_idle, "an idle prefill worker")
 
 
-@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("role", ["decode", pytest.param("prefill", marks=pytest.mark.nightly)])
 def test_a_worker_that_stops_and_wakes_up_late_harms_nothing(pair: Pair, role: str) -> None:
     sleeper = pair.prefill if role == "prefill" else pair.decode
     body = completion(LONG_PROMPT, 850, 40)
@@ -166,6 +168,7 @@ def test_redis_goes_away_and_comes_back(pair: Pair, redis: Redis) -> None:
     assert len(complaints()) == before + 1, "said once"
 
 
+@pytest.mark.nightly
 def test_a_worker_that_is_told_to_end_drains(pair: Pair) -> None:
     with Post(pair.gateway.url, completion(40, 870, 400, stream=True)) as post:
         post.wait_events(5)
@@ -176,6 +179,7 @@ def test_a_worker_that_is_told_to_end_drains(pair: Pair) -> None:
     assert pair.decode.wait() == 0
 
 
+@pytest.mark.nightly
 def test_a_gateway_that_ends_cuts_a_stream_that_stands_still(pair: Pair) -> None:
     gateway = pair.cluster.gateway("patient", "--worker-silence-s", "60", "--gateway-drain-s", "1")
     gateway.wait_ready()

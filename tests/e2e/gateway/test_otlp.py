@@ -16,11 +16,11 @@ import pytest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from tests.e2e.gateway.conftest import SETTINGS
+from tests.e2e.calm.test_grpc import completion as grpc_completion
+from tests.e2e.calm.test_grpc import connected
 from tests.e2e.gateway.http import LONG_ANSWER, LONG_PROMPT, Answer, Post, completion
+from tests.e2e.gateway.pair import SETTINGS
 from tests.e2e.gateway.processes import Cluster, Gateway, Worker, cluster, until
-from tests.e2e.gateway.test_grpc import completion as grpc_completion
-from tests.e2e.gateway.test_grpc import connected
 from tests.otlp import OtlpReceiver, Value, attributes, otlp_receiver
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -258,6 +258,7 @@ def test_metrics_of_all_processes_arrive(traced: Traced) -> None:
     assert all(told(each, "process.cpu.time") for each in ("p", "d", gateway))
 
 
+@pytest.mark.nightly
 def test_receivers_that_hang_or_are_gone_harm_no_request(traced: Traced) -> None:
     with told(**PUSHED, OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:1"):
         alone = traced.cluster.gateway("alone")
@@ -281,6 +282,7 @@ def test_receivers_that_hang_or_are_gone_harm_no_request(traced: Traced) -> None
     assert alone.stop() == 0
 
 
+@pytest.mark.nightly
 def test_a_worker_that_is_killed_leaves_one_trace_with_both_attempts(traced: Traced) -> None:
     trace, body = trace_of(0x12), completion(40, 90, 600, stream=True)
     with Post(traced.gateway.url, body, headers=parent(trace)) as post:

@@ -24,6 +24,7 @@ from tests.e2e.gateway.prometheus import Prometheus, filled_in, prometheus
 from tests.otlp import OtlpReceiver, otlp_receiver
 from tests.ports import free_port
 
+pytestmark = pytest.mark.nightly
 SETTINGS = (
     *("--served-model-name", "tiny", "--kv-transport", "local", "--kv-cache-memory", "32MiB"),
     *("--max-num-batched-tokens", "64", "--max-num-seqs", "8", "--speculative-method", "ngram"),

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.gateway.conftest import SETTINGS
 from tests.e2e.gateway.http import Post, completion
+from tests.e2e.gateway.pair import SETTINGS
 from tests.e2e.gateway.processes import Cluster, Worker, cluster, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -87,6 +87,7 @@ def test_two_ranks_serve_and_what_one_of_them_leaves_goes_on_elsewhere(running: 
     assert alone.stop() == 0
 
 
+@pytest.mark.nightly
 def test_the_second_rank_ends_with_the_first(running: Cluster) -> None:
     killed, stopped = running.worker("killed", "mixed", *RANKED), running.worker("stopped", "mixed", *RANKED)
     for worker, end in ((killed, killed.kill), (stopped, stopped.stop)):
@@ -97,7 +98,7 @@ def test_the_second_rank_ends_with_the_first(running: Cluster) -> None:
     assert stopped.exit_code == 0 and stopped.complaints() == []
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_rank_that_stands_still_costs_its_worker(running: Cluster) -> None:
     """Within `step_stall_s`, although its process lives."""
     gateway, ranked = running.gateway("gateway"), running.worker("ranked", "mixed", *RANKED, "--step-stall-s", "5")

@@ -65,7 +65,7 @@ def client(gateway: Gateway) -> Iterator[openai.OpenAI]:
         yield client
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.2])
+@pytest.mark.parametrize("temperature", [1.2, pytest.param(0.0, marks=pytest.mark.nightly)])
 def test_an_object_of_a_schema(client: openai.OpenAI, temperature: float) -> None:
     ask: dict[str, Any] = {
         "model": MODEL,
@@ -83,8 +83,16 @@ def test_an_object_of_a_schema(client: openai.OpenAI, temperature: float) -> Non
     assert text == whole.message.content
 
 
-@pytest.mark.parametrize("parallel", [False, True])
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_time"}}], ids=str)
+@pytest.mark.parametrize(
+    ("choice", "parallel"),
+    [
+        ("required", True),
+        pytest.param("required", False, marks=pytest.mark.nightly),
+        ({"type": "function", "function": {"name": "get_time"}}, False),
+        pytest.param({"type": "function", "function": {"name": "get_time"}}, True, marks=pytest.mark.nightly),
+    ],
+    ids=str,
+)
 def test_a_call_that_must_be_made(client: openai.OpenAI, choice: Any, parallel: bool) -> None:
     ask: dict[str, Any] = {
         "model": MODEL,

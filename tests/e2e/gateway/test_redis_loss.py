@@ -15,16 +15,13 @@ import pytest
 from tandem.admission.keys import hash_text, key_digest
 from tests.contract.stores.redis_servers import TcpServer, tcp_server
 from tests.contract.stores.test_loss import FAULTS
-from tests.e2e.gateway.conftest import SETTINGS
 from tests.e2e.gateway.http import prompt
+from tests.e2e.gateway.pair import SETTINGS
 from tests.e2e.gateway.processes import PATIENCE_S, Cluster, Gateway, Worker, cluster, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.redis, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.nightly, pytest.mark.redis, pytest.mark.timeout(240)]
 
 KEY = "tdm_acme"
-OFTEN = ("stopped", "demoted")
-CHOSEN = [name if name in OFTEN else pytest.param(name, marks=pytest.mark.soak) for name in FAULTS]
-"""All are tried on stores in every run; whole clusters take longer."""
 NUM_ASKED = 8
 """Of each gateway while Redis is lost."""
 TENANTS = f"""tenants:
@@ -111,7 +108,7 @@ def words(gateway: Gateway) -> list[str]:
     return [line for line in gateway.log.splitlines() if "Redis fails" in line or "Redis answers again" in line]
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.parametrize("name", FAULTS)
 def test_no_request_fails_while_redis_is_lost_and_all_heals(rig: Rig, name: str) -> None:
     lose, heal, _ = FAULTS[name]
     until(rig.all_up, "a Redis that all can use")

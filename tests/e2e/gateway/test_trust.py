@@ -15,8 +15,8 @@ from tandem.wire.secret_file import SecretFile
 from tandem.wire.trust import Trust
 from tests.certificates import Authority
 from tests.e2e.cluster import PATIENCE_S
-from tests.e2e.gateway.conftest import SETTINGS
 from tests.e2e.gateway.http import LONG_ANSWER, Answer, Post, completion
+from tests.e2e.gateway.pair import SETTINGS
 from tests.e2e.gateway.processes import Cluster, Gateway, Worker, cluster, until
 
 NUM_PROMPTS = 6
@@ -68,6 +68,7 @@ def start(running: Cluster, trust: Trust, *pools: tuple[str, str]) -> tuple[Gate
     return gateway, workers
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(150)
 def test_a_cluster_with_a_secret_and_an_operator(tmp_path: Path, redis_url: str, model: Path) -> None:
     secret, wrong = tmp_path / "secret", tmp_path / "wrong"

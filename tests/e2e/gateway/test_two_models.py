@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.gateway.conftest import SETTINGS
+from tests.e2e.gateway.pair import SETTINGS
 from tests.e2e.gateway.processes import cluster, until
 from tests.e2e.gateway.tiny_model import make_model
 

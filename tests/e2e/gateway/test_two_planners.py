@@ -137,6 +137,7 @@ def told_first(program: Program) -> dict[str, Any]:
             return told
 
 
+@pytest.mark.nightly
 async def test_one_acts_and_when_it_is_killed_the_other_does(
     world: tuple[World, str], workers: list[Worker], start: Callable[..., Program], redis_url: str
 ) -> None:

@@ -30,7 +30,7 @@ from tests.e2e.serve.head import Head
 from tests.e2e.serve.served import until
 from tests.scrape import Scrape
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(400)]
 
 PATIENCE_S = 120.0
 NAMESPACE = "document"

@@ -16,7 +16,7 @@ from tests.e2e.serve.served import Served
 from tests.golden.models import NEAR_TIE, REAL_MODEL, Reference, check_greedy, check_sampled, real_model
 from tests.golden.prompts import prompts
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(400)]
 
 _OUTPUTS = 24
 _LONGEST = 700

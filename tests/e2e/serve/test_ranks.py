@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.gateway.tiny_model import make_model
 from tests.e2e.serve.served import Served, until
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(400)]
 
 PATIENCE_S = 120.0
 SETTINGS = ("--served-model-name", "tiny", "--dtype", "float64", "--kv-cache-memory", "32MiB", "--port", "0")

@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.serve.load import NUM_CLIENTS, Load
 from tests.e2e.serve.served import Served, until
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(400)]
 
 PATIENCE_S = 120.0
 POOLS = ("decode", "prefill")

@@ -18,7 +18,7 @@ import pytest
 
 from tests.e2e.serve.served import Served, cpu_ticks, until
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 FRANCE = "What is the capital of France?"
 PATIENCE_S = 120.0
@@ -123,6 +123,7 @@ def test_what_it_says_on_the_way_worries_nobody(served: Served) -> None:
         assert any(pool in name and "serves smollm2-135m-instruct" in text for name, text in texts.items()), texts
 
 
+@pytest.mark.nightly
 def test_a_taken_port_is_refused_before_anything_starts(served: Served) -> None:
     port = served.url.rpartition(":")[2]
     with Served("--port", port) as second:
@@ -132,6 +133,7 @@ def test_a_taken_port_is_refused_before_anything_starts(served: Served) -> None:
     assert served.chat(FRANCE, max_tokens=2).status_code == 200
 
 
+@pytest.mark.nightly
 def test_a_killed_prefill_worker_comes_back(served: Served) -> None:
     victim = served.replica("prefill")
     assert victim is not None
@@ -147,6 +149,7 @@ def test_a_killed_prefill_worker_comes_back(served: Served) -> None:
     wait_remote_answer(served)
 
 
+@pytest.mark.nightly
 def test_a_decode_worker_killed_in_mid_decode_comes_back(served: Served) -> None:
     victim = served.replica("decode")
     assert victim is not None
@@ -159,7 +162,7 @@ def test_a_decode_worker_killed_in_mid_decode_comes_back(served: Served) -> None
     wait_remote_answer(served)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
 def test_a_signal_to_its_group_lets_a_stream_finish_and_leaves_nothing(served: Served, number: signal.Signals) -> None:
     """A terminal's Ctrl-C and a supervisor's SIGTERM go to the whole group."""
     redis = next(line for line in served.look().values() if "tandem-redis-" in line)
@@ -178,6 +181,7 @@ def test_a_signal_to_its_group_lets_a_stream_finish_and_leaves_nothing(served: S
     assert not run_dir.exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("stage", "number"), [("redis", signal.SIGINT), ("workers", signal.SIGTERM)])
 def test_a_signal_during_the_start_ends_it(stage: str, number: signal.Signals) -> None:
     with Served("--port", "0") as starting:
@@ -189,6 +193,7 @@ def test_a_signal_during_the_start_ends_it(stage: str, number: signal.Signals) -
         starting.wait_nothing_left()
 
 
+@pytest.mark.nightly
 def test_a_killed_serve_takes_all_its_processes_with_it(served: Served) -> None:
     names = "\n".join(served.look().values())
     for part in ("tandem.cli gateway", "gcs_server", "raylet", "tandem-redis-", "tandem-prefill", "tandem-decode"):

@@ -25,7 +25,7 @@ async def measure(taker: Client, source: WorkerRef, num_bytes: int = 0) -> pb.Me
     return await taker.stub.Measure(pb.MeasureRequest(source=encode_worker(source), num_bytes=num_bytes), timeout=60)
 
 
-@pytest.fixture(scope="module", params=["local", "nixl"])
+@pytest.fixture(scope="module", params=["nixl", pytest.param("local", marks=pytest.mark.nightly)])
 def two(request: pytest.FixtureRequest, start: Start) -> Iterator[Two]:
     kind = request.param
     workers = start(f"giver-{kind}", "prefill", kind), start(f"taker-{kind}", "decode", kind)
@@ -52,6 +52,7 @@ async def test_the_way_is_named_and_bytes_are_checked_and_nothing_is_left(two: T
         assert list(described.ways) == told[-1:]
 
 
+@pytest.mark.nightly
 async def test_what_went_over_tcp_is_seen_in_the_counters_of_the_network(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +77,7 @@ async def test_a_worker_does_not_measure_itself_or_who_is_not_there(two: Two) ->
             assert (reply.refusal.kind, reply.HasField("report")) == (kind, False)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("num_givers", "num_takers"), [(2, 1), (1, 2)])
 async def test_ranks_are_measured_together(start: Start, num_givers: int, num_takers: int) -> None:
     name = f"{num_givers}-{num_takers}"
@@ -87,6 +89,7 @@ async def test_ranks_are_measured_together(start: Start, num_givers: int, num_ta
         assert reply.report.num_bytes >= 20 << 20
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["local", "nixl"])
 async def test_a_source_that_dies_in_the_middle_ends_it_once_and_leaves_nothing(start: Start, kind: str) -> None:
     giver, taker = start(f"dying-{kind}", "prefill", kind), start(f"reader-{kind}", "decode", kind)

@@ -41,6 +41,7 @@ async def _told(client: Client, request: Request) -> list[Token]:
     return [event for event in client.events[key] if isinstance(event, Token)]
 
 
+@pytest.mark.nightly
 async def test_tokens_are_those_of_steps_one_by_one(start: Start) -> None:
     """Requests at once at a worker whose steps overlap, others split between two of them, one of them cancelled."""
     deep = ("--plan-depth", "2")

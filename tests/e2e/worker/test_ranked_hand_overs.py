@@ -20,7 +20,7 @@ from tests.e2e.worker.test_two_workers import fresh_request, half_computed, in_o
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(params=[pytest.param("local", marks=pytest.mark.golden), "nixl"])
+@pytest.fixture(params=[pytest.param("local", marks=pytest.mark.nightly), "nixl"])
 def pair(request: pytest.FixtureRequest, start: Start) -> Iterator[tuple[WorkerProcess, WorkerProcess]]:
     """Of one rank, and of two."""
     kind = request.param

@@ -56,7 +56,7 @@ class Pair:
         setattr(self, which, self.start(old.name, which, self.transport))
 
 
-@pytest.fixture(scope="module", params=["local", "nixl"])
+@pytest.fixture(scope="module", params=["nixl", pytest.param("local", marks=pytest.mark.nightly)])
 def pair(request: pytest.FixtureRequest, start: Start) -> Iterator[Pair]:
     kind = request.param
     prefill, decode = start(f"prefill-{kind}", "prefill", kind), start(f"decode-{kind}", "decode", kind)
@@ -94,7 +94,7 @@ async def half_computed(giver: Client) -> None:
             await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("num_prompt", [3, 16, 17, 100, 700])
+@pytest.mark.parametrize("num_prompt", [17, 700, *(pytest.param(n, marks=pytest.mark.nightly) for n in (3, 16, 100))])
 async def test_split_in_two_the_tokens_are_the_same(pair: Pair, num_prompt: int) -> None:
     async with pair.clients() as (giver, taker):
         request = fresh_request(num_prompt, 24)
@@ -142,7 +142,7 @@ def reference(tiny_directory: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(tiny_directory, dtype=torch.float64).eval()
 
 
-@pytest.mark.parametrize("max_tokens", [0, 12])
+@pytest.mark.parametrize("max_tokens", [12, pytest.param(0, marks=pytest.mark.nightly)])
 async def test_a_scored_prompt_is_scored_where_it_is_computed(pair: Pair, reference: Any, max_tokens: int) -> None:
     """Although both workers have it cached; penalties look back over the hand-off."""
     async with pair.clients() as (giver, taker):
@@ -195,7 +195,7 @@ async def test_many_at_once_in_both_directions(pair: Pair) -> None:
     assert pair.prefill.complaints() + pair.decode.complaints() == []
 
 
-@pytest.mark.parametrize("state", ["half computed", "decoding"])
+@pytest.mark.parametrize("state", ["half computed", pytest.param("decoding", marks=pytest.mark.nightly)])
 async def test_cancel(pair: Pair, state: str) -> None:
     async with pair.clients() as (giver, taker):
         key, _ = await hand_over(giver, taker, fresh_request(1500, 2000))
@@ -209,6 +209,7 @@ async def test_cancel(pair: Pair, state: str) -> None:
         await taker.settled()
 
 
+@pytest.mark.nightly
 async def test_prefill_killed_in_mid_prefill(pair: Pair) -> None:
     async with pair.clients() as (giver, taker):
         key, _ = await hand_over(giver, taker, fresh_request(3000, 8))
@@ -221,6 +222,7 @@ async def test_prefill_killed_in_mid_prefill(pair: Pair) -> None:
     await works(pair)
 
 
+@pytest.mark.nightly
 async def test_decode_killed_in_mid_decode(pair: Pair) -> None:
     async with pair.clients() as (giver, taker):
         key, _ = await hand_over(giver, taker, fresh_request(200, 3000))
@@ -245,6 +247,7 @@ async def test_decode_killed_in_mid_transfer_gives_the_lease_back(pair: Pair) ->
     await works(pair)
 
 
+@pytest.mark.nightly
 async def test_a_prefill_worker_that_wakes_up_late_harms_nobody(pair: Pair) -> None:
     async with pair.clients() as (giver, taker):
         request = fresh_request(3000, 8)
@@ -267,6 +270,7 @@ async def test_a_prefill_worker_that_wakes_up_late_harms_nobody(pair: Pair) -> N
         await taker.settled()
 
 
+@pytest.mark.nightly
 async def test_a_worker_that_is_told_to_end_finishes_what_runs(pair: Pair) -> None:
     async with pair.clients() as (giver, taker):
         request = fresh_request(60, 100)
@@ -281,6 +285,7 @@ async def test_a_worker_that_is_told_to_end_finishes_what_runs(pair: Pair) -> No
     await works(pair)
 
 
+@pytest.mark.nightly
 async def test_a_second_signal_ends_a_worker_at_once(pair: Pair) -> None:
     async with pair.clients() as (giver, taker):
         key = await taker.generate(fresh_request(60, 5000))
@@ -328,7 +333,7 @@ async def lend(giver: Client, taker: Client, num_prompt: int) -> tuple[Request, 
     raise AssertionError("no loan shows a sign of itself in time")
 
 
-@pytest.mark.parametrize("num_prompt", [17, 100, 700])
+@pytest.mark.parametrize("num_prompt", [100, *(pytest.param(n, marks=pytest.mark.nightly) for n in (17, 700))])
 async def test_a_prefix_that_another_worker_has_is_read_and_the_tokens_are_the_same(
     pair: Pair, num_prompt: int
 ) -> None:
@@ -346,6 +351,7 @@ async def test_a_prefix_that_another_worker_has_is_read_and_the_tokens_are_the_s
         await taker.settled()
 
 
+@pytest.mark.nightly
 async def test_many_prefixes_are_read_in_both_directions_beside_hand_offs(pair: Pair) -> None:
     async with pair.clients() as (one, two):
         started = []
@@ -365,7 +371,9 @@ async def test_many_prefixes_are_read_in_both_directions_beside_hand_offs(pair: 
     assert pair.prefill.complaints() + pair.decode.complaints() == []
 
 
-@pytest.mark.parametrize("fate", ["evicts it", "stands still", "dies"])
+@pytest.mark.parametrize(
+    "fate", ["evicts it", *(pytest.param(fate, marks=pytest.mark.nightly) for fate in ("stands still", "dies"))]
+)
 async def test_where_a_source_fails_the_job_is_computed(pair: Pair, fate: str) -> None:
     async with pair.clients() as (giver, taker):
         request = fresh_request(1200, 8)
@@ -404,6 +412,7 @@ async def works(pair: Pair) -> None:
         await taker.settled()
 
 
+@pytest.mark.nightly
 def test_a_model_that_is_not_there_is_one_line_and_a_status(tmp_path: Path) -> None:
     process = WorkerProcess(tmp_path, "lost", "--model", str(tmp_path / "nowhere"))
     assert process.wait() == 1

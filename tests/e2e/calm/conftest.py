@@ -1,0 +1,25 @@
+"""One cluster of real processes that all tests of this folder share; tests that break something start their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.gateway.pair import SETTINGS, Pair, start_pair
+from tests.e2e.gateway.processes import cluster
+
+
+@pytest.fixture(scope="package")
+def calm(tmp_path_factory: pytest.TempPathFactory, redis_url: str, model: Path) -> Iterator[Pair]:
+    """At the end nothing is held, no gateway has to cut anything off, all exit with 0, and no log has a complaint."""
+    directory = tmp_path_factory.mktemp("calm")
+    with cluster(directory, redis_url, model, *SETTINGS, "--namespace", "calm") as running:
+        pair = start_pair(running)
+        yield pair
+        pair.wait_idle()
+        running.stop()
+        codes = {program.name: program.exit_code for program in running.programs}
+        assert set(codes.values()) == {0}, codes
+        assert running.complaints() == []
