@@ -1,5 +1,7 @@
-"""How many examples the property tests try: few in every run, fewer under TANDEM_QUICK=1, many under TANDEM_SOAK=1;
-never what they try."""
+"""Sets how many examples random tests try, by the target that runs them: `make check`, `make test` or `make nightly`.
+
+`TANDEM_TEST_EFFORT` names the target; without it tests run as in `make test`.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +9,27 @@ import os
 
 from hypothesis import HealthCheck, settings
 
-IS_SOAK = os.environ.get("TANDEM_SOAK") == "1"
-SOAK_FACTOR = 60
-IS_QUICK = os.environ.get("TANDEM_QUICK") == "1"
-QUICK_PART = 8
+EFFORT = os.environ.get("TANDEM_TEST_EFFORT", "test")
+IS_CHECK = EFFORT == "check"
+IS_NIGHTLY = EFFORT == "nightly"
+_FACTORS = {"check": 1 / 8, "test": 1, "nightly": 15}
+
+
+def scaled(number: int) -> int:
+    """Return how many examples to try where `make test` tries `number`."""
+    return max(1, int(number * _FACTORS[EFFORT]))
 
 
 def effort(examples: int, steps: int = 50) -> settings:
-    """`steps` bounds the rules of one run of a state machine. Soaking draws new examples each time, `make check` only
-    some of the usual ones, and shorter runs."""
-    number = examples // QUICK_PART if IS_QUICK else examples
+    """Return settings for hypothesis: `examples` in `make test`, each of at most `steps` rules of a state machine.
+
+    `make nightly` draws new examples each time; the other targets the same ones in every run, so that a red test stays
+    red. `make check` runs shorter examples too.
+    """
     return settings(
-        max_examples=examples * SOAK_FACTOR if IS_SOAK else max(1, number),
-        stateful_step_count=steps // 2 if IS_QUICK else steps,
-        derandomize=not IS_SOAK,
+        max_examples=scaled(examples),
+        stateful_step_count=steps // 2 if IS_CHECK else steps,
+        derandomize=not IS_NIGHTLY,
         deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),

@@ -13,8 +13,8 @@ from tandem.core.errors import ErrorKind
 from tandem.core.events import Finished
 from tandem.core.ids import RequestId
 from tandem.core.request import Request, SamplingParams
+from tests.effort import effort
 from tests.property.cluster import Cluster, blocks_of
-from tests.property.effort import effort
 from tests.property.model import STOP_TOKEN
 from tests.property.workers import Knobs
 
@@ -112,7 +112,7 @@ def run(seed: int, knobs: Knobs, wanted: list[Ask], rounds: int) -> Cluster:
     return cluster
 
 
-@effort(150)
+@effort(75)
 @given(
     seed=st.integers(0, 2**32),
     knobs=shapes(
@@ -142,7 +142,7 @@ def test_every_request_ends_once_and_no_token_is_wrong(seed: int, knobs: Knobs, 
 
 
 @pytest.mark.slow
-@effort(300)
+@effort(80)
 @given(
     seed=st.integers(0, 2**32),
     num_blocks=st.tuples(st.integers(6, 10), st.integers(6, 10)),
@@ -179,7 +179,7 @@ def test_without_digests_the_lease_keeps_wrong_kv_out(
     check_silence(run(seed, knobs, wanted, 60))
 
 
-@effort(250)
+@effort(80)
 @given(
     seed=st.integers(0, 2**32),
     knobs=shapes(pull_timeout_s=NEVER, drain_timeout_s=NEVER, slow_reads=0.1, loans=0.5),

@@ -20,7 +20,7 @@ from tandem.sched.policy import SchedulerLimits
 from tandem.sched.run import DecodeRun
 from tandem.sched.scheduler import Scheduler
 from tandem.sched.step_cost import features
-from tests.property.effort import effort
+from tests.effort import effort
 
 BLOCK_SIZE = 4
 
@@ -158,7 +158,7 @@ def worked(
     return worker, states
 
 
-@effort(300)
+@effort(150)
 @given(
     wanted=wishes(),
     num_blocks=st.sampled_from([8, 12, 20, 60]),

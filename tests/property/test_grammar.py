@@ -17,7 +17,7 @@ from tandem.core.grammar import Grammar
 from tandem.core.ids import SeqId
 from tandem.gateway.response_format import Form, GrammarCheck, schema_source
 from tandem.runtime.grammar import GrammarMasks
-from tests.property.effort import effort
+from tests.effort import effort
 from tests.unit.gateway.conftest import train_tokenizer
 
 END = 1
@@ -100,7 +100,7 @@ def draw(grammar: Grammar, seed: int, keen: float) -> str | None:
 
 
 @given(schema=SCHEMAS, seed=st.integers(0, 2**32), keen=st.sampled_from([0.2, 0.5, 0.9]))
-@effort(150)
+@effort(80)
 def test_what_ends_fits_its_schema(schema: dict[str, Any], seed: int, keen: float) -> None:
     grammar = Grammar("json_schema", schema_source(schema))
     GrammarCheck().check(Form(grammar, "schema"))

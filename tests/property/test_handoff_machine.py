@@ -17,7 +17,7 @@ from tandem.kv.handoff import Announcement, BlockDigest, LeaseState, PullState
 from tandem.kv.lease_book import Ended, LeaseBook
 from tandem.kv.pull_book import PullBook
 from tandem.kv.pull_outcome import Arrived, Lost, PullOutcome, ReadEnded, StartRead, Teardown
-from tests.property.effort import effort
+from tests.effort import effort
 
 GIVER = WorkerRef(WorkerId("giver"), Incarnation(1), "giver:1")
 TAKER = WorkerRef(WorkerId("taker"), Incarnation(1), "taker:1")
@@ -497,6 +497,6 @@ class TrustingHandoffMachine(HandoffMachine):
 
 
 TestHandoff = HandoffMachine.TestCase
-TestHandoff.settings = effort(250, 70)
+TestHandoff.settings = effort(100, 70)
 TestTrustingHandoff = pytest.mark.slow(TrustingHandoffMachine.TestCase)
-TestTrustingHandoff.settings = effort(250, 70)
+TestTrustingHandoff.settings = effort(100, 70)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.core.load import Drained
-from tests.property.effort import effort
+from tests.effort import effort
 from tests.property.moving_cluster import DRAIN_S, MovingCluster
 from tests.property.test_cluster import Ask, asks, check_silence
 from tests.property.workers import Knobs
@@ -29,7 +29,7 @@ def run(seed: int, knobs: Knobs, wanted: list[Ask], drains: list[tuple[int, int]
     return cluster
 
 
-@effort(60)
+@effort(40)
 @given(
     seed=st.integers(0, 2**32),
     knobs=st.builds(
@@ -60,7 +60,7 @@ def test_whatever_happens_while_workers_drain_every_choice_ends_right(
         assert tuple(story.tokens) == cluster.expected[place], place
 
 
-@effort(40)
+@effort(24)
 @given(
     seed=st.integers(0, 2**32),
     depth=st.sampled_from([1, 2]),
@@ -83,7 +83,7 @@ def test_with_room_elsewhere_all_that_runs_moves(seed: int, depth: int, lengths:
         assert tuple(story.tokens) == cluster.expected[place], place
 
 
-@effort(40)
+@effort(24)
 @given(
     seed=st.integers(0, 2**32),
     num_blocks=st.integers(26, 40),

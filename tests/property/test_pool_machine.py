@@ -14,7 +14,7 @@ from tandem.core.ids import BlockHash, BlockId, HostSlot
 from tandem.kv.hashing import chain_hashes, root_hash
 from tandem.kv.host_pool import Fill, Spill
 from tandem.kv.pool import BlockPool, BlockTable, Holder
-from tests.property.effort import effort
+from tests.effort import effort
 
 BLOCK_SIZE = 2
 ROOT = root_hash("model", BLOCK_SIZE, "")
@@ -272,4 +272,4 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = effort(250, 70)
+TestPool.settings = effort(100, 70)

@@ -23,7 +23,7 @@ from tandem.stores.client import connect
 from tandem.stores.embedded import EmbeddedServer
 from tandem.stores.prefix_index import NUM_SHARDS, IndexReader, IndexWriter
 from tandem.worker.publisher import Publisher
-from tests.property.effort import effort
+from tests.effort import effort
 
 ROOT = root_hash("model", 1, "")
 MAX_LENGTH = 12

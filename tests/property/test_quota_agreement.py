@@ -15,7 +15,7 @@ from tandem.admission.quota import MAX_BACK_MS, MAX_SWEEP, Ask, Levels, Limits, 
 from tandem.core.ids import TenantId
 from tandem.stores.embedded import EmbeddedServer
 from tandem.stores.quota import RedisQuotas
-from tests.property.effort import effort
+from tests.effort import effort
 
 TTL_MS = 20_000
 _numbers = itertools.count()
@@ -91,7 +91,7 @@ async def compare(url: str, limits: Limits, steps: list[tuple[object, ...]]) -> 
 
 
 @pytest.mark.redis
-@effort(150)
+@effort(80)
 @given(LIMITS, STEPS)
 @example(Limits(60, 1000, 2), [("reserve", "a", 1, 1000, False), ("renew", {"a": 5000}), ("reserve", "b", 1, 1, False)])
 @example(Limits(0, 1000, 0), [("reserve", "a", 1, 900, False), ("renew", {"a": 10}), ("clock", TTL_MS), ("renew", {})])
@@ -108,7 +108,7 @@ def test_they_agree_on_more_late_ones_than_one_call_settles(url: str) -> None:
     asyncio.run(compare(url, Limits(10**6, 10**6, MAX_SWEEP + 40), many + looks))
 
 
-@effort(200)
+@effort(100)
 @given(LIMITS, STEPS)
 def test_what_is_taken_is_never_more_than_a_bucket_and_what_time_brings(
     limits: Limits, steps: list[tuple[object, ...]]

@@ -19,7 +19,7 @@ from tandem.core.ids import GatewayId, TenantId
 from tandem.gateway.entry import Entry
 from tandem.gateway.quotas import TenantQuotas
 from tandem.stores.script_line import StoreUnavailable
-from tests.property.effort import effort
+from tests.effort import effort
 
 TTL_MS = 20_000
 WHO = Tenant(id=TenantId("acme"), requests_per_minute=30, tokens_per_minute=1000, max_concurrency=8)
@@ -158,13 +158,13 @@ async def settled(gateways: list[TenantQuotas]) -> None:
             await asyncio.wait(each._posted)
 
 
-@effort(250)
+@effort(120)
 @given(STEPS)
 def test_nothing_is_left_open_whatever_is_lost(steps: list[tuple[Any, ...]]) -> None:
     asyncio.run(run(steps))
 
 
-@effort(150)
+@effort(80)
 @given(st.lists(st.tuples(st.integers(1, 300), st.integers(0, 500), st.sampled_from([0, 100, 5_000])), max_size=25))
 def test_a_store_that_answers_ends_with_what_was_used(asks: list[tuple[int, int, int]]) -> None:
     """Without faults the bucket is what a plain sum says."""

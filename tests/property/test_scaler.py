@@ -15,7 +15,7 @@ from tandem.scaling.decision import Decision, Target
 from tandem.scaling.observed import Capability, Demand, Observed, PoolState
 from tandem.scaling.policy import Bounds, ScalingPolicy
 from tandem.scaling.scaler import Scaler
-from tests.property.effort import effort
+from tests.effort import effort
 
 WORKER = Capability(
     cost=StepCost(base_s=7e-3, prefill_token_s=24e-6, decode_seq_s=3e-5, decode_context_s=4e-8, prefill_pair_s=9e-10),

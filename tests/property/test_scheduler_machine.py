@@ -18,7 +18,7 @@ from tandem.sched.policy import SchedulerLimits
 from tandem.sched.scheduler import Scheduler
 from tandem.sched.sequence import Sequence, Status
 from tandem.sched.targets import LatencyTargets, Target
-from tests.property.effort import effort
+from tests.effort import effort
 from tests.property.guesses import speculation
 from tests.property.jobs import Shape, Witness, job_of, shapes
 from tests.property.model import KVStore, ModelExecutor
@@ -447,6 +447,6 @@ class DeepSchedulerMachine(SchedulerMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = effort(350, 70)
+TestScheduler.settings = effort(120, 70)
 TestDeepScheduler = pytest.mark.slow(DeepSchedulerMachine.TestCase)
-TestDeepScheduler.settings = effort(350, 70)
+TestDeepScheduler.settings = effort(120, 70)

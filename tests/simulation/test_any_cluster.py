@@ -20,7 +20,7 @@ from tandem.sim.residuals import NONE, always
 from tandem.sim.trace import Trace
 from tandem.sim.worker import WorkerSpec
 from tandem.workload.mix import Group, poisson
-from tests.property.effort import effort
+from tests.effort import effort
 from tests.simulation.clusters import slow_spec, traces_of
 
 GROUPS = (Group("short", 0.7, (1, 60), (1, 40)), Group("long", 0.3, (100, 400), (1, 40)))
@@ -69,7 +69,7 @@ def seen(trace: Trace) -> tuple[object, ...]:
 
 
 @pytest.mark.slow
-@effort(40)
+@effort(16)
 @given(
     spec=specs(),
     labels=pools(),
@@ -115,7 +115,7 @@ def test_every_request_ends_once_and_nothing_is_left(
     assert run(max_run=max_run)[0] == single == digest
 
 
-@pytest.mark.parametrize("max_run", [2, 64])
+@pytest.mark.parametrize("max_run", [pytest.param(2, marks=pytest.mark.slow), 64])
 def test_how_far_workers_look_ahead_does_not_show_in_what_routers_know_of_their_steps(max_run: int) -> None:
     config = Config(engine=EngineConfig(max_num_batched_tokens=64, max_num_seqs=2))
     spec = slow_spec(config=config, num_blocks=60, residuals=always(0.5, 1.0, 3.0))
@@ -131,7 +131,7 @@ def test_how_far_workers_look_ahead_does_not_show_in_what_routers_know_of_their_
 
 
 @pytest.mark.slow
-@effort(60)
+@effort(24)
 @given(
     spec=specs(),
     labels=pools(),

@@ -23,7 +23,7 @@ from tandem.sim.shapes import SMOLLM_135M
 from tandem.sim.stretch import Stretch
 from tandem.sim.transport import Fabric
 from tandem.sim.worker import SimWorker
-from tests.property.effort import effort
+from tests.effort import effort
 from tests.simulation.clusters import LAPTOP, slow_spec
 
 LATENCY_S, READ_LATENCY_S = 2e-4, 5e-5
@@ -126,6 +126,7 @@ def busy(max_run: int, num_blocks: int) -> Rig:
     return rig
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_blocks", [2000, 260])
 def test_looking_ahead_changes_nothing(num_blocks: int) -> None:
     one, other = busy(1, num_blocks), busy(64, num_blocks)
@@ -136,7 +137,7 @@ def test_looking_ahead_changes_nothing(num_blocks: int) -> None:
     assert one.agenda.num_run > 1.5 * other.agenda.num_run, "it did look ahead"
 
 
-@effort(100)
+@effort(50)
 @given(
     bandwidth=st.sampled_from([1e6, 1e8, 1e10]),
     num_blocks=st.sampled_from([120, 300]),

@@ -54,14 +54,15 @@ def jain(shares: list[float]) -> float:
     return sum(shares) ** 2 / (len(shares) * sum(share * share for share in shares))
 
 
-def test_a_flood_of_long_prompts_does_not_reach_a_neighbour_within_its_share() -> None:
+@pytest.mark.parametrize("count", [150, pytest.param(500, marks=pytest.mark.nightly)])
+def test_a_flood_of_long_prompts_does_not_reach_a_neighbour_within_its_share(count: int) -> None:
     """Fairness alone; no quota keeps anything of the flood out. The step budget is small: beside a flood every step is
     full, so that with 256 tokens in it, or 512, a prompt of 80 takes twice as long as in a step of its own."""
     spec, rate = ClusterSpec(workers=pair(192), gateway=LINE), SHORT_RATE + FLOOD_RATE
-    alone = run([SHORT], SHORT_RATE, 500, spec)
+    alone = run([SHORT], SHORT_RATE, count, spec)
     both = run(
         [replace(SHORT, share=SHORT_RATE / rate), replace(LONG, share=FLOOD_RATE / rate)],
-        rate, round(500 * rate / SHORT_RATE), spec,
+        rate, round(count * rate / SHORT_RATE), spec,
     )  # fmt: skip
     before = p99([trace.ttft_s for trace in alone])
     beside = p99([trace.ttft_s for trace in both if trace.tenant == "b"])
@@ -69,11 +70,13 @@ def test_a_flood_of_long_prompts_does_not_reach_a_neighbour_within_its_share() -
     assert beside <= 1.3 * before, f"p99 of TTFT: {1e3 * before:.1f} ms alone, {1e3 * beside:.1f} ms beside a flood"
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_ten_times_a_quota_of_long_prompts_does_not_reach_a_neighbour_within_its_own(seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "rate"), [(1, 30.0), *(pytest.param(seed, 60.0, marks=pytest.mark.nightly) for seed in (1, 2, 3))]
+)
+def test_ten_times_a_quota_of_long_prompts_does_not_reach_a_neighbour_within_its_own(seed: int, rate: float) -> None:
     """At default settings. The flood begins with a whole bucket, which lets a minute's worth in at once. The
     neighbour's prompts are an eighth as long; those of 80 tokens would feel each full step for a long one."""
-    quota, rate, count = 20_000, 60.0, 600
+    quota, count = 20_000, round(10 * rate)
     flood = 10 * quota / 60 / 3040
     short = Group("b", 1.0, (256, 448), (2, 4), tenant="b")
     long = Group("a", 1.0, (2000, 4000), (2, 4), tenant="a")
@@ -92,9 +95,11 @@ def test_ten_times_a_quota_of_long_prompts_does_not_reach_a_neighbour_within_its
 
 
 @pytest.mark.parametrize("tenants", ["aaa", "abc"])
-@pytest.mark.parametrize("budget", [128, 256])
+@pytest.mark.parametrize(
+    ("budget", "count"), [(256, 60), *(pytest.param(n, 200, marks=pytest.mark.nightly) for n in (128, 256))]
+)
 def test_prompts_of_each_size_wait_at_the_gateway_no_longer_than_a_worker_would_let_them(
-    budget: int, tenants: str
+    budget: int, count: int, tenants: str
 ) -> None:
     """Against workers that hold all prompts and order them. When two steps were all that was taken beside the longest
     prompt of any size, with 256 tokens in a step prompts of 600 waited for those of 16,000: ten times as long."""
@@ -104,7 +109,7 @@ def test_prompts_of_each_size_wait_at_the_gateway_no_longer_than_a_worker_would_
     for horizon_ms in (0.0, 1e9):
         spec = gpu_spec(max_num_batched_tokens=budget)
         spec = replace(spec, config=replace(spec.config, worker=WorkerConfig(queue_horizon_ms=horizon_ms)))
-        traces = run(groups, 10.0, 200, ClusterSpec(workers=((spec, 1),), gateway=LINE))
+        traces = run(groups, 10.0, count, ClusterSpec(workers=((spec, 1),), gateway=LINE))
         found.append({name: p99([t.ttft_s for t in traces if t.group == name]) for name, *_ in shares})
     kept, free = found
     for name in kept:
@@ -120,13 +125,14 @@ def tokens_by(traces: list[Trace], until: float) -> dict[str, int]:
     return found
 
 
-@pytest.mark.parametrize("weights", [(1.0,) * 5, (1.0, 2.0, 1.0, 4.0, 1.0)])
+@pytest.mark.parametrize("weights", [(1.0, 2.0, 1.0, 4.0, 1.0), pytest.param((1.0,) * 5, marks=pytest.mark.nightly)])
 def test_tenants_that_always_wait_share_tokens_by_their_weights(weights: tuple[float, ...]) -> None:
-    lengths, total = (100, 200, 400, 800, 1600), sum(1 / n for n in (100, 200, 400, 800, 1600))
+    lengths = (50, 100, 200, 400, 800)
+    total = sum(1 / n for n in lengths)
     groups = [Group(f"t{n}", 1 / n / total, (n, n), (n // 10, n // 10), tenant=f"t{n}") for n in lengths]
     names = [TenantId(f"t{n}") for n in lengths]
     terms = Terms(tenants={n: Tenant(id=n, weight=w) for n, w in zip(names, weights, strict=True)})
-    traces = run(groups, 0.0, 800, ClusterSpec(workers=pair(1024), gateway=LINE, terms=terms))
+    traces = run(groups, 0.0, 800, ClusterSpec(workers=pair(256), gateway=LINE, terms=terms))
     # While everybody still waits: until the first tenant's last request is sent, with a margin.
     until = 0.7 * min(max(t.token_times[0] for t in traces if t.tenant == f"t{n}") for n in lengths)
     served = tokens_by(traces, until)
@@ -142,10 +148,17 @@ def test_a_lane_is_served_before_those_below_it() -> None:
     assert firsts[Lane.INTERACTIVE][-1] < firsts[Lane.STANDARD][8] < firsts[Lane.STANDARD][-1] < firsts[Lane.BATCH][8]
 
 
-PAIRS = pytest.mark.parametrize("pools", [("prefill", "decode"), ("mixed", "mixed")])
+PAIRS = pytest.mark.parametrize(
+    ("pools", "count"),
+    [
+        (("prefill", "decode"), 80),
+        pytest.param(("prefill", "decode"), 150, marks=pytest.mark.nightly),
+        pytest.param(("mixed", "mixed"), 150, marks=pytest.mark.nightly),
+    ],
+)
 
 
-def all_at_once(pools: tuple[Pool, ...], horizon_ms: float, tenants: str) -> list[Trace]:
+def all_at_once(pools: tuple[Pool, ...], count: int, horizon_ms: float, tenants: str) -> list[Trace]:
     specs = [gpu_spec(pool, max_num_batched_tokens=512) for pool in pools]
     settings = WorkerConfig(queue_horizon_ms=horizon_ms)
     workers = tuple((replace(spec, config=replace(spec.config, worker=settings)), 1) for spec in specs)
@@ -153,20 +166,22 @@ def all_at_once(pools: tuple[Pool, ...], horizon_ms: float, tenants: str) -> lis
         Group("short", 0.7, (16, 200), (8, 64), tenant=tenants[0]),
         Group("long", 0.3, (1000, 3000), (8, 64), tenant=tenants[1]),
     ]
-    return run(groups, 0.0, 150, ClusterSpec(workers=workers, gateway=LINE))
+    return run(groups, 0.0, count, ClusterSpec(workers=workers, gateway=LINE))
 
 
 @PAIRS
-def test_what_waits_at_the_gateway_costs_no_throughput(pools: tuple[Pool, ...]) -> None:
-    kept, free = (max(t.ended_at for t in all_at_once(pools, horizon_ms, "ab")) for horizon_ms in (0.0, 1e9))
+def test_what_waits_at_the_gateway_costs_no_throughput(pools: tuple[Pool, ...], count: int) -> None:
+    kept, free = (max(t.ended_at for t in all_at_once(pools, count, horizon_ms, "ab")) for horizon_ms in (0.0, 1e9))
     assert kept <= 1.03 * free
 
 
 @PAIRS
-def test_the_line_of_one_tenant_serves_short_prompts_as_early_as_workers_would(pools: tuple[Pool, ...]) -> None:
+def test_the_line_of_one_tenant_serves_short_prompts_as_early_as_workers_would(
+    pools: tuple[Pool, ...], count: int
+) -> None:
     """Against workers that hold all prompts and order them: in order of arrival the median was twice to thirty times
     as late."""
-    kept, free = (sorted(t.ttft_s for t in all_at_once(pools, horizon_ms, "aa")) for horizon_ms in (0.0, 1e9))
+    kept, free = (sorted(t.ttft_s for t in all_at_once(pools, count, horizon_ms, "aa")) for horizon_ms in (0.0, 1e9))
     middle = len(kept) // 2
     assert kept[middle] <= 1.25 * free[middle] and kept[-1] <= 1.03 * free[-1]
 

@@ -15,6 +15,7 @@ from tandem.sim.run import simulate
 from tandem.sim.series import MAX_POINTS, Series
 from tandem.sim.tally import Tally
 from tandem.sim.trace import Trace
+from tandem.workload.ask import Ask
 from tandem.workload.mix import Group, poisson
 from tests.simulation.clusters import cluster, cluster_spec, mix, run, slow_spec, traces_of
 
@@ -32,9 +33,15 @@ def split() -> SimCluster:
     return cluster((replace(slow_spec("prefill"), price_per_hour=2.0), 1), (slow_spec("decode"), 2))
 
 
-def test_a_report_adds_up() -> None:
+@pytest.fixture(scope="module")
+def ran() -> tuple[SimCluster, list[Ask], list[Trace]]:
+    """A run to its end, for tests that only read it."""
     one, asks = split(), mix(seed=2, count=60, rate=0.8)
-    traces = run(one, asks)
+    return one, asks, run(one, asks)
+
+
+def test_a_report_adds_up(ran: tuple[SimCluster, list[Ask], list[Trace]]) -> None:
+    one, asks, traces = ran
     told = report(one, tallied(traces))
     num_output = sum(ask.request.sampling.max_tokens for ask in asks)
     num_prompt = sum(len(ask.request.prompt_tokens) for ask in asks)
@@ -55,9 +62,9 @@ def test_a_report_adds_up() -> None:
     assert long is not None and short is not None and short.p50 < long.p50
 
 
-def test_pools_add_up() -> None:
-    one, asks = split(), mix(seed=2, count=60, rate=0.8)
-    told = report(one, tallied(run(one, asks)))
+def test_pools_add_up(ran: tuple[SimCluster, list[Ask], list[Trace]]) -> None:
+    one, asks, traces = ran
+    told = report(one, tallied(traces))
     num_prompt = sum(len(ask.request.prompt_tokens) for ask in asks)
     num_decoded = sum(ask.request.sampling.max_tokens for ask in asks) - 60
     decode, prefill = told.pools
@@ -71,9 +78,10 @@ def test_pools_add_up() -> None:
     assert prefill.num_preempted == decode.num_preempted == 0
 
 
-def test_goodput_is_what_meets_both_targets_request_by_request() -> None:
-    one = split()
-    traces = run(one, mix(seed=2, count=60, rate=0.8))
+def test_goodput_is_what_meets_both_targets_request_by_request(
+    ran: tuple[SimCluster, list[Ask], list[Trace]],
+) -> None:
+    one, _, traces = ran
     good = 0
     for trace in traces:
         late = [gap for gap in trace.gaps_s if gap > 0.03]
@@ -118,15 +126,16 @@ def test_a_run_without_requests_has_no_report() -> None:
 
 def test_what_watches_a_run_does_not_change_it() -> None:
     spec = cluster_spec((slow_spec("prefill"), 1), (slow_spec("decode"), 1))
-    asks = mix(seed=3, count=30, rate=1.0)
+    asks = mix(seed=3, count=15, rate=1.0)
     plain, _ = simulate(spec, asks, Slo())
     series = Series()
     seen: list[float] = []
     watched, _ = simulate(spec, asks, TARGETS, series=series, look=lambda cluster, _: seen.append(cluster.now))
     assert plain.digest == watched.digest
-    assert len(seen) == 30 and series.queued
+    assert len(seen) == 15 and series.queued
 
 
+@pytest.mark.slow
 def test_a_series_adds_up_and_stays_small() -> None:
     series, one = Series(width_s=0.01), split()
     asks = mix(seed=2, count=60, rate=0.8)

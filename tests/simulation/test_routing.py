@@ -25,36 +25,44 @@ from tandem.workload.ask import MODEL, Ask
 from tests.simulation.clusters import gpu_spec, run
 
 
-def talks(num_talks: int, num_turns: int) -> list[Ask]:
-    """Conversations of which each turn repeats all before it; they come by turns, long ones among short ones."""
+def talks(num_talks: int, num_turns: int, unit: int) -> list[Ask]:
+    """Conversations of which each turn repeats all before it; they come by turns, long ones among short ones. `unit`
+    scales their prompts, and with them the time between two requests."""
     asks = []
     for turn in range(num_turns):
         for talk in range(num_talks):
-            length = (5000 if talk % 4 else 24_000) + 900 * turn
+            length = unit * ((50 if talk % 4 else 240) + 9 * turn)
             prompt = tuple((talk * 7919 + i) % 30_000 for i in range(length))
             number = turn * num_talks + talk
             asked = Request(
                 id=RequestId(f"r{number}"), model=MODEL, prompt_tokens=prompt, sampling=SamplingParams(max_tokens=40)
             )
-            asks.append(Ask(asked, "talk", number * 0.03))
+            asks.append(Ask(asked, "talk", number * unit * 3e-4))
     return asks
 
 
-def spent(policy: RoutingPolicy) -> tuple[float, float]:
+def spent(policy: RoutingPolicy, asks: list[Ask], num_decode: int) -> tuple[float, float]:
     """The share of prompts that was cached, and the 95th percentile of TTFT."""
     spec = ClusterSpec(
-        workers=((gpu_spec("prefill", max_num_batched_tokens=8192), 4), (gpu_spec("decode"), 3)),
+        workers=((gpu_spec("prefill", max_num_batched_tokens=8192), 4), (gpu_spec("decode"), num_decode)),
         gateway=GatewayConfig(routing_policy=policy),
     )
-    traces = run(SimCluster(spec), talks(32, 6))
+    traces = run(SimCluster(spec), asks)
     num_cached = sum(trace.outcome.num_cached_tokens for trace in traces)  # type: ignore[union-attr]
     return num_cached / sum(t.num_prompt for t in traces), sorted(t.ttft_s for t in traces)[int(0.95 * len(traces))]
 
 
 @pytest.mark.slow
-def test_on_conversations_the_cost_finds_the_prefixes_and_keeps_the_tail_short() -> None:
+@pytest.mark.parametrize(
+    ("num_talks", "num_turns", "unit", "num_decode"),
+    [(16, 4, 50, 2), pytest.param(32, 6, 100, 3, marks=pytest.mark.nightly)],
+)
+def test_on_conversations_the_cost_finds_the_prefixes_and_keeps_the_tail_short(
+    num_talks: int, num_turns: int, unit: int, num_decode: int
+) -> None:
     """What only follows prefixes does as well here, where each conversation stays with one of few workers."""
-    found = {policy: spent(policy) for policy in ("cost", "random", "round_robin", "least_loaded")}
+    asks = talks(num_talks, num_turns, unit)
+    found = {policy: spent(policy, asks, num_decode) for policy in ("cost", "random", "round_robin", "least_loaded")}
     share, tail_s = found.pop("cost")
     assert share > 1.05 * max(share for share, _ in found.values())
     assert tail_s < 0.95 * min(tail_s for _, tail_s in found.values())
@@ -67,7 +75,7 @@ def traces() -> str:
     return str(path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_on_a_recorded_trace_too() -> None:
     setting = Setting(workload=traces(), pools="prefill=3,decode=2", speedup=3.0, count=120, seed=1)
 
@@ -91,7 +99,7 @@ def test_hits_that_are_seen_late_are_missed() -> None:
     )
 
     def cached(delay_s: float) -> int:
-        done = run(SimCluster(replace(spec, index_delay_s=delay_s)), talks(16, 3))
+        done = run(SimCluster(replace(spec, index_delay_s=delay_s)), talks(16, 3, unit=50))
         return sum(trace.outcome.num_cached_tokens for trace in done)  # type: ignore[union-attr]
 
     assert cached(0.05) > 1.4 * cached(1e9)
@@ -122,6 +130,7 @@ def answered(*, num_gateways: int, remote_prefix: bool) -> tuple[int, int]:
     return sum(t.outcome.num_cached_tokens for t in traces), cluster.num_borrowed_tokens  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_gateways", [1, 3])
 def test_an_answer_that_only_its_decode_worker_has_is_read_from_there(num_gateways: int) -> None:
     """Gateways hear the same of prefix caches, whoever placed what is in them."""

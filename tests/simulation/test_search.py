@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.sim.search import cheapest_pair, least
-from tests.property.effort import effort
+from tests.effort import effort
 
 
-@effort(200)
+@effort(100)
 @given(low=st.integers(1, 50), size=st.integers(0, 200), bound=st.integers(1, 300))
 def test_the_least_number_is_found_in_few_tries(low: int, size: int, bound: int) -> None:
     tried: list[int] = []
@@ -24,7 +24,7 @@ def test_the_least_number_is_found_in_few_tries(low: int, size: int, bound: int)
     assert len(tried) <= 2 * (size + 1).bit_length() + 1
 
 
-@effort(200)
+@effort(100)
 @given(
     low=st.tuples(st.integers(1, 3), st.integers(1, 3)),
     price=st.tuples(st.sampled_from([1.0, 2.0, 3.5, 8.0]), st.sampled_from([1.0, 2.0, 3.5, 8.0])),

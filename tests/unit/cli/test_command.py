@@ -44,6 +44,7 @@ def config_printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> Confi
     return build([("printed", yaml.load(capsys.readouterr().out, yaml.CSafeLoader))])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", settings(), ids=lambda setting: setting.key)
 def test_every_setting_has_flags_that_change_it_alone(setting: Setting, capsys: pytest.CaptureFixture[str]) -> None:
     for flag in flags_of()[setting.key]:

@@ -14,6 +14,11 @@ from tests.ports import free_port
 
 _numbers = itertools.count()
 COLOUR = "\x1b["
+QUICK = (
+    "versions,settings,cpu,gpu,rdma,memlock,shared-memory,ports,announce,guard,open-files,tenants,secret,tls,redis,"
+    "workers,gateway,clock,pod,rbac"
+)
+"""All checks but `model`, which loads the model, and `ucx`, which moves bytes between two processes."""
 
 
 @pytest.fixture
@@ -30,11 +35,13 @@ def told(capsys: pytest.CaptureFixture[str]) -> dict[str, list[dict[str, str]]]:
 
 
 @pytest.mark.slow
-def test_this_machine_is_well(ports: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    code = main(["doctor", "--json", *ports])
+@pytest.mark.parametrize("only", [QUICK, pytest.param("", marks=pytest.mark.nightly)], ids=["quick", "all"])
+def test_this_machine_is_well(only: str, ports: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["doctor", "--json", "--only", only, *ports])
     found = told(capsys)
     assert (code, [f for each in found.values() for f in each if f["verdict"] == "fail"]) == (0, [])
-    for check in ("python", "packages", "ucx", "ports", "redis", "cpu", "shared-memory", "settings"):
+    assert only or {finding["verdict"] for finding in (*found["ucx"], *found["model"])} <= {"ok", "warn"}
+    for check in ("python", "packages", "ports", "redis", "cpu", "shared-memory", "settings"):
         assert {finding["verdict"] for finding in found[check]} <= {"ok", "warn"}, check
     for check in ("gpu", "workers", "gateway", "pod", "rbac", "clock"):
         assert [finding["verdict"] for finding in found[check]] == ["skip"], check

@@ -47,6 +47,7 @@ def started(end: str = "") -> Iterator[tuple[subprocess.Popen[str], int]]:
             outer.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_the_group_comes_once_and_to_no_part(number: signal.Signals) -> None:
     with started() as (outer, inner):
@@ -57,6 +58,7 @@ def test_a_signal_to_the_group_comes_once_and_to_no_part(number: signal.Signals)
         assert outer.returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("end", "code"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), signal.SIGKILL)", 128 + 9)])
 def test_the_exit_code_is_that_of_the_program(end: str, code: int) -> None:
     with started(end) as (outer, _):

@@ -34,6 +34,7 @@ def test_what_was_said_wrongly_is_named(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_without_a_kubeconfig_it_says_so(tmp_path: Path) -> None:
     arguments = (*HERE, "--actuator", "raycluster", "--rayservice", "a", "--groups", "prefill=a,decode=b", "--once")
     environment = {name: value for name, value in os.environ.items() if name != "KUBERNETES_SERVICE_HOST"}
@@ -43,6 +44,7 @@ def test_without_a_kubeconfig_it_says_so(tmp_path: Path) -> None:
     assert done.returncode == 2 and "neither in a cluster nor with a kubeconfig" in done.stderr, done.stderr
 
 
+@pytest.mark.slow
 def test_a_redis_that_is_away_holds_and_is_told(tmp_path: Path) -> None:
     """In a process of its own, whose logging it sets up."""
     arguments = ("planner", "--redis-url", f"unix://{tmp_path}/none.sock", "--once", "--json")

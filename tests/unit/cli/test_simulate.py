@@ -10,7 +10,8 @@ import pytest
 
 from tandem.cli import main
 
-SMALL = ("--count", "40", "--rate", "20")
+COUNT = 20
+SMALL = ("--count", str(COUNT), "--rate", "20")
 
 
 def simulated(tmp_path: Path, *flags: str) -> dict[str, Any]:
@@ -28,7 +29,7 @@ def test_a_run_is_told_and_written(tmp_path: Path, capsys: pytest.CaptureFixture
     assert document["settings"]["engine"]["max_num_batched_tokens"] == 2048
     assert document["slo"] == {"ttft_s": 0.5, "itl_s": 0.04}
     report = document["report"]
-    assert report["num_requests"] == 40 and report["errors"] == {}
+    assert report["num_requests"] == COUNT and report["errors"] == {}
     assert [pool["pool"] for pool in report["pools"]] == ["decode", "prefill"]
     assert [group["name"] for group in report["groups"]] == ["all", "long", "medium", "short"]
     for words in ("1 prefill + 2 decode of 2 on 5 x h200", "TTFT", "goodput", "fidelity", report["digest"]):
@@ -39,11 +40,13 @@ def test_a_run_is_told_and_written(tmp_path: Path, capsys: pytest.CaptureFixture
             assert sum(number for _, number in buckets) == group[measure]["count"] > 0
 
 
+@pytest.mark.slow
 def test_equal_commands_give_equal_runs_and_other_seeds_others(tmp_path: Path) -> None:
     digests = [simulated(tmp_path, "--seed", seed)["report"]["digest"] for seed in ("1", "1", "2")]
     assert digests[0] == digests[1] != digests[2]
 
 
+@pytest.mark.slow
 def test_settings_reach_the_simulated_workers(tmp_path: Path) -> None:
     usual = simulated(tmp_path)["report"]
     small = simulated(tmp_path, "--max-num-batched-tokens", "256")["report"]
@@ -58,7 +61,7 @@ def test_fp8_is_faster_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "llama-3.1-8b (fp8, KV fp8)" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("ending", ["svg", "png"])
+@pytest.mark.parametrize("ending", ["svg", pytest.param("png", marks=pytest.mark.nightly)])
 @pytest.mark.slow
 def test_a_chart_is_drawn(tmp_path: Path, ending: str) -> None:
     pytest.importorskip("matplotlib")
@@ -89,7 +92,6 @@ REFUSED = [
     (["--link", "0"], "must be more than 0"),
     (["--efficiency", "compute=1.5"], "shares must lie in (0, 1]"),
     (["--efficiency", "speed=1"], "known are memory"),
-    (["--chart", "run.gif"], "must end in .svg"),
     (["--json", "no/such/folder/run.json"], "no such folder"),
     (["--kv-cache-memory", "900GiB"], "have room for"),
     (["--max-num-seqs", "4096"], "engine.max_num_batched_tokens"),
@@ -99,10 +101,20 @@ REFUSED = [
 
 @pytest.mark.parametrize(("flags", "told"), REFUSED, ids=[" ".join(flags) for flags, _ in REFUSED])
 def test_what_cannot_be_simulated_is_refused(flags: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    check_refused(flags, told, capsys)
+
+
+def check_refused(flags: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "--count", "5", *flags]) == 2
     error = capsys.readouterr().err
     assert error.startswith("tandem simulate: ") and told in error
     assert error.count("\n") == 1, "one line, no traceback"
+
+
+@pytest.mark.slow
+def test_a_chart_of_an_unknown_kind_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """It loads the library that draws, to ask for the kinds."""
+    check_refused(["--chart", "run.gif"], "must end in .svg", capsys)
 
 
 def made_profile(folder: Path) -> str:
@@ -133,7 +145,7 @@ def test_a_profile_brings_its_own_settings(tmp_path: Path, capsys: pytest.Captur
 
 # ---- plan
 
-FEW = ("--tp", "1", "--budgets", "2048", "--count", "60", "--max-gpus", "4")
+FEW = ("--tp", "1", "--budgets", "2048", "--count", "15", "--max-gpus", "2")
 
 
 @pytest.mark.slow
@@ -164,15 +176,23 @@ def test_a_plan_that_nothing_holds_says_so_and_fails(tmp_path: Path, capsys: pyt
     assert "Nothing that was tried holds ITL 2 ms" in capsys.readouterr().out
 
 
+BREAK_EVEN = ("--slo", "ttft=500ms,itl=60ms", "--rate", "10", "--percentile", "90", "--break-even", "link")
+
+
 @pytest.mark.slow
-def test_break_even_points_are_written_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
-    path, chart = tmp_path / "plan.json", tmp_path / "plan.svg"
-    flags = ["--slo", "ttft=500ms,itl=60ms", "--rate", "10", "--percentile", "90", "--break-even", "link"]
-    assert main(["plan", *FEW, *flags, "--json", str(path), "--chart", str(chart)]) == 0
+def test_break_even_points_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.json"
+    assert main(["plan", *FEW, *BREAK_EVEN, "--json", str(path)]) == 0
     points = json.loads(path.read_text())["break_even"]["link"]
     assert [point["factor"] for point in points[:2]] == [0.25, 1.0] and len(points) >= 3
     assert "the cheaper kind does not change" in capsys.readouterr().out
+
+
+@pytest.mark.nightly
+def test_break_even_points_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    chart = tmp_path / "plan.svg"
+    assert main(["plan", *FEW, *BREAK_EVEN, "--chart", str(chart)]) == 0
     assert b"<svg" in chart.read_bytes()[:600]
 
 
@@ -210,6 +230,7 @@ def test_a_plan_refuses_what_it_searches(flag: tuple[str, str], capsys: pytest.C
     assert "is not a plan's" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_plan_of_a_short_trace_is_confirmed_by_what_there_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.core.histogram import ERROR, Histogram
-from tests.property.effort import effort
+from tests.effort import effort
 
 SHARES = (0.0, 0.01, 0.5, 0.95, 0.99, 0.999, 1.0)
 values = st.lists(st.one_of(st.just(0.0), st.floats(1e-9, 1e4)), min_size=1, max_size=300)

@@ -11,7 +11,7 @@ from tandem.core.ids import BlockHash
 from tandem.kv.hashing import chain_hashes, root_hash
 from tandem.kv.prefix_log import PrefixLog
 from tandem.kv.prefix_word import DEVICE, HOST, name_of, word_of
-from tests.property.effort import effort
+from tests.effort import effort
 
 CHAIN = chain_hashes(root_hash("model", 1, ""), range(20), 1)
 

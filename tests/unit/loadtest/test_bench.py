@@ -98,6 +98,7 @@ def test_a_failed_run_counts_for_nothing_and_fails_the_bench(
     assert report_to(bench(), arguments(tmp_path)) == 0
 
 
+@pytest.mark.slow
 def test_json_and_chart_can_be_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, chart = tmp_path / "bench.json", tmp_path / "bench.svg"
     report_to(bench(), arguments(tmp_path, json=file, chart=chart))

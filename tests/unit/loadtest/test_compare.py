@@ -26,7 +26,7 @@ def drawn(seed: int, count: int, scale: float = 1.0) -> list[list[float]]:
     return [[value] for value in np.random.default_rng(seed).exponential(scale, size=count)]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_intervals_cover_the_truth_about_as_often_as_they_claim() -> None:
     """That fewer than 86 of 100 intervals of 95 % hold the truth has a chance below one in a thousand."""
     found = [ratio_intervals(drawn(2 * i, 200), drawn(2 * i + 1, 200), [0.5], seed=i)[0] for i in range(100)]
@@ -101,6 +101,7 @@ def verdicts(first: LoadReport, second: LoadReport) -> dict[tuple[str, str], str
     return {(row.scope, row.name): row.verdict for row in compare(first, second)}
 
 
+@pytest.mark.slow
 def test_a_difference_is_told_from_noise() -> None:
     found = verdicts(load("x", 1, 1.0), load("y", 2, 0.25))
     assert found["a", "TTFT p50"] == "B is lower"
@@ -109,6 +110,7 @@ def test_a_difference_is_told_from_noise() -> None:
     assert found["all", "out tok/s"] == "-"
 
 
+@pytest.mark.slow
 def test_a_test_against_itself_differs_in_nothing() -> None:
     one = load("x", 1, 1.0)
     rows = compare(one, one)
@@ -117,6 +119,7 @@ def test_a_test_against_itself_differs_in_nothing() -> None:
     assert "All 27 differences that can be judged lie inside the noise." in markdown(one, one, rows)
 
 
+@pytest.mark.slow
 def test_nothing_is_said_of_a_p99_of_few_requests() -> None:
     found = verdicts(load("x", 1, 1.0, count=60), load("y", 2, 0.01, count=60))
     assert found["a", "TTFT p99"] == "fewer than 100 requests"
@@ -141,14 +144,19 @@ def files(directory: Path, *reports: LoadReport) -> Sequence[str]:
 
 
 @pytest.mark.slow
-def test_the_command_prints_both_and_draws_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    paths, chart = files(tmp_path, load("x", 1, 1.0), load("y", 2, 0.25, seed="3")), tmp_path / "c.svg"
-    assert main(["compare", *paths, "--chart", str(chart)]) == 0
+def test_the_command_prints_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", *files(tmp_path, load("x", 1, 1.0), load("y", 2, 0.25, seed="3"))]) == 0
     out = capsys.readouterr().out
     assert "## A x against B y" in out
     assert "**Not the same workload**: seed 0 and 3." in out
     (line,) = [line for line in out.splitlines() if line.startswith("| a | TTFT p50 |")]
     assert line.endswith("| B is lower |")
+
+
+@pytest.mark.nightly
+def test_the_command_draws_both(tmp_path: Path) -> None:
+    paths, chart = files(tmp_path, load("x", 1, 1.0), load("y", 2, 0.25, seed="3")), tmp_path / "c.svg"
+    assert main(["compare", *paths, "--chart", str(chart)]) == 0
     texts = {"".join(element.itertext()).strip() for element in ElementTree.parse(chart).iter()}
     assert {"TTFT: a", "ITL: b", "TTFT, log scale"} <= texts
 

@@ -72,6 +72,7 @@ def test_only_what_lies_between_the_marks_is_replaced() -> None:
         insert("nothing", "new")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["a.svg", "a.png"])
 def test_a_chart_is_drawn(tmp_path: Path, name: str) -> None:
     chart([place(outcome(CHUNKED, 0.4, 0.02, 0.2))], tmp_path / name)

@@ -22,7 +22,7 @@ from tandem_kernels.native.build import _find_compiler
 CASE = Case("cpu", 64, (1 << 20,), rounds=2, is_busy=False)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_move_what_was_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "rows.json"
     argv = ["gpu-transfer", "--device", "cpu", "--kib", "64", "--mib", "0.25,1", "--rounds", "2", "--busy"]
@@ -35,6 +35,7 @@ def test_two_processes_move_what_was_asked_for(tmp_path: Path, capsys: pytest.Ca
     assert "| 64 KiB | 16 | 1 |" in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 def test_a_process_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("NIXL_PLUGIN_DIR", "/nowhere")
     assert main(["gpu-transfer", "--device", "cpu", "--kib", "64", "--mib", "1", "--rounds", "1"]) == 1

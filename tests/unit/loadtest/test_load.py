@@ -44,12 +44,9 @@ async def loaded(respond: Respond, mix: Path, *flags: str) -> int:
         return await asyncio.to_thread(main, ["load", f"{endpoint.url}/v1", "--workload", str(mix), *flags])
 
 
-@pytest.mark.slow
-async def test_a_load_test_reports_writes_and_draws(
-    mix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    report, chart, lines = (tmp_path / name for name in ("a.json", "a.svg", "a.jsonl"))
-    flags = ["--count", "40", "--slo-ttft-ms", "60000", "--json", str(report), "--chart", str(chart)]
+async def test_a_load_test_reports_and_writes(mix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report, lines = (tmp_path / name for name in ("a.json", "a.jsonl"))
+    flags = ["--count", "40", "--slo-ttft-ms", "60000", "--json", str(report)]
     flags += ["--record", str(lines), "--steps", str(written(tmp_path, *STEPS)), "--name", "here"]
     assert await loaded(answer_as_asked, mix, *flags) == 0
     out = capsys.readouterr().out
@@ -63,6 +60,12 @@ async def test_a_load_test_reports_writes_and_draws(
     records = [msgspec.json.decode(line, type=Record) for line in lines.read_bytes().splitlines()]
     assert len(records) == len({record.name for record in records}) == 48
     assert sum(record.num_output_tokens for record in records) == pytest.approx(whole.output_rate * told.wall_s)
+
+
+@pytest.mark.nightly
+async def test_a_load_test_draws_its_times_and_its_steps(mix: Path, tmp_path: Path) -> None:
+    chart, steps = tmp_path / "a.svg", written(tmp_path, *STEPS)
+    assert await loaded(answer_as_asked, mix, "--count", "40", "--chart", str(chart), "--steps", str(steps)) == 0
     texts = {"".join(element.itertext()).strip() for element in ElementTree.parse(chart).iter()}
     assert {"Time to first token, from when it was due", "Tokens of an iteration: mixed worker w1"} <= texts
 
@@ -79,15 +82,20 @@ async def test_failures_are_counted_by_kind_and_end_with_1(mix: Path, capsys: py
     assert "| http 429 | 1 |" in capsys.readouterr().out
 
 
-async def test_when_nothing_was_answered_there_is_a_report_without_latencies(
-    mix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async def refuse(_: web.Request) -> web.StreamResponse:
-        return web.Response(status=503)
+async def refuse(_: web.Request) -> web.StreamResponse:
+    return web.Response(status=503)
 
-    flags = ["--count", "4", "--chart", str(tmp_path / "a.png")]
-    assert await loaded(refuse, mix, *flags) == 1
+
+async def test_when_nothing_was_answered_there_is_a_report_without_latencies(
+    mix: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await loaded(refuse, mix, "--count", "4") == 1
     assert "| http 503 | 4 |" in capsys.readouterr().out
+
+
+@pytest.mark.nightly
+async def test_when_nothing_was_answered_there_is_a_chart_without_latencies(mix: Path, tmp_path: Path) -> None:
+    assert await loaded(refuse, mix, "--count", "4", "--chart", str(tmp_path / "a.png")) == 1
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -121,7 +129,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_ctrl_c_tells_what_was_measured_until_then(mix: Path) -> None:
     enough, over, num_seen = asyncio.Event(), asyncio.Event(), 0
 

@@ -104,7 +104,8 @@ async def test_a_limit_of_open_requests_holds_back_and_is_counted() -> None:
     assert [ended.records[name].lateness_s for name in "abc"] == [0.0, 10.0, 20.0]
 
 
-async def test_of_a_burst_the_first_leave_before_the_last_are_made() -> None:
+async def test_of_a_burst_the_first_leave_before_the_last_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loadtest.loop.BURST", 4)
     num_seen = num_seen_at_last = 0
 
     async def respond(request: web.Request) -> web.StreamResponse:
@@ -114,13 +115,13 @@ async def test_of_a_burst_the_first_leave_before_the_last_are_made() -> None:
 
     def calls() -> Iterator[Call]:
         nonlocal num_seen_at_last
-        for number in range(1_000):
+        for number in range(160):
             yield call(str(number))
         num_seen_at_last = num_seen
 
     async with looping(respond, FakeTime(), Ended()) as (loop, _):
         await loop.run(calls())
-    assert num_seen_at_last > 0 and num_seen == 1_000
+    assert num_seen_at_last > 0 and num_seen == 160
 
 
 async def test_failures_end_nothing_but_themselves() -> None:
@@ -137,6 +138,7 @@ async def test_failures_end_nothing_but_themselves() -> None:
 # ---- memory
 
 
+@pytest.mark.slow
 async def test_of_a_long_workload_only_what_is_open_is_held() -> None:
     class Counted(bytes):
         num_alive = most_alive = 0
@@ -145,7 +147,7 @@ async def test_of_a_long_workload_only_what_is_open_is_held() -> None:
             Counted.num_alive -= 1
 
     def calls() -> Iterator[Call]:
-        for number in range(300):
+        for number in range(100):
             body = Counted(b"x")
             Counted.num_alive += 1
             Counted.most_alive = max(Counted.most_alive, Counted.num_alive)
@@ -161,7 +163,7 @@ async def test_of_a_long_workload_only_what_is_open_is_held() -> None:
     async with serving(answer_whole) as endpoint, aiohttp.ClientSession() as session, asyncio.timeout(60):
         await OpenLoop(Client(endpoint, session, time), time, time.sleep, 8, ended).run(calls())
     gc.collect()
-    assert num_ended == 300
+    assert num_ended == 100
     assert Counted.most_alive <= 8 + 4  # those open, the one to come, and what the HTTP client has not let go yet
     assert Counted.num_alive <= 1
 

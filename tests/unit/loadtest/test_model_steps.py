@@ -174,6 +174,7 @@ def test_pools_are_filled_with_numbers() -> None:
     assert not scaled.any()
 
 
+@pytest.mark.nightly
 def test_the_command_tells_every_case(
     cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,7 +199,7 @@ def test_the_command_tells_every_case(
     assert "| decode 3 x 20 | as served |" in printed and "left out: decode 1 x 400" in printed
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_limits_of_this_machine_are_numbers() -> None:
     rates = model_steps.measure_rates(torch.device("cpu"), torch.float32)
     assert rates.memory > 0 and rates.matrix > 0
@@ -209,6 +210,7 @@ def test_an_unknown_shape_is_named(cache: Path, capsys: pytest.CaptureFixture[st
     assert "random:gpt-5" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_figures_are_of_the_device_that_was_asked_for(
     cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

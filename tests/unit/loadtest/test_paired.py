@@ -79,7 +79,7 @@ def test_a_share_is_the_middle_of_any_two() -> None:
 
 
 def test_what_a_side_does_to_the_yardstick_is_told() -> None:
-    pairs = [(off, Timed(on.cost, on.yardstick * 1.02)) for off, on in wandering(0.02, 0.8, 120)]
+    pairs = [(off, Timed(on.cost, on.yardstick * 1.02)) for off, on in wandering(0.02, 0.8, 60)]
     found = drift(pairs)
     assert found.low < 0.02 < found.high
     costs, _ = levelled(pairs)

@@ -18,6 +18,7 @@ from tandem.cli import main as tandem
 from tandem.core.slo import Slo
 from tests.unit.loadtest.made import record
 
+pytestmark = pytest.mark.slow
 COUNT = 60
 SLO = Slo(ttft_s=0.5, itl_s=0.04)
 
@@ -106,7 +107,7 @@ def test_other_workloads_and_targets_are_named(
     assert "**Not the same targets**, so what is good differs: TTFT 500 ms, ITL 40 ms and TTFT 2 s." in text
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_both_curves_are_drawn(simulated: Path, tmp_path: Path) -> None:
     chart = tmp_path / "c.svg"
     assert main(["compare", str(simulated), str(measured(tmp_path / "a.json")), "--chart", str(chart)]) == 0

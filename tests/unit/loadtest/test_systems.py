@@ -90,6 +90,7 @@ asyncio.run(main())
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads process states from /proc")
+@pytest.mark.slow
 async def test_a_bench_that_is_killed_leaves_no_stopped_server_behind(tmp_path: Path) -> None:
     bench = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", BENCH, str(tmp_path)),

@@ -58,6 +58,7 @@ def test_its_yardstick_tells_how_long_a_piece_of_work_takes() -> None:
         assert Yardstick(Place(-1, None), stack).lap() == 1.0
 
 
+@pytest.mark.slow
 def test_its_receiver_takes_what_a_program_pushes(monkeypatch: pytest.MonkeyPatch) -> None:
     with ExitStack() as stack:
         receiver = sink(stack)

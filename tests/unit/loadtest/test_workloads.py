@@ -79,6 +79,7 @@ def test_the_mix_holds_its_classes(seed: int) -> None:
     assert all(32 <= ask.max_tokens <= 64 for ask in asks)
 
 
+@pytest.mark.slow
 def test_arrivals_of_the_mix_are_poisson_at_its_rate() -> None:
     gaps = []
     for seed in range(60):

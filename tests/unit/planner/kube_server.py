@@ -8,7 +8,6 @@ too old is gone. It writes every call down.
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import threading
@@ -76,7 +75,7 @@ class KubeServer:
         """Whatever the version is; as a controller that has just read it."""
         with self.lock:
             key = (plural, name)
-            made = copy.deepcopy(content)
+            made = _copied(content)
             made.setdefault("metadata", {})["name"] = name
             self._stamp(made)
             kind = "MODIFIED" if key in self._objects else "ADDED"
@@ -95,7 +94,7 @@ class KubeServer:
             found = self._objects.get((plural, name))
             if found is None:
                 raise Refused(404, "NotFound", f"{plural} {name} not found")
-            return copy.deepcopy(found)
+            return _copied(found)
 
     def names(self, plural: str) -> list[str]:
         with self.lock:
@@ -121,7 +120,7 @@ class KubeServer:
         with self.lock:
             items = [o for (kind, _), o in self._objects.items() if kind == plural and _selected(o, query)]
             version = {"resourceVersion": str(self._version)}
-            return {"kind": f"{_KINDS[plural]}List", "metadata": version, "items": copy.deepcopy(items)}
+            return {"kind": f"{_KINDS[plural]}List", "metadata": version, "items": _copied(items)}
 
     def create(self, who: str, plural: str, content: Object) -> Object:
         name = content["metadata"]["name"]
@@ -141,7 +140,7 @@ class KubeServer:
     def patch(self, who: str, plural: str, name: str, operations: list[Object]) -> Object:
         with self.lock:
             before = self.get(plural, name)
-            after = copy.deepcopy(before)
+            after = _copied(before)
             for operation in operations:
                 _apply(after, operation)
             _require_version(before, after)
@@ -178,7 +177,12 @@ class KubeServer:
         content["metadata"]["resourceVersion"] = str(self._version)
 
     def _tell(self, kind: str, content: Object, plural: str) -> None:
-        self._events.append((self._version, kind, {**copy.deepcopy(content), "kind": _KINDS[plural]}))
+        self._events.append((self._version, kind, {**_copied(content), "kind": _KINDS[plural]}))
+
+
+def _copied(content: Any) -> Any:
+    """As over the network, which is quicker than `copy.deepcopy`."""
+    return json.loads(json.dumps(content))
 
 
 def _selected(content: Object, query: dict[str, str]) -> bool:
@@ -208,7 +212,7 @@ def _apply(content: Object, operation: Object) -> None:
     except (KeyError, IndexError, ValueError):
         raise Refused(422, "Invalid", f"{operation['path']} is not there") from None
     if operation["op"] in ("add", "replace"):
-        place[key] = copy.deepcopy(operation["value"])
+        place[key] = _copied(operation["value"])
     elif operation["op"] != "test":
         raise Refused(400, "BadRequest", f"no operation {operation['op']}")
 

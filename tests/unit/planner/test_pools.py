@@ -128,7 +128,7 @@ def test_who_decides_nothing_has_nobody_go_back() -> None:
     assert wanted(blind, fleet, NONE, {"prefill": 4, "decode": 3}).changed
 
 
-@pytest.mark.parametrize("oldest_go", [True, False])
+@pytest.mark.parametrize("oldest_go", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_every_fleet_comes_to_enough_of_each_role_and_stays(oldest_go: bool) -> None:
     """Whoever serves as what: all fleets of two pools of one to three, as Serve bounds them too."""
     most = {"prefill": 3, "decode": 3}

@@ -185,6 +185,7 @@ assert names == {serve_name}, names
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_planner_is_asked_without_ray_or_torch() -> None:
     heavy = {"torch", "ray", "numpy", "kubernetes"}
     code = f"import sys, tandem.planner.serve_policy, tandem.planner.main; print(*({heavy} & sys.modules.keys()))"

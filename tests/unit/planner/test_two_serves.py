@@ -141,6 +141,7 @@ class Fleet:
         await self._actuator.carry_out("m", decision, workers, starting)
 
 
+@pytest.mark.slow
 async def test_an_upgrade_to_a_second_cluster_leaves_both_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from tandem.kv.hashing import chain_hashes, root_hash
 from tandem.kv.held_blocks import HeldBlocks
 from tandem.kv.prefix_word import DEVICE, GONE, HOST, TIER_MASK, name_of, word_of
 from tandem.routing.prefix_table import PrefixHit, PrefixTable
-from tests.property.effort import effort
+from tests.effort import effort
 
 ROOT = root_hash("model", 1, "")
 CHAIN = chain_hashes(ROOT, range(40), 1)

@@ -20,7 +20,7 @@ from tandem.routing.roster import Roster
 from tandem.routing.router import BUSY, Disaggregation, place
 from tandem.routing.view import ClusterView, Pool, WorkerView
 from tandem.routing.want import Want
-from tests.property.effort import effort
+from tests.effort import effort
 
 
 def ref(name: str) -> WorkerRef:

@@ -16,7 +16,7 @@ from tandem.core.step_cost import StepCost
 from tandem.engine import accounts
 from tandem.sched.backlog import horizon_tokens
 from tandem.sched.policy import SchedulerLimits
-from tests.property.effort import effort
+from tests.effort import effort
 from tests.unit.sched.simulated_worker import TRUTH, SimulatedWorker
 
 LIMITS = SchedulerLimits(max_num_batched_tokens=512, max_num_seqs=64, max_model_len=100_000, queue_horizon_s=0)

@@ -17,7 +17,7 @@ from tandem.stores.client import connect
 from tandem.stores.heartbeat import Heartbeat
 from tandem.stores.record import WorkerRecord
 from tandem.stores.registry import Standing, WorkerRegistry
-from tests.property.effort import effort
+from tests.effort import effort
 
 pytestmark = pytest.mark.redis
 

@@ -30,7 +30,7 @@ from tandem.engine.orders import (
 from tandem.engine.ports import PeerError, ReadState
 from tandem.transfer.carrier import Carrier
 from tandem.transfer.peers import CopyRefused
-from tests.property.effort import effort
+from tests.effort import effort
 from tests.unit.transfer.scripted import BLOCK_BYTES, ManualClock, P, Q, ScriptedTransport, digest, order, peer_named
 
 

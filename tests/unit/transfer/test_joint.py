@@ -31,7 +31,7 @@ from tandem.engine.orders import (
 from tandem.engine.ports import PeerError, ReadState, TransportPeer
 from tandem.transfer.carrier import Carrier
 from tandem.transfer.joint import Joint
-from tests.property.effort import effort
+from tests.effort import effort
 from tests.unit.transfer.scripted import BLOCK_BYTES, ManualClock, P, Q, ScriptedTransport, digest, order, peer_named
 
 
