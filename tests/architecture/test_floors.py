@@ -1,4 +1,4 @@
-"""The contracts between the rooms hold, and they would say so if they did not."""
+"""The contracts between the rooms, which `.ci/check` asks import-linter for, name every room and find violations."""
 
 from __future__ import annotations
 
@@ -21,11 +21,6 @@ def lint_imports(directory: Path, places: list[Path]) -> subprocess.CompletedPro
 def contracts() -> dict[str, dict[str, list[str]]]:
     configuration = tomllib.loads((ROOT / "pyproject.toml").read_text())
     return {contract["id"]: contract for contract in configuration["tool"]["importlinter"]["contracts"]}
-
-
-def test_all_contracts_are_kept() -> None:
-    result = lint_imports(ROOT, [ROOT / "services", ROOT / "kernels"])
-    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_planted_violations_are_found(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -32,8 +34,26 @@ ROOMS = (
 )
 PROCESS_TESTS = ("tests/e2e",)
 """Tests of whole processes, whose lines the map does not have."""
+TEST_TIMEOUT_S = 90
+"""A test that takes longer hangs, which is a way to find a mutant."""
 MUTANT_TIMEOUT_S = 900.0
-"""A mutant whose tests take longer hangs, which is a way to be found."""
+"""A mutant is given up, undecided, when its tests take longer together."""
+UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What became of a mutant: "killed", "survived", "not executed" or "undecided"; and the test that found it."""
+
+    mutant: Mutant
+    fate: str
+    found_by: str = ""
+
+    @property
+    def row(self) -> str:
+        mutant = self.mutant
+        told = {"path": mutant.path, "start": mutant.start, "new": mutant.new, "name": mutant.name}
+        return json.dumps({**told, "fate": self.fate, "found_by": self.found_by})
 
 
 def draw(rooms: Iterable[str], number: int, seed: int) -> list[Mutant]:
@@ -42,22 +62,18 @@ def draw(rooms: Iterable[str], number: int, seed: int) -> list[Mutant]:
     for room in rooms:
         every = list(iter_mutants(ROOT, room))
         random.Random(f"{room} {seed}").shuffle(every)
-        one_each = {(mutant.path, mutant.lines): mutant for mutant in reversed(every)}
-        order = [mutant for mutant in every if one_each[mutant.path, mutant.lines] is mutant]
-        drawn += sorted(order[:number])
+        one_each: dict[tuple[str, tuple[int, int]], Mutant] = {}
+        for mutant in every:
+            one_each.setdefault((mutant.path, mutant.lines), mutant)
+        drawn += sorted(list(one_each.values())[:number])
     return drawn
 
 
 def copy_of_the_checkout(place: Path) -> Path:
     """Copy what git tracks, and what it does not ignore, as it is now."""
     shutil.rmtree(place, ignore_errors=True)
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     for name in filter(None, listed.stdout.split("\0")):
         if (ROOT / name).is_file():
             (place / name).parent.mkdir(parents=True, exist_ok=True)
@@ -66,43 +82,57 @@ def copy_of_the_checkout(place: Path) -> Path:
 
 
 def run_tests(place: Path, tests: Sequence[str]) -> str:
-    """Return "killed", "hung" or "" for a mutant that all of `tests` let pass."""
+    """Return the first test that failed, UNDECIDED, or "" when all of `tests` let the mutant pass."""
     if not tests:
         return ""
     selected = place / ".mutant-tests"
     selected.write_text("\n".join(tests))
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--timeout=120", "-p", "no:cacheprovider"]
+    flags = ["-x", "-q", "--no-header", f"--timeout={TEST_TIMEOUT_S}", "-p", "no:cacheprovider", "-m", "not nightly"]
+    command = [sys.executable, "-m", "pytest", *flags, f"@{selected}"]
     try:
         done = subprocess.run(
-            [*command, f"@{selected}"],
+            command,
             cwd=place,
             env=environment(place),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
             timeout=MUTANT_TIMEOUT_S,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return "hung"
-    return "killed" if done.returncode else ""
+        return UNDECIDED
+    if not done.returncode:
+        return ""
+    found = re.search(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
+    return found[1] if found else "a test that ended its process"
 
 
-def fate_of(mutant: Mutant, place: Path, tests: TestMap, every_test: bool) -> str:
-    """Return what becomes of a mutant: "killed", "hung", "survived" or "not executed"."""
+def write_anew(file: Path, text: str) -> None:
+    """Write a module so that its cached bytecode, which may be of the same second and size, is not taken for it."""
+    file.write_text(text)
+    for cached in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
+        cached.unlink()
+
+
+def try_out(mutant: Mutant, place: Path, tests: TestMap, every_test: bool) -> Trial:
+    """Plant a mutant in the copy at `place`, run its tests, and take it out again."""
     file = place / mutant.path
     right = file.read_text()
-    file.write_text(mutant.apply(right))
+    write_anew(file, mutant.apply(right))
     try:
         near, far = tests.of(mutant)
-        fate = run_tests(place, near) or run_tests(place, far)
-        if not fate and every_test:
-            fate = run_tests(place, PROCESS_TESTS)
-        return fate or ("survived" if near or far else "not executed")
+        found_by = run_tests(place, near) or run_tests(place, far)
+        if not found_by and every_test:
+            found_by = run_tests(place, PROCESS_TESTS)
     finally:
-        file.write_text(right)
+        write_anew(file, right)
+    if found_by == UNDECIDED:
+        return Trial(mutant, UNDECIDED)
+    return Trial(mutant, "killed" if found_by else "survived" if near or far else "not executed", found_by)
 
 
-def main() -> int:
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rooms", nargs="*", metavar="ROOM", help=f"default: {' '.join(ROOMS)}")
     parser.add_argument("--number", type=int, default=20, help="mutants of each room")
@@ -111,38 +141,41 @@ def main() -> int:
     parser.add_argument("--report", type=Path, help="write every mutant and its fate to this file, as JSON lines")
     parser.add_argument("--only", type=Path, help="test just the mutants of this report that were not killed")
     parser.add_argument("--every-test", action="store_true", help="give survivors to the tests of whole processes too")
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parsed()
     mutants = draw(arguments.rooms or ROOMS, arguments.number, arguments.seed)
     if arguments.only:
         rows = [json.loads(line) for line in arguments.only.read_text().splitlines()]
-        open_ones = {(row["path"], row["start"], row["new"]) for row in rows if row["fate"] not in ("killed", "hung")}
-        mutants = [mutant for mutant in mutants if (mutant.path, mutant.start, mutant.new) in open_ones]
+        alive = {row["name"] for row in rows if row["fate"] != "killed"}
+        mutants = [mutant for mutant in mutants if mutant.name in alive]
     work = ROOT / ".mutants"
     work.mkdir(exist_ok=True)
     tests = TestMap.of_checkout(ROOT, work, copy_of_the_checkout(work / "map"))
     places: SimpleQueue[Path] = SimpleQueue()
     for number in range(arguments.processes):
         places.put(copy_of_the_checkout(work / f"copy-{number}"))
+    report = arguments.report.open("w") if arguments.report else None
 
-    def try_out(mutant: Mutant) -> tuple[Mutant, str]:
+    def in_a_copy(mutant: Mutant) -> Trial:
         place = places.get()
         began = time.monotonic()
         try:
-            fate = fate_of(mutant, place, tests, arguments.every_test)
+            trial = try_out(mutant, place, tests, arguments.every_test)
         finally:
             places.put(place)
-        print(f"{fate:12} {time.monotonic() - began:5.0f} s  {mutant.name}", flush=True)  # noqa: T201
-        return mutant, fate
+        took_s = time.monotonic() - began
+        print(f"{trial.fate:12} {took_s:5.0f} s  {mutant.name}  {trial.found_by}", flush=True)  # noqa: T201
+        if report:
+            print(trial.row, file=report, flush=True)
+        return trial
 
     with ThreadPoolExecutor(arguments.processes) as pool:
-        results = list(pool.map(try_out, mutants))
-    if arguments.report:
-        rows = [{"path": m.path, "start": m.start, "new": m.new, "name": m.name, "fate": fate} for m, fate in results]
-        arguments.report.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    counts = Counter(fate for _, fate in results)
-    print(f"{len(results)} mutants: " + ", ".join(f"{n} {fate}" for fate, n in sorted(counts.items())))  # noqa: T201
-    return 0
+        fates = Counter(trial.fate for trial in pool.map(in_a_copy, mutants))
+    print(f"{len(mutants)} mutants: " + ", ".join(f"{n} {fate}" for fate, n in sorted(fates.items())))  # noqa: T201
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import sqlite3
 import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from coverage import CoverageData
 from coverage.numbits import numbits_to_nums
 
 from tests.mutants.mutate import Mutant
@@ -22,20 +24,23 @@ source = services/tandem
 omit = services/tandem/wire/gen/*
 relative_files = true
 """
+_SLOW_LAST = ("property", "contract", "simulation", "kernels", "golden")
 _NOT_IN_ONE_PROCESS = ("e2e", "chaos", "hosts", "mutants")
 
 
 def environment(place: Path) -> dict[str, str]:
     """Return this process' environment with the product of the checkout at `place` instead of the installed one."""
     paths = os.pathsep.join(str(place / name) for name in ("services", "kernels", "."))
-    return {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**os.environ, "PYTHONPATH": paths}
 
 
 def digest_of(root: Path, folders: Iterable[str]) -> str:
-    """Return a digest of all Python files in some folders."""
+    """Return a digest of all Python files in some folders, but for those of this one."""
     total = hashlib.sha256()
     for folder in folders:
         for path in sorted((root / folder).rglob("*.py")):
+            if path.parent.name == "mutants":
+                continue
             total.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
     return total.hexdigest()[:16]
 
@@ -52,24 +57,27 @@ class TestMap:
     @classmethod
     def of_checkout(cls, root: Path, work: Path, place: Path) -> TestMap:
         """Read the map of this state of `root` from `work`, or make it with the copy at `place`."""
-        data = work / f"coverage-{digest_of(root, ('services', 'tests'))}"
+        digest = digest_of(root, ("services", "tests"))
+        data, failed = work / f"coverage-{digest}", work / f"failed-{digest}.json"
         if not data.exists():
             _run_under_coverage(place)
+            last_failed = place / ".pytest_cache/v/cache/lastfailed"
+            failed.write_text(last_failed.read_text() if last_failed.exists() else "{}")
             (place / ".coverage").replace(data)
-        return cls.read(data)
+        return cls.read(data, set(json.loads(failed.read_text())))
 
     @classmethod
-    def read(cls, data: Path) -> TestMap:
-        found = CoverageData(str(data))
-        found.read()
+    def read(cls, data: Path, failed: set[str]) -> TestMap:
+        """Read a file of coverage.py, but for tests that `failed` without any mutant."""
         names: dict[str, int] = {}
         lines: dict[str, dict[int, list[int]]] = {}
-        with found._connect() as connection:  # the public interface asks once per file and context
-            contexts = dict(connection.execute("select id, context from context"))
-            files = dict(connection.execute("select id, path from file"))
+        # The schema is documented. The class that reads it asks once for each file and test, which takes minutes.
+        with closing(sqlite3.connect(data)) as connection:
+            contexts: dict[int, str] = dict(connection.execute("select id, context from context").fetchall())
+            files: dict[int, str] = dict(connection.execute("select id, path from file").fetchall())
             for file, context, numbits in connection.execute("select file_id, context_id, numbits from line_bits"):
                 test = contexts[context].rpartition("|")[0]
-                if not test:
+                if not test or test in failed:
                     continue
                 number = names.setdefault(test, len(names))
                 of_file = lines.setdefault(files[file], defaultdict(list))
@@ -78,14 +86,22 @@ class TestMap:
         return cls(lines, list(names))
 
     def of(self, mutant: Mutant) -> tuple[list[str], list[str]]:
-        """Return the tests that execute a mutant's statement: those of its room's folder, and all others."""
+        """Return the tests that execute a mutant's statement: those of its room's folder, and all others, quick rooms
+        first."""
         of_file = self._lines.get(mutant.path, {})
         first, last = mutant.lines
         numbers = {number for line in range(first, last + 1) for number in of_file.get(line, ())}
         names = sorted(self._names[number] for number in numbers)
         home = f"tests/unit/{Path(mutant.path).parts[2]}/"
         near = [name for name in names if name.startswith(home)]
-        return near, [name for name in names if not name.startswith(home)]
+        far = [name for name in names if not name.startswith(home)]
+        return near, sorted(
+            far, key=lambda name: _SLOW_LAST.index(room) if (room := _room_of(name)) in _SLOW_LAST else -1
+        )
+
+
+def _room_of(test: str) -> str:
+    return test.split("/")[1]
 
 
 def _run_under_coverage(place: Path) -> None:

@@ -93,6 +93,7 @@ def test_it_sees_what_comes_and_tells_of_itself(calm: Pair, running: Program) ->
     assert running.complaints() == []
 
 
+@pytest.mark.nightly
 def test_a_target_is_said_by_one_planner_at_a_time(calm: Pair, redis_url: str, tmp_path: Path) -> None:
     first = Program(tmp_path, "first", *planner(calm, redis_url, "--json", "--mode", "act", "--no-change-roles"))
     first.wait_ready()
