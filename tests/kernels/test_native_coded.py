@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-from ctypes import c_int, c_void_p
-
 import pytest
 import torch
 
@@ -13,8 +10,7 @@ from tandem_kernels.native.pack import gate_up_rows, pack_linear
 from tandem_kernels.native.pack_coded import pack_exact
 from tandem_kernels.reference.codes import Codes, find_codes, linear_codes
 from tandem_kernels.reference.linear_int8 import GROUP, linear_int8, quantize_rows, quantize_weight
-from tests.kernels.builds import WIDTHS, compile_each
-from tests.kernels.codes import random_codes
+from tests.kernels.codes import WEIGHTS, random_codes
 
 _ROWS = [1, 2, 4, 5, 13, 15, 29, 141, 300]
 _SHAPES = [(1, 32), (33, 64), (96, 160), (130, 576), (40, 1600)]
@@ -25,20 +21,7 @@ def _random(*shape: int, seed: int = 3) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def _eights(n: int, k: int) -> torch.Tensor:
-    """As a file of 8-bit blocks would have them: the largest of each group is 127 steps."""
-    values = (_random(n, k // 32, 32) * 40).round().clamp(-126, 126)
-    values[..., 5] = 127
-    return (values * (_random(n, k // 32, 1, seed=8).abs() + 0.01).half().float()).view(n, k)
-
-
-_WEIGHTS = {
-    Coding.FOUR: lambda n, k: random_codes(n, k).floats(),
-    Coding.EIGHT: _eights,
-    Coding.BFLOAT: lambda n, k: _random(n, k).bfloat16().float(),
-    Coding.FLOAT: lambda n, k: _random(n, k),
-}
-_CODED = [coding for coding in _WEIGHTS if coding is not Coding.FLOAT]
+_CODED = [coding for coding in WEIGHTS if coding is not Coding.FLOAT]
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +29,10 @@ def team() -> Team:
     return Team(2)
 
 
-@pytest.mark.parametrize("coding", _WEIGHTS)
+@pytest.mark.parametrize("coding", WEIGHTS)
 @pytest.mark.parametrize(("n", "k"), _SHAPES)
 def test_the_fewest_bits_that_hold_a_matrix_are_found(coding: Coding, n: int, k: int) -> None:
-    panels, scales = pack_exact(_WEIGHTS[coding](n, k))
+    panels, scales = pack_exact(WEIGHTS[coding](n, k))
     assert matrix_of(panels, n, k, scales).coding == coding
     per_weight = {Coding.FOUR: 0.625, Coding.EIGHT: 1.125, Coding.BFLOAT: 2, Coding.FLOAT: 4}[coding]
     held = panels.nbytes + (0 if scales is None else scales.nbytes)
@@ -60,7 +43,7 @@ def test_the_fewest_bits_that_hold_a_matrix_are_found(coding: Coding, n: int, k:
 @pytest.mark.parametrize("rows", _ROWS)
 @pytest.mark.parametrize(("n", "k"), _SHAPES)
 def test_products_have_the_bits_of_floats(team: Team, n: int, k: int, rows: int, coding: Coding) -> None:
-    weight, x, bias = _WEIGHTS[coding](n, k), _random(rows, k, seed=5), _random(n, seed=6)
+    weight, x, bias = WEIGHTS[coding](n, k), _random(rows, k, seed=5), _random(n, seed=6)
     panels, scales = pack_exact(weight)
     floats = pack_linear(weight)
     for into in (Into.STORE, Into.ADD):
@@ -72,17 +55,17 @@ def test_products_have_the_bits_of_floats(team: Team, n: int, k: int, rows: int,
 @pytest.mark.parametrize("rows", [1, 3, 64])
 def test_gated_products_have_the_bits_of_floats(team: Team, rows: int, coding: Coding) -> None:
     n, k = 40, 96
-    weight = gate_up_rows(_WEIGHTS[coding](n, k), _WEIGHTS[coding](n, k).flip(0))
+    weight = gate_up_rows(WEIGHTS[coding](n, k), WEIGHTS[coding](n, k).flip(0))
     panels, scales = pack_exact(weight)
     floats, x = pack_linear(weight), _random(rows, k, seed=5)
     y = linear(team, x, matrix_of(panels, 2 * n, k, scales), Into.SWIGLU, torch.empty(rows, n))
     assert torch.equal(y, linear(team, x, matrix_of(floats, 2 * n, k), Into.SWIGLU, torch.empty(rows, n)))
 
 
-@pytest.mark.parametrize("coding", _WEIGHTS)
+@pytest.mark.parametrize("coding", WEIGHTS)
 def test_a_row_does_not_see_its_company_or_the_lanes(coding: Coding) -> None:
     n, k, most = 130, 192, 160
-    x, weight = _random(most, k), _WEIGHTS[coding](n, k)
+    x, weight = _random(most, k), WEIGHTS[coding](n, k)
     panels, scales = pack_exact(weight)
     weights, alone = matrix_of(panels, n, k, scales), Team(1)
     one_by_one = torch.cat([linear(alone, row[None], weights, Into.STORE, torch.empty(1, n)) for row in x])
@@ -94,9 +77,9 @@ def test_a_row_does_not_see_its_company_or_the_lanes(coding: Coding) -> None:
                 assert torch.equal(y, one_by_one[first : first + rows]), (team, rows, first)
 
 
-@pytest.mark.parametrize("coding", _WEIGHTS)
+@pytest.mark.parametrize("coding", WEIGHTS)
 def test_embeddings_come_back(coding: Coding) -> None:
-    weight = _WEIGHTS[coding](70, 96)
+    weight = WEIGHTS[coding](70, 96)
     panels, scales = pack_exact(weight)
     tokens = torch.tensor([0, 31, 32, 69, 31])
     assert torch.equal(embed(matrix_of(panels, 70, 96, scales), tokens), weight[tokens])
@@ -133,47 +116,3 @@ def test_products_of_codes_with_int8_rows_err_only_by_the_rows() -> None:
     half_steps = quantize_rows(x)[1].repeat_interleave(GROUP, dim=1) / 2
     assert (error <= half_steps.double() @ weight.abs().double().T * 1.001).all()
     assert error.mean() < (linear_int8(x, *quantize_weight(weight, 96)) - exact).abs().mean()
-
-
-_ENTRY = """
-#include "linear.hpp"
-using namespace tandem;
-extern "C" int width() { return kWidth; }
-extern "C" void multiply(const float* x, int m, int coding, const void* panels, const float* scales, int n, int k,
-                         float* y) {
-    Team team(2);
-    const Matrix w{static_cast<Coding>(coding), panels, scales, nullptr, n, k, 32};
-    team.run([&](Lane& lane) { linear(lane, x, k, m, w, y, n, Into::kStore); });
-}
-extern "C" void embed(int coding, const void* panels, const float* scales, int n, int k, int token, float* out) {
-    embed_row({static_cast<Coding>(coding), panels, scales, nullptr, n, k, 32}, token, out);
-}
-"""
-
-
-@pytest.fixture(scope="module")
-def builds(tmp_path_factory: pytest.TempPathFactory) -> list[ctypes.CDLL]:
-    """For the machine's vectors and for each narrower kind, down to plain loops."""
-    found = compile_each(_ENTRY, WIDTHS, tmp_path_factory.mktemp("builds"))
-    return [ctypes.CDLL(str(path)) for path in found.values()]
-
-
-@pytest.mark.slow  # compiles the product several times
-@pytest.mark.parametrize("coding", _CODED)
-@pytest.mark.parametrize("rows", [1, 3, 4, 7, 33])
-def test_instructions_do_not_show(builds: list[ctypes.CDLL], team: Team, rows: int, coding: Coding) -> None:
-    n, k = 96, 192
-    x, weight = _random(rows, k, seed=5), _WEIGHTS[coding](n, k)
-    panels, scales = pack_exact(weight)
-    expected = linear(team, x, matrix_of(pack_linear(weight), n, k), Into.STORE, torch.empty(rows, n))
-    for library in builds:
-        y, row = torch.empty(rows, n), torch.empty(k)
-        matrix = (c_int(int(coding)), _pointer(panels), _pointer(scales))
-        library.multiply(_pointer(x), c_int(rows), *matrix, c_int(n), c_int(k), _pointer(y))
-        assert torch.equal(y, expected), library.width()
-        library.embed(*matrix, c_int(n), c_int(k), c_int(37), _pointer(row))
-        assert torch.equal(row, weight[37])
-
-
-def _pointer(tensor: torch.Tensor | None) -> c_void_p | None:
-    return None if tensor is None else c_void_p(tensor.data_ptr())

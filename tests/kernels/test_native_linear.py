@@ -1,9 +1,7 @@
-"""The compiled product equals the exact one, and its bits do not depend on company, lanes, strides or instructions."""
+"""The compiled product equals the exact one, and its bits do not depend on company, lanes or strides."""
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable
 from ctypes import byref
 
 import pytest
@@ -11,7 +9,6 @@ import torch
 
 from tandem_kernels.native.library import Into, Team, linear, load, matrix_of
 from tandem_kernels.native.pack import gate_up_rows, pack_linear, unpack_linear
-from tests.kernels.builds import WIDTHS, compile_each
 
 _EPSILON = 2.0**-24
 _SHAPES = [(1, 1), (32, 16), (33, 7), (95, 577), (576, 576), (1003, 130)]
@@ -113,51 +110,6 @@ def test_strides_do_not_show_and_nothing_else_is_written(team: Team) -> None:
         _multiply(team, wide[:, :50], panels, 70, Into.STORE, out[:, :70])
         assert torch.equal(out[:, :70], expected)
         assert (out[:, 70:] == 7.0).all()
-
-
-_ENTRY = """
-#include "linear.hpp"
-extern "C" int width() { return tandem::kWidth; }
-extern "C" void multiply(const float* x, int m, const float* panels, const float* bias, int n, int k, float* y, int ldy,
-                         int into) {
-    tandem::Team team(2);
-    team.run([&](tandem::Lane& lane) {
-        const tandem::Matrix w{tandem::Coding::kFloat, panels, nullptr, bias, n, k, 0};
-        tandem::linear(lane, x, k, m, w, y, ldy, static_cast<tandem::Into>(into));
-    });
-}
-"""
-
-
-@pytest.fixture(scope="module")
-def builds(tmp_path_factory: pytest.TempPathFactory) -> list[ctypes.CDLL]:
-    """The product for the machine's vectors and for each narrower kind, down to plain loops."""
-    found = compile_each(_ENTRY, WIDTHS, tmp_path_factory.mktemp("builds"))
-    return [ctypes.CDLL(str(path)) for path in found.values()]
-
-
-@pytest.mark.slow  # compiles the product several times
-@pytest.mark.parametrize("into", list(Into))
-@pytest.mark.parametrize("rows", [1, 3, 4, 7, 33])
-def test_instructions_do_not_show(builds: list[ctypes.CDLL], rows: int, into: Into) -> None:
-    n, k = 96, 203
-    width = n // 2 if into is Into.SWIGLU else n
-    x, panels, bias = _random(rows, k) * 4, pack_linear(_random(n, k, seed=4)), _random(n, seed=5)
-    before = _random(rows, width, seed=6)
-    outputs = []
-    for library in builds:
-        y = before.clone()
-        multiply: Callable[..., None] = library.multiply
-        multiply(*map(_pointer, (x,)), rows, _pointer(panels), _pointer(bias), n, k, _pointer(y), width, int(into))
-        outputs.append(y)
-    assert not torch.equal(outputs[0], before)
-    for other in outputs[1:]:
-        assert torch.equal(outputs[0], other)
-    assert torch.equal(outputs[0], _multiply(Team(1), x, panels, n, into, before.clone(), bias))
-
-
-def _pointer(tensor: torch.Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensor.data_ptr())
 
 
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (31, 4), (32, 4), (100, 6)])

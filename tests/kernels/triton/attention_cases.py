@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -141,22 +140,3 @@ def _wide(kv: LayerKV) -> list[torch.Tensor]:
         plane.cpu().float().double() * (1.0 if scale is None else scale.cpu().double()[..., None])
         for plane, scale in planes
     ]
-
-
-def pairwise(axes: Sequence[Sequence[int]], seed: int) -> list[tuple[int, ...]]:
-    """Few tuples of one number of each axis such that any two numbers of two axes meet in one of them."""
-    draw = random.Random(seed)
-    places = list(itertools.combinations(range(len(axes)), 2))
-    missing = {(i, j, a, b) for i, j in places for a in axes[i] for b in axes[j]}
-    chosen = []
-    while missing:
-        i, j, a, b = min(missing)
-        options = []
-        for _ in range(50):
-            row = [draw.choice(list(axis)) for axis in axes]
-            row[i], row[j] = a, b
-            options.append(tuple(row))
-        best = max(options, key=lambda row: sum((i, j, row[i], row[j]) in missing for i, j in places))
-        chosen.append(best)
-        missing -= {(i, j, best[i], best[j]) for i, j in places}
-    return chosen

@@ -60,8 +60,8 @@ def _call_all(dtype: torch.dtype) -> None:
     KERNELS.add_rms_norm(row, row, weight, 1e-5)
     KERNELS.silu_mul(row)
     if dtype != torch.float64:
-        for outputs in (96, 20_000):
-            BATCH_INVARIANT.linear(row, torch.zeros(outputs, 4096, dtype=dtype), None)
+        for outputs, bias in ((96, weight[:96]), (20_000, None)):
+            BATCH_INVARIANT.linear(row, torch.zeros(outputs, 4096, dtype=dtype), bias)
     doubles, longs = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.int64)
     rows = SamplingRows(doubles, longs, doubles, doubles, longs, longs, longs)
     # A number that is 1 is a constant to the compiler.
@@ -76,16 +76,22 @@ def _call_all(dtype: torch.dtype) -> None:
     KERNELS.rope_cache_write(qkv, table, table, HeadNorms(norm, norm, 1e-6), scaled, ids)
     KERNELS.unpack_blocks(KERNELS.pack_blocks(pool, ids, 1, 2), pool, ids, 0)
     KERNELS.block_digest(pool, ids, ids)
-    KERNELS.rope_tables(ids, torch.zeros(dim // 2), 1.0, dtype)
+    if dtype == torch.float32:
+        # Torch loads its own compiler for this, which takes more than a second.
+        KERNELS.rope_tables(ids, torch.zeros(dim // 2), 1.0, dtype)
 
 
-if __name__ == "__main__":
+def main(types: list[str]) -> None:
     kernels: dict[str, Any] = {}
     compile_instead(kernels)
-    torch.set_default_device("meta")
-    for name in sys.argv[1:]:
-        _call_all(getattr(torch, name))
+    with torch.device("meta"):
+        for name in types:
+            _call_all(getattr(torch, name))
     for name, compiled in kernels.items():
         assert compiled.asm["cubin"], name
         way = " wgmma" if "wgmma.mma_async" in compiled.asm["ptx"] else ""
         sys.stdout.write(f"{name.split()[0]}{way}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

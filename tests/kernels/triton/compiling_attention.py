@@ -70,13 +70,14 @@ def _stack(cubin: bytes) -> int:
 
 def main(names: list[str]) -> None:
     for (name, case), (way, (attention, tables)) in itertools.product(_cases().items(), _WAYS.items()):
-        if names and name not in names:
+        title = f"{name}, {way}"
+        if names and title not in names:
             continue
         tiles = {kernel: table[case.head_dim, case.dtype.itemsize] for kernel, table in tables.items()}
         for kernel, compiled in _compile(case, attention).items():
             kind = kernel.split()[0]
             told = {
-                "case": f"{name}, {way}",
+                "case": title,
                 "kernel": kind,
                 "shared": compiled.metadata.shared,
                 "ahead": _ahead(tiles.get(kind), case),

@@ -1,7 +1,7 @@
 """A program that compiles for a GPU what batches of many sizes launch of batch-invariant kernels; runs no kernel.
 
-`python -m tests.kernels.triton.compiling_batches` prints a line for each, `NAME VARIANTS`. Another variant may be other
-instructions, and other bits.
+`python -m tests.kernels.triton.compiling_batches NAME...` prints a line for each of FAMILIES that is named, or for all:
+`NAME VARIANTS`. Another variant may be other instructions, and other bits.
 """
 
 from __future__ import annotations
@@ -73,10 +73,14 @@ FAMILIES: dict[str, Callable[[], None]] = {
 }
 
 
-if __name__ == "__main__":
+def main(names: list[str]) -> None:
     found: dict[str, Any] = {}
     compile_instead(found)
-    for name, launch_all in FAMILIES.items():
+    for name in names or FAMILIES:
         found.clear()
-        launch_all()
+        FAMILIES[name]()
         sys.stdout.write(f"{name} {len(found)}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

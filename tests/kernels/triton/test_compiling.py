@@ -1,12 +1,15 @@
-"""What is interpreted here also compiles for a GPU: Triton's compiler checks types that its interpreter does not."""
+"""What is interpreted here also compiles for a GPU: Triton's compiler checks types that its interpreter does not, and
+decides alone whether loads run ahead, registers hold what they should, and products are Hopper's own."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.kernels.triton import compiling, compiling_batches
+from tests.kernels.triton import compiling_batches
 from tests.kernels.triton.programs import lines_of
 
 _KERNELS = {
@@ -19,19 +22,63 @@ _KERNELS = {
     "_survey_kernel",
     "_draw_kernel",
 }
+_SHARED = 227 * 1024
+"""Bytes of shared memory that a program can have on Hopper."""
+_SPILLED = 64
+"""Bytes of a thread that registers do not hold, where any: addresses, of heads of 256."""
+_QUICK = ["linear", "norm", "gate", "rope"]
+"""Families of kernels that compile within a second; the others are the same in wide tiles, and attention."""
+
+
+@pytest.fixture(scope="module")
+def some(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """Compile each kernel for bfloat16, which takes eight seconds of a process of its own."""
+    case = ["128 float8 16 for torch.bfloat16, usual"]
+    programs = {"compiling": ["bfloat16"], "compiling_batches": _QUICK, "compiling_attention": case}
+    return lines_of(programs, tmp_path_factory.mktemp("cache"))
+
+
+def _check_attention(lines: list[str]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    for kernel in found:
+        assert kernel["ahead"] <= kernel["shared"] <= _SHARED, kernel
+        is_half = "for torch.bfloat16" in kernel["case"]
+        assert kernel["stack"] <= _SPILLED or not is_half, kernel
+        assert kernel["wgmma"] == (is_half and kernel["kernel"] == "_chunk_kernel"), kernel
+    return found
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "dtypes", [["bfloat16"], pytest.param(["float32", "float16", "float64"], marks=pytest.mark.golden)], ids=len
-)
-def test_every_kernel_compiles(dtypes: list[str], tmp_path: Path) -> None:
+def test_every_kernel_compiles(some: dict[str, list[str]]) -> None:
     """For Hopper; that needs no GPU, but a process that does not interpret."""
-    unlike_hoppers = {"_linear_kernel"} if "float32" in dtypes else set()
-    assert set(lines_of(compiling, tmp_path, *dtypes)) == _KERNELS | unlike_hoppers
+    assert set(some["compiling"]) == _KERNELS
+
+
+@pytest.mark.nightly
+def test_every_kernel_compiles_for_other_types(tmp_path: Path) -> None:
+    found = lines_of({"compiling": ["float32", "float16", "float64"]}, tmp_path)["compiling"]
+    assert set(found) == _KERNELS | {"_linear_kernel"}, "products of float32 are not Hopper's own"
 
 
 @pytest.mark.slow
-def test_batch_invariant_kernels_are_one_whatever_the_batch(tmp_path: Path) -> None:
+def test_every_kernel_of_attention_compiles(some: dict[str, list[str]]) -> None:
+    found = _check_attention(some["compiling_attention"])
+    assert {kernel["kernel"] for kernel in found} == {"_split_kernel", "_join_kernel", "_chunk_kernel"}
+
+
+@pytest.mark.nightly
+def test_attention_compiles_with_all_of_the_tables(tmp_path: Path) -> None:
+    found = _check_attention(lines_of({"compiling_attention": []}, tmp_path)["compiling_attention"])
+    assert len({kernel["case"] for kernel in found}) == 48
+
+
+@pytest.mark.slow
+def test_batch_invariant_kernels_are_one_whatever_the_batch(some: dict[str, list[str]]) -> None:
     """What is interpreted hides it: there a tile of another size adds up alike."""
-    assert lines_of(compiling_batches, tmp_path) == [f"{name} 1" for name in compiling_batches.FAMILIES]
+    assert some["compiling_batches"] == [f"{name} 1" for name in _QUICK]
+
+
+@pytest.mark.nightly
+def test_other_batch_invariant_kernels_are_one_whatever_the_batch(tmp_path: Path) -> None:
+    names = [name for name in compiling_batches.FAMILIES if name not in _QUICK]
+    assert lines_of({"compiling_batches": names}, tmp_path)["compiling_batches"] == [f"{name} 1" for name in names]

@@ -43,7 +43,7 @@ _ALL = itertools.chain.from_iterable(
     itertools.product((8,), (h,), (g,), (64, 80, 96, 128, 256), (16, 128), (t,), (t, "f8"), (False, True))
     for (h, g), t in itertools.product(((3, 3), (3, 1), (8, 2), (16, 2)), ("f32", "bf16", "f16"))
 )
-_GRID = [*_SOME, *(pytest.param(*case, marks=pytest.mark.golden) for case in _ALL if case not in _SOME)]
+_GRID = [*_SOME, *(pytest.param(*case, marks=pytest.mark.nightly) for case in _ALL if case not in _SOME)]
 
 
 @pytest.mark.parametrize(("rows", "heads", "groups", "dim", "block_size", "name", "plane", "is_normed"), _GRID)

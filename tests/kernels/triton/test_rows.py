@@ -16,7 +16,7 @@ _ULPS = {torch.float32: 3.0, torch.bfloat16: 1.6, torch.float16: 1.6}
 _ROWS, _WIDTHS = (0, 1, 7), (1, 31, 64, 576, 4096, 16384)
 _SOME = [(0, 64, "bf16"), (1, 1, "f32"), (7, 31, "bf16"), (7, 576, "f32"), (1, 4096, "f16"), (2, 16384, "bf16")]
 _ALL = itertools.product(_ROWS, _WIDTHS, ("f32", "bf16", "f16"))
-_GRID = [*_SOME, *(pytest.param(*case, marks=pytest.mark.golden) for case in _ALL if case not in _SOME)]
+_GRID = [*_SOME, *(pytest.param(*case, marks=pytest.mark.nightly) for case in _ALL if case not in _SOME)]
 
 
 def _exact_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -46,8 +46,8 @@ def test_norm_after_an_addition(rows: int, width: int, name: str, device: torch.
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_types_are_rounded_where_the_plain_kernels_round(dtype: torch.dtype, device: torch.device) -> None:
     """Nearly all numbers are then the same; another order of a sum, or another exponential, moves a few by a step."""
-    x, residual = randn(40, 256, dtype=dtype) * 4, randn(40, 256, dtype=dtype, seed=5)
-    weight = randn(256, dtype=dtype, seed=4)
+    x, residual = randn(20, 512, dtype=dtype) * 4, randn(20, 512, dtype=dtype, seed=5)
+    weight = randn(512, dtype=dtype, seed=4)
     moved = [tensor.to(device) for tensor in (x, residual, weight)]
     normed, gated = KERNELS.add_rms_norm(*moved, 1e-5)[0].cpu(), KERNELS.silu_mul(moved[0]).cpu()
     assert float((normed == reference.add_rms_norm(x, residual, weight, 1e-5)[0]).double().mean()) > 0.999
