@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, is_hypothesis_test, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from tandem.stores.embedded import EmbeddedServer
-from tests.effort import IS_NIGHTLY, scaled
+from tests.effort import IS_NIGHTLY, PHASES, scaled
 
 _HERE = Path(__file__).parent
 _SLOW_ROOMS = ("golden", "e2e", "chaos", "chart")
@@ -42,6 +42,7 @@ settings.register_profile(
     max_examples=scaled(100),
     deadline=None,
     derandomize=True,
+    phases=PHASES,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("tandem")

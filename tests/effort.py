@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 EFFORT = os.environ.get("TANDEM_TEST_EFFORT", "test")
 IS_CHECK = EFFORT == "check"
 IS_NIGHTLY = EFFORT == "nightly"
+PHASES = tuple(phase for phase in Phase if phase is not Phase.shrink or not os.environ.get("TANDEM_NO_SHRINKING"))
+"""All that hypothesis does; where mutants are tested, nobody reads the smallest example that fails."""
 _FACTORS = {"check": 1 / 8, "test": 1, "nightly": 15}
 
 
@@ -30,6 +32,7 @@ def effort(examples: int, steps: int = 50) -> settings:
         max_examples=scaled(examples),
         stateful_step_count=steps // 2 if IS_CHECK else steps,
         derandomize=not IS_NIGHTLY,
+        phases=PHASES,
         deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),

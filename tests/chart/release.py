@@ -1,19 +1,22 @@
-"""The chart as Helm renders it, parsed, once for all tests of a process; never judges it."""
+"""The chart as Helm renders it, parsed, once for all tests of a process, and rendered once for all runs; never judges
+it."""
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import shutil
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import Any
 
 import yaml
+
+from tests.chart.kept import Said, ask
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm" / "tandem"
@@ -46,7 +49,7 @@ class Rendered:
 
     @property
     def config(self) -> dict[str, Any]:
-        return yaml.safe_load(self.one("configmap")["data"]["config.yaml"])
+        return yaml.load(self.one("configmap")["data"]["config.yaml"], yaml.CSafeLoader)
 
     @property
     def ray(self) -> Object:
@@ -54,7 +57,7 @@ class Rendered:
 
     @property
     def serve(self) -> dict[str, Any]:
-        return yaml.safe_load(self.ray["serveConfigV2"])
+        return yaml.load(self.ray["serveConfigV2"], yaml.CSafeLoader)
 
     @property
     def applications(self) -> dict[str, Any]:
@@ -67,12 +70,13 @@ class Rendered:
         return {one["groupName"]: one for one in self.ray["rayClusterConfig"]["workerGroupSpecs"]}
 
 
-def helm(*arguments: str, values: str = "") -> subprocess.CompletedProcess[str]:
-    """Runs the one beside this Python, or on PATH."""
+def helm(*arguments: str, values: str = "", told: Sequence[str] | None = None) -> Said:
+    """What the one beside this Python, or on PATH, says of the chart. `told` stands for the arguments where these name
+    temporary files."""
     beside = Path(sys.executable).parent / "helm"
     program = str(beside) if beside.exists() else shutil.which("helm")
     assert program, "helm is in the extra dev"
-    return subprocess.run([program, *arguments], input=values, capture_output=True, text=True, check=False, timeout=60)
+    return ask([program, *arguments], reads=[CHART], values=values, told=told)
 
 
 @functools.cache
@@ -108,15 +112,27 @@ def refusal(values: Mapping[str, Any]) -> str:
 def notes(values: Mapping[str, Any] | None = None) -> str:
     """What is told after an installation. Helm tells it to nobody but a cluster, so a copy of the chart has it in an
     object."""
-    with TemporaryDirectory() as place:
-        copy = shutil.copytree(CHART, Path(place) / "tandem")
-        text = (copy / "templates" / "NOTES.txt").read_text()
-        (copy / "templates" / "_notes.tpl").write_text('{{- define "notes" -}}\n' + text + "{{ end }}\n")
-        (copy / "templates" / "notes.yaml").write_text('kind: Notes\ntext: {{ include "notes" . | quote }}\n')
-        flags = ("--namespace", NAMESPACE, "--show-only", "templates/notes.yaml")
-        done = helm("template", RELEASE, str(copy), *flags, "-f", "-", values=json.dumps(values or {}))
+    flags = ("--namespace", NAMESPACE, "--show-only", "templates/notes.yaml", "-f", "-")
+    given = json.dumps(values or {})
+    done = helm("template", RELEASE, str(_chart_with_notes()), *flags, values=given, told=[*NOTES.values(), *flags])
     assert done.returncode == 0, done.stderr
     return str(yaml.safe_load(done.stdout)["text"])
+
+
+NOTES = {
+    "_notes.tpl": '{{- define "notes" -}}\n' + (CHART / "templates" / "NOTES.txt").read_text() + "{{ end }}\n",
+    "notes.yaml": 'kind: Notes\ntext: {{ include "notes" . | quote }}\n',
+}
+
+
+@functools.cache
+def _chart_with_notes() -> Path:
+    place = mkdtemp(prefix="tandem-notes-")
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    copy = shutil.copytree(CHART, Path(place) / "tandem")
+    for name, text in NOTES.items():
+        (copy / "templates" / name).write_text(text)
+    return copy
 
 
 def pods(objects: list[Object]) -> Iterator[tuple[str, Object]]:

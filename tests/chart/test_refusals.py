@@ -11,8 +11,10 @@ import yaml
 from tests.chart.release import CHART, SCHEMA, refusal, render
 
 Node = Mapping[str, Any]
+Case = tuple[dict[str, Any], str]
+"""Values, and what is told of them."""
 GPU = {"role": "prefill", "gpus": 4}
-BY_SCHEMA: list[tuple[dict[str, Any], str]] = [
+BY_SCHEMA: list[Case] = [
     ({"gatway": {}}, "(root): Additional property gatway is not allowed"),
     ({"gateway": {"replica": 2}}, "gateway: Additional property replica is not allowed"),
     ({"gateway": {"replicas": 0}}, "gateway.replicas: Must be greater than or equal to 1"),
@@ -55,7 +57,7 @@ BY_SCHEMA: list[tuple[dict[str, Any], str]] = [
     ({"otel": {"samplerArg": "2"}}, "otel.samplerArg"),
     ({"networkPolicy": {"dns": [{"podSelectors": {}}]}}, "networkPolicy.dns.0"),
 ]
-BY_RULE: list[tuple[dict[str, Any], str]] = [
+BY_RULE: list[Case] = [
     ({"pools": {"prefill": {"replicas": 2, "maxReplicas": 1}}}, "pools.prefill.replicas is 2"),
     ({"pools": {"prefill": GPU, "decode": {"gpus": 4, "tensorParallel": 2}}}, "pools.decode.tensorParallel is 2"),
     ({"pools": {"prefill": GPU}}, "pools.decode.gpus is 0"),
@@ -127,11 +129,51 @@ BY_RULE: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("values", "told"), BY_SCHEMA, ids=lambda value: str(value)[:60])
-def test_a_wrong_value_is_refused_by_the_schema(values: dict[str, Any], told: str) -> None:
-    said = refusal(values)
+def rounds(cases: list[Case]) -> list[list[Case]]:
+    """Cases that can be given together, because none says anything of what another one does."""
+    made: list[list[Case]] = []
+    for case in cases:
+        together = next((one for one in made if not any(clash(case, other) for other in one)), None)
+        if together is None:
+            made.append(together := [])
+        together.append(case)
+    return made
+
+
+def clash(one: Case, other: Case) -> bool:
+    return any(
+        mine.startswith(theirs) or theirs.startswith(mine) for mine in leaves(one[0]) for theirs in leaves(other[0])
+    )
+
+
+def leaves(values: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """The keys on the way to each value, with a dot behind each of them."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}."
+
+
+def merged(one: dict[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    for key, value in other.items():
+        one[key] = merged(one.get(key, {}), value) if isinstance(value, Mapping) else value
+    return one
+
+
+ROUNDS = rounds(BY_SCHEMA)
+"""Helm tells all that is wrong at once."""
+
+
+@pytest.mark.parametrize("together", ROUNDS, ids=lambda together: f"{len(together)} values")
+def test_wrong_values_are_refused_by_the_schema(together: list[Case]) -> None:
+    given: dict[str, Any] = {}
+    for values, _ in together:
+        merged(given, values)
+    said = refusal(given)
     assert "don't meet the specifications of the schema" in said
-    assert any(line.startswith(f"- {told}") for line in said.splitlines()), said
+    for values, told in together:
+        assert any(line.startswith(f"- {told}") for line in said.splitlines()), f"{values} {told}: {said}"
 
 
 @pytest.mark.parametrize(("values", "told"), BY_RULE, ids=[case[1][:40] for case in BY_RULE])

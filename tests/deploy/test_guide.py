@@ -29,18 +29,19 @@ SWITCHES = re.findall(r"^\| [^|]+ \| `([\w.]+=[\w.-]+)` \| (workers|gateways)\b"
 @functools.cache
 def rendered(*flags: str) -> tuple[dict[str, Any], Config]:
     """The RayService's spec with its Serve document read, and the settings, of values that flags of Helm name."""
+    own = own_files(README)
     with TemporaryDirectory() as place:
-        for name, text in own_files(README).items():
+        for name, text in own.items():
             (Path(place) / name).write_text(text)
-        paths = {name: str(Path(place) / name) for name in own_files(README)}
-        told = [paths.get(flag, str(ROOT / flag) if flag.startswith("helm/") else flag) for flag in flags]
-        done = helm("template", RELEASE, str(CHART), *told)
+        paths = {name: str(Path(place) / name) for name in own}
+        found = [paths.get(flag, str(ROOT / flag) if flag.startswith("helm/") else flag) for flag in flags]
+        done = helm("template", RELEASE, str(CHART), *found, told=[own.get(flag, flag) for flag in flags])
     assert done.returncode == 0, done.stderr
     objects = [one for one in yaml.load_all(done.stdout, yaml.CSafeLoader) if one]
     (ray,) = (one["spec"] for one in objects if one["kind"] == "RayService")
     (tree,) = (one["data"]["config.yaml"] for one in objects if "config.yaml" in one.get("data", {}))
-    ray["serveConfigV2"] = yaml.safe_load(ray["serveConfigV2"])
-    return ray, resolve([(DEFAULT_LAYER, {}), ("config.yaml", yaml.safe_load(tree))]).config
+    ray["serveConfigV2"] = yaml.load(ray["serveConfigV2"], yaml.CSafeLoader)
+    return ray, resolve([(DEFAULT_LAYER, {}), ("config.yaml", yaml.load(tree, yaml.CSafeLoader))]).config
 
 
 def values_flags(arguments: list[str]) -> tuple[str, ...]:

@@ -3,8 +3,9 @@
     python -m tests.mutants ROOM ... [--number 20] [--seed 1] [--processes 2] [--report FILE] [--every-test]
 
 `--number` is of each room. Each mutant lives in a copy of the checkout. Its tests are those that execute its statement,
-as coverage.py has seen them in one run of all tests that work in one process; that map is kept in `.mutants/` for as
-long as neither the product nor a test changes. `--every-test` gives survivors to the tests of whole processes too.
+as coverage.py has seen them in one run of all tests that work in one process. That map is kept in `.mutants/` for as
+long as neither the product nor a test changes; `--last-map` takes the last one all the same. `--every-test` gives
+survivors to the tests of whole processes too.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ PROCESS_TESTS = ("tests/e2e",)
 """Tests of whole processes, whose lines the map does not have."""
 TEST_TIMEOUT_S = 90
 """A test that takes longer hangs, which is a way to find a mutant."""
-MUTANT_TIMEOUT_S = 900.0
+MUTANT_TIMEOUT_S = 600.0
 """A mutant is given up, undecided, when its tests take longer together."""
 UNDECIDED = "undecided"
 
@@ -140,6 +141,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=2, help="mutants that are tested at once")
     parser.add_argument("--report", type=Path, help="write every mutant and its fate to this file, as JSON lines")
     parser.add_argument("--only", type=Path, help="test just the mutants of this report that were not killed")
+    parser.add_argument("--last-map", action="store_true", help="choose tests as before they or the code changed")
     parser.add_argument("--every-test", action="store_true", help="give survivors to the tests of whole processes too")
     return parser.parse_args()
 
@@ -153,7 +155,7 @@ def main() -> None:
         mutants = [mutant for mutant in mutants if mutant.name in alive]
     work = ROOT / ".mutants"
     work.mkdir(exist_ok=True)
-    tests = TestMap.of_checkout(ROOT, work, copy_of_the_checkout(work / "map"))
+    tests = TestMap.last(work) if arguments.last_map else TestMap.of_checkout(ROOT, work, copy_of_the_checkout)
     places: SimpleQueue[Path] = SimpleQueue()
     for number in range(arguments.processes):
         places.put(copy_of_the_checkout(work / f"copy-{number}"))

@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,7 @@ _NOT_IN_ONE_PROCESS = ("e2e", "chaos", "hosts", "mutants")
 def environment(place: Path) -> dict[str, str]:
     """Return this process' environment with the product of the checkout at `place` instead of the installed one."""
     paths = os.pathsep.join(str(place / name) for name in ("services", "kernels", "."))
-    return {**os.environ, "PYTHONPATH": paths}
+    return {**os.environ, "PYTHONPATH": paths, "TANDEM_NO_SHRINKING": "1"}
 
 
 def digest_of(root: Path, folders: Iterable[str]) -> str:
@@ -55,15 +55,23 @@ class TestMap:
     __test__ = False
 
     @classmethod
-    def of_checkout(cls, root: Path, work: Path, place: Path) -> TestMap:
-        """Read the map of this state of `root` from `work`, or make it with the copy at `place`."""
+    def of_checkout(cls, root: Path, work: Path, copy_to: Callable[[Path], Path]) -> TestMap:
+        """Read the map of this state of `root` from `work`, or make it in a copy."""
         digest = digest_of(root, ("services", "tests"))
         data, failed = work / f"coverage-{digest}", work / f"failed-{digest}.json"
         if not data.exists():
+            place = copy_to(work / "map")
             _run_under_coverage(place)
             last_failed = place / ".pytest_cache/v/cache/lastfailed"
             failed.write_text(last_failed.read_text() if last_failed.exists() else "{}")
             (place / ".coverage").replace(data)
+        return cls.read(data, set(json.loads(failed.read_text())))
+
+    @classmethod
+    def last(cls, work: Path) -> TestMap:
+        """Read the map in `work` that was made last. Raises ValueError where there is none."""
+        data = max(work.glob("coverage-*"), key=lambda path: path.stat().st_mtime)
+        failed = data.with_name(data.name.replace("coverage-", "failed-") + ".json")
         return cls.read(data, set(json.loads(failed.read_text())))
 
     @classmethod

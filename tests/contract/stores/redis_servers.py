@@ -12,7 +12,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import redis as blocking
+from redis.backoff import ConstantBackoff
 from redis.exceptions import RedisError
+from redis.retry import Retry
 
 from tandem.stores.embedded import find_program
 from tests.e2e.cluster import PATIENCE_S, spawn
@@ -21,8 +23,12 @@ from tests.ports import free_port
 NUM_SLOTS = 16384
 NO_FAILOVER = ("--cluster-require-full-coverage", "no", "--cluster-node-timeout", "60000")
 """A node that stands still takes its own slots along, and nobody else's."""
-FAILOVER = ("--cluster-require-full-coverage", "no", "--cluster-node-timeout", "1000")
-"""The replica of a node that is gone takes over within some seconds."""
+FAILOVER = (
+    *("--cluster-require-full-coverage", "no", "--cluster-node-timeout", "1000"),
+    *("--repl-diskless-sync-delay", "0"),
+)
+"""The replica of a node that is gone takes over within some seconds. A new one does not wait for others before it asks
+for all that its primary has."""
 
 
 class NoServer(Exception):
@@ -44,7 +50,9 @@ class TcpServer:
         return f"redis://127.0.0.1:{self.port}"
 
     def client(self, password: str | None = None) -> blocking.Redis:
-        return blocking.Redis(port=self.port, socket_timeout=PATIENCE_S, password=password)
+        return blocking.Redis(
+            port=self.port, socket_timeout=PATIENCE_S, password=password, retry=Retry(ConstantBackoff(0.0), 0)
+        )
 
     def start(self) -> None:
         options = ("--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self._directory))

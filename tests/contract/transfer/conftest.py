@@ -32,6 +32,9 @@ NUM_BLOCKS = 256
 LAYERS = 8
 GUARD_S = 60.0
 """Only ends a test that hangs."""
+PEER_ENVIRONMENT = {"UCX_MEM_EVENTS": "n"}
+"""UCX watches for memory that is given back, which takes half of the time in which it starts: a peer gives none back
+while it lives."""
 
 
 def known_content(seed: int, num_blocks: int, layout: KVLayout) -> Bytes:
@@ -138,7 +141,7 @@ def spawn_rank(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        env={**os.environ, **PEER_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )
 
 
@@ -158,7 +161,7 @@ def layout_of(layers: int) -> KVLayout:
     return KVLayout(16, (KVGroup(layers, 2, 16, "float32"),))
 
 
-@pytest.fixture(scope="module", params=["local", "nixl"])
+@pytest.fixture(scope="module", params=["local", pytest.param("nixl", marks=pytest.mark.slow)])
 def module_rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     """An agent takes half a second to open, so the tests of one kind share theirs."""
     kind = str(request.param)

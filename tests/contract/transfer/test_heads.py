@@ -21,9 +21,13 @@ pytestmark = pytest.mark.slow
 
 SPLITS = [(1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (4, 2), (4, 1)]
 """(ranks of the giver, ranks of the taker)"""
+LOCAL, SMALL, NIXL = "local-float32", "local-float8_e4m3fn", "nixl-float32"
+WORLDS = (LOCAL, SMALL, NIXL)
+OFTEN = {LOCAL: SPLITS, SMALL: [(1, 2)], NIXL: [(1, 2), (2, 1), (2, 2)]}
+"""What `make test` tries of each world: which heads are read is the same for all, and each rank is a process."""
 
 
-@pytest.fixture(scope="module", params=["local-float32", "local-float8_e4m3fn", "nixl-float32"])
+@pytest.fixture(scope="module")
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     """A transport of NIXL takes half a second to open, so the tests share theirs."""
     kind, dtype = str(request.param).split("-")
@@ -31,8 +35,26 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
         yield World(kind, layout_of(dtype), stack)
 
 
-@pytest.mark.parametrize(("giving", "taking"), SPLITS, ids=[f"{g}to{t}" for g, t in SPLITS])
-def test_each_rank_gets_its_heads_and_nothing_else_changes(world: World, giving: int, taking: int) -> None:
+def worlds(*often: str) -> pytest.MarkDecorator:
+    """All worlds, of which `make test` tries those that are named."""
+    marks = {name: () if name in often else (pytest.mark.nightly,) for name in WORLDS}
+    return pytest.mark.parametrize("world", [pytest.param(name, marks=marks[name]) for name in WORLDS], indirect=True)
+
+
+@worlds(LOCAL, SMALL, NIXL)
+def test_each_rank_gets_its_heads_and_nothing_else_changes(world: World) -> None:
+    for giving, taking in OFTEN[f"{world.kind}-{world.layout.group.dtype}"]:
+        assert_heads(world, giving, taking)
+
+
+@pytest.mark.nightly
+@worlds(SMALL, NIXL)
+def test_each_rank_gets_its_heads_whatever_the_degrees(world: World) -> None:
+    for giving, taking in SPLITS:
+        assert_heads(world, giving, taking)
+
+
+def assert_heads(world: World, giving: int, taking: int) -> None:
     giver, content = world.giver(giving), known_content(SEED, NUM_BLOCKS, world.layout)
     remote, local = (list(side) for side in zip(*COPIES, strict=True))
     wanted = content.reshape(NUM_BLOCKS, HEADS, -1)
@@ -40,15 +62,16 @@ def test_each_rank_gets_its_heads_and_nothing_else_changes(world: World, giving:
         rank.carrier.accept(Connect(giver))
         rank.carrier.accept(world.order(1, giver))
         connected, done = rank.until(ReadDone)
-        assert connected == Connected(giver)
-        assert isinstance(done, ReadDone)
-        assert done.num_bytes == len(COPIES) * rank.memory.shape[1]
+        assert connected == Connected(giver), (giving, taking)
+        assert isinstance(done, ReadDone), (giving, taking)
+        assert done.num_bytes == len(COPIES) * rank.memory.shape[1], (giving, taking)
         mine = wanted[remote, rank.heads.start : rank.heads.stop].reshape(len(remote), -1)
-        assert np.array_equal(rank.memory[local], mine)
+        assert np.array_equal(rank.memory[local], mine), (giving, taking)
         others = np.setdiff1d(np.arange(NUM_BLOCKS), local)
-        assert (rank.memory[others] == 0xEE).all()
+        assert (rank.memory[others] == 0xEE).all(), (giving, taking)
 
 
+@worlds(LOCAL)
 @pytest.mark.parametrize("taking", [1, 2, 4])
 def test_heads_of_the_wrong_rank_do_not_pass(world: World, taking: int) -> None:
     """Two ranks that say they hold each other's heads: all bytes arrive, each of them in another place."""
@@ -69,6 +92,7 @@ def crossed(rank: TransportRank, other: TransportRank) -> KVRegion:
     return replace(rank.region, head_start=other.region.head_start, head_stop=other.region.head_stop)
 
 
+@worlds(LOCAL)
 def test_the_digest_of_one_wrong_head_fails_the_rank_that_holds_it_and_no_other(world: World) -> None:
     giver = world.giver(2)
     good = world.order(3, giver)
@@ -81,6 +105,7 @@ def test_the_digest_of_one_wrong_head_fails_the_rank_that_holds_it_and_no_other(
         assert isinstance(end, ReadFailed if 3 in rank.heads else ReadDone)
 
 
+@worlds(LOCAL, NIXL)
 def test_a_rank_that_died_costs_the_whole_peer_and_nobody_else(world: World) -> None:
     victim, processes = world.spawn("victim", 2)
     (rank,), healthy = world.taker(1), world.giver(1)
@@ -103,6 +128,7 @@ def test_a_rank_that_died_costs_the_whole_peer_and_nobody_else(world: World) -> 
     assert isinstance(rank.until(ReadDone)[-1], ReadDone)
 
 
+@worlds(LOCAL, NIXL)
 def test_a_rank_that_dies_during_a_read_leaves_nothing_in_doubt(world: World) -> None:
     victim, processes = world.spawn("stopped", 2)
     (rank,) = world.taker(1)

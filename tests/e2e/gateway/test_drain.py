@@ -21,7 +21,7 @@ from tests.e2e.gateway.processes import Cluster, Gateway, Worker, cluster, until
 pytestmark = pytest.mark.timeout(240)
 
 NAMESPACE = "drain"
-NUM_TOKENS = 800
+NUM_TOKENS = 400
 FORM = {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": NUM_TOKENS}
 DRAWN = {"temperature": 1.0, "top_p": 0.95, "seed": 17}
 KINDS: dict[str, dict[str, Any]] = {

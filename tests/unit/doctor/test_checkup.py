@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping, Set
 from pathlib import Path
 
+import pytest
+
 from tandem.core.clock import SystemClock
 from tandem.core.config import Config, WorkerConfig
 from tandem.core.settings import Resolved, resolve
@@ -64,6 +66,7 @@ def test_every_check_of_the_room_is_told_under_its_own_name_or_documented() -> N
     assert len(names) == len(set(names)) and set(written) | {"pairs"} == (set(names) | together) - {"versions"}
 
 
+@pytest.mark.slow
 def test_it_runs_where_neither_models_nor_a_gateway_could() -> None:
     """All that only one of the two parts brings is hidden."""
     code = """

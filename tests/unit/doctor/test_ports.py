@@ -45,8 +45,9 @@ def test_a_port_that_is_free() -> None:
     assert_fine(judged(Wanted("worker.port", "127.0.0.1", 0, "grpc")), "ports", "any free port")
 
 
-def test_a_port_of_somebody_else(taken: int) -> None:
+def test_a_port_of_somebody_else(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who accepts and says nothing is nobody of ours."""
+    monkeypatch.setattr("tandem.doctor.ports._ANSWER_S", 0.1)
     finding = judged(Wanted("gateway.grpc_port", "127.0.0.1", taken, "grpc"))
     assert_fails(finding, "ports", f"127.0.0.1:{taken} is taken by somebody else", f"'sport = :{taken}'")
     assert finding.fix.endswith("another gateway.grpc_port")

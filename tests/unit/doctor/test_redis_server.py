@@ -54,6 +54,7 @@ async def test_one_that_asks_who_we_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.redis
+@pytest.mark.slow
 async def test_nodes_of_a_cluster_are_known_as_such() -> None:
     with cluster_servers() as cluster:
         (finding,) = judge_redis(replace(await read_redis(cluster.url, SystemClock()), ping_s=0.0), cluster.url)

@@ -52,6 +52,7 @@ TEMPLATE = (
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+_ALTERNATIVES = tuple((token, -0.5 - token) for token in range(42, 62))
 HEARTBEAT_S = 0.05
 """A test that holds a stream back sees heartbeats soon; one that does not is over before."""
 Step = Token | PromptScored | Finished | Exception | asyncio.Event
@@ -131,7 +132,7 @@ class ScriptedStream:
 
 
 class Endless(ScriptedStream):
-    """The same token for ever; `num_given` counts."""
+    """The same token for ever, with alternatives for who asks; `num_given` counts."""
 
     def __init__(self) -> None:
         super().__init__([])
@@ -139,8 +140,10 @@ class Endless(ScriptedStream):
 
     async def __aiter__(self) -> AsyncIterator[Token]:  # type: ignore[override]
         while True:
-            yield Token(JobKey(RequestId("r"), 1), self.num_given, SampledToken(42))
+            yield Token(JobKey(RequestId("r"), 1), self.num_given, SampledToken(42, -0.5, _ALTERNATIVES))
             self.num_given += 1
+            # Others have their turn even where nobody takes what is given.
+            await asyncio.sleep(0)
 
 
 class ScriptedDispatch:

@@ -18,8 +18,9 @@ from tandem.core.events import Finished, FinishReason, JobEvent, Pulled, Sampled
 from tandem.core.ids import GatewayId, JobKey, RequestId, WorkerRef
 from tandem.core.load import Load
 from tandem.core.request import Job, Prefill, Request, Resume, SamplingParams
+from tandem.flow import waiting
 from tandem.flow.ledger import PhaseLedger
-from tandem.gateway import fleet, worker_link
+from tandem.gateway import aftermath, dispatch, fleet, worker_link
 from tandem.gateway.active import ActiveRequest
 from tandem.gateway.caller import Caller
 from tandem.gateway.dispatch import Dispatcher
@@ -122,7 +123,11 @@ class Rig:
 async def rigs(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> AsyncIterator[Callable[..., Rig]]:
     """Makes rigs. At the end no dispatcher has a request or a task left."""
     monkeypatch.setattr(fleet, "DISCOVERY_PERIOD_S", 0.02)
+    monkeypatch.setattr(fleet, "SEARCH_PERIOD_S", 0.01)
     monkeypatch.setattr(fleet, "PROBE_RETRY_S", 0.05)
+    monkeypatch.setattr(dispatch, "TICK_S", 0.02)
+    monkeypatch.setattr(waiting, "REFUSAL_BACKOFF_S", 0.02)
+    monkeypatch.setattr(aftermath, "DELAY_S", 0.05)
     monkeypatch.setattr(worker_link, "RETRY_S", 0.02)
     special = '{"bos_token_id": 0, "bos_token": "<s>", "eos_token_ids": [1], "eos_token": "<|im_end|>"}'
     bundle = TokenizerBundle(

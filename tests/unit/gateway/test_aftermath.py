@@ -20,6 +20,11 @@ from tests.unit.gateway.scripted_worker import until
 from tests.unit.gateway.watched import Records
 
 
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.gateway.aftermath.DELAY_S", 0.02)
+
+
 class Times:
     """It is later only where somebody takes time."""
 
@@ -133,8 +138,7 @@ async def test_others_come_between_the_parts_of_what_is_much() -> None:
     assert large.heard == list(range(2 * AT_ONCE))
 
 
-def test_where_nothing_runs_it_is_refused_and_done_in_time_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.gateway.aftermath.DELAY_S", 0.01)
+def test_where_nothing_runs_it_is_refused_and_done_in_time_later() -> None:
     aftermath, told = Aftermath(Times().now), Told()
     with pytest.raises(RuntimeError):
         aftermath.later(told.hear, 1)

@@ -23,6 +23,7 @@ USER = {"role": "user", "content": "What is the capital of France?"}
 STARTS = ["It is Par", "It is ", "  It\n is", "", "😀 Grüße\n\n"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", [LLAMA3, SMOLLM2, QWEN], ids=["llama3", "smollm2", "qwen"])
 @pytest.mark.parametrize("start", STARTS)
 def test_a_continued_message_is_what_transformers_makes_of_it(
@@ -37,6 +38,7 @@ def test_a_continued_message_is_what_transformers_makes_of_it(
     assert list(mine) == theirs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", [LLAMA3, SMOLLM2, QWEN], ids=["llama3", "smollm2", "qwen"])
 def test_a_closed_chat_is_what_transformers_makes_of_it(make_text: Make, tokenizer: Tokenizer, template: str) -> None:
     mine = make_text(template).encode_chat([USER], ending=ChatEnding.CLOSED)

@@ -13,6 +13,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Failed, Finished, FinishReason, Moving
 from tandem.core.ids import HandoffId, HandoffKey, RequestId
 from tandem.core.request import Generate, Prefill, Request, Resume, SamplingParams
+from tandem.flow import waiting
 from tandem.flow.ledger import PhaseLedger
 from tandem.gateway.caller import Caller
 from tandem.gateway.intake import Intake
@@ -100,7 +101,7 @@ async def test_a_worker_that_has_enough_is_left_alone_until_it_says_otherwise(ri
     worker.tell()
     await until(lambda: any(view.load == busy for view in rig.fleet.view().workers))
     requests = [await rig.open() for _ in range(2)]
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(0.1)
     assert not worker.jobs and [request.life.phase.name for request in requests] == ["QUEUED"] * 2
     worker.load = replace(busy, num_queued_tokens=20, lane_tokens=(20,) * 3, lane_longest=(20,) * 3)
     worker.tell()
@@ -111,9 +112,9 @@ async def test_a_worker_that_has_enough_is_left_alone_until_it_says_otherwise(ri
 
 
 async def test_the_client_s_deadline_ends_what_waits_and_what_runs(rig: Rig) -> None:
-    waiting = await rig.open(timeout_s=0.2)
+    queued = await rig.open(timeout_s=0.05)
     with pytest.raises(TandemError) as late:
-        await collect(waiting)
+        await collect(queued)
     assert late.value.kind is ErrorKind.DEADLINE and late.value.reason == "deadline"
     _, decode = await rig.pair()
     running = await rig.open(timeout_s=0.5)
@@ -124,11 +125,11 @@ async def test_the_client_s_deadline_ends_what_waits_and_what_runs(rig: Rig) -> 
 
 
 async def test_who_makes_no_progress_fails_and_both_workers_are_told(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig(progress_timeout_s=0.5, max_retries=1)
+    rig = make_rig(progress_timeout_s=0.25, max_retries=1)
     await rig.start()
     prefill, decode = await rig.pair()
     request = await rig.open()
-    with pytest.raises(TandemError, match=r"no progress within 0\.5 s; 2 attempts") as late:
+    with pytest.raises(TandemError, match=r"no progress within 0\.25 s; 2 attempts") as late:
         await collect(request)
     assert late.value.kind is ErrorKind.DEADLINE and late.value.facts.http == 504
     name = str(request.life.request.id)
@@ -281,18 +282,20 @@ async def test_what_breaks_after_the_quotas_gives_them_back(
 
 
 async def test_while_no_worker_lives_a_request_waits_less_long_than_for_a_full_one(
-    make_rig: Callable[..., Rig],
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig = make_rig(no_worker_wait_s=0.2, queue_timeout_s=60.0)
+    monkeypatch.setattr(waiting, "REFUSAL_BACKOFF_S", 0.1)
+    rig = make_rig(no_worker_wait_s=0.1, queue_timeout_s=60.0)
     await rig.start()
-    with pytest.raises(TandemError, match=r"no place within 0\.2 s: no live worker serves the model") as refused:
+    with pytest.raises(TandemError, match=r"no place within 0\.1 s: no live worker serves the model") as refused:
         await collect(await rig.open())
     assert refused.value.kind is ErrorKind.NO_WORKER and refused.value.retry_after_s
     worker = await rig.add("m", "mixed")
     worker.on_submit = lambda job: (ErrorKind.OVERLOADED, "full")
     await until(lambda: rig.dispatch.ready() is None)
     request = await rig.open()
-    await until(lambda: len(worker.jobs) > 5)
+    # It is asked every tenth of a second: by then the request has waited for longer.
+    await until(lambda: len(worker.jobs) > 3)
     await request.aclose()
 
 
@@ -300,7 +303,7 @@ async def test_a_worker_that_keeps_failing_is_left_out_and_metrics_and_errors_sa
     make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(breaker, "BURST_S", 0.0)
-    rig = make_rig(queue_timeout_s=1.0)
+    rig = make_rig(queue_timeout_s=0.4)
     await rig.start()
     worker = await rig.add("m", "mixed")
     worker.after_submit = lambda job: [Failed(job.key, ErrorKind.INTERNAL, "the step failed")]

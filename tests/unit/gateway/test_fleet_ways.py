@@ -51,7 +51,7 @@ async def test_a_pair_whose_way_is_refused_falls_back_and_everybody_can_see_why(
 
 
 async def test_where_all_must_be_split_a_refused_pair_makes_it_unready(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig(disaggregation="strict", no_worker_wait_s=0.5)
+    rig = make_rig(disaggregation="strict", no_worker_wait_s=0.1)
     await rig.start()
     prefill, decode = await rig.pair()
     decode.ways = [report(prefill.ref, SLOW, refused=True)]

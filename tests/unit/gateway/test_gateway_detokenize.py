@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from tandem.gateway.detokenize import Detokenizer, StopMatcher
-from tests.property.effort import effort
+from tests.effort import effort
 
 SPECIAL = frozenset({0, 1, 2})
 TEXTS = [

@@ -41,7 +41,7 @@ def test_an_ipv6_address() -> None:
     asyncio.run(server.stop())
 
 
-@pytest.mark.parametrize("grace", ["enough", "too short"])
+@pytest.mark.parametrize("grace", ["enough", pytest.param("too short", marks=pytest.mark.slow)])
 def test_stopping_lets_streams_end_or_tells_them(
     make_text: Callable[..., TextModel],
     front: Front,

@@ -64,6 +64,7 @@ CHATS: list[list[dict[str, Any]]] = [
 TEMPLATES = {"llama3": LLAMA3, "smollm2": SMOLLM2, "qwen": QWEN, "llama2": LLAMA2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "chat"),
     # This Llama 2 template takes no system message.

@@ -171,7 +171,9 @@ async def test_a_client_that_takes_nothing_is_cut_off_and_its_request_cancelled(
         dispatch.script = lambda request: stream
         narrow = [*channel_options(), ("grpc.http2.lookahead_bytes", 1 << 16), ("grpc.http2.bdp_probe", 0)]
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=narrow) as channel:
-            call = InferenceStub(channel).StreamChat(HELLO)
+            # With the alternatives of each, few tokens fill what lies between the two.
+            much = pb.ChatRequest(model="tiny", messages=HELLO.messages, logprobs=True, top_logprobs=20)
+            call = InferenceStub(channel).StreamChat(much)
             assert (await call.read()).id
             assert await asyncio.to_thread(stream.closed.wait, 20) and stream.num_closes == 1
             # What was sent before is still there to be read, and then how it ended.

@@ -23,7 +23,6 @@ from tandem.gateway.health import PROBES
 from tandem.gateway.http_guard import HttpLimits
 from tandem.gateway.ports import OpenDoor
 from tandem.gateway.server import HttpServer
-from tests.property.effort import IS_QUICK
 from tests.unit.gateway.rig import Rig
 from tests.unit.gateway.scripted_worker import PATIENCE_S, ScriptedWorker, until
 
@@ -37,7 +36,7 @@ FORGETFUL = replace(LIMITS, keep_alive_s=1.0)
 MAX_BODY = 20_000
 HELD, LONG = 400, 10_000
 """Of tokens."""
-NUM_IDLE = 200 if IS_QUICK else 1000
+
 GET = b"GET /health HTTP/1.1\r\nhost: h\r\n\r\n"
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: h\r\n"
 ASTRAY = b"POST /nothing HTTP/1.1\r\nhost: h\r\n"
@@ -214,11 +213,11 @@ async def test_a_body_that_drips_on_after_its_answer_is_let_go(hasty: Door) -> N
 
 async def test_a_request_behind_a_long_answer_has_all_the_time(make_rig: Callable[..., Rig]) -> None:
     """Not it is late, but we are: half of a second request does not end the first one."""
-    door = await open_door(make_rig, replace(LIMITS, request_timeout_s=0.9))
+    door = await open_door(make_rig, replace(LIMITS, request_timeout_s=0.4))
     client = await door.connect(post(tokens=HELD, stream=True) + GET[:10])
     await client.read(b"data: ")
     for index in range(1, 4):
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(0.25)
         door.worker.tell(token(door.worker.jobs[0].key, index))
     door.worker.tell(Finished(door.worker.jobs[0].key, FinishReason.LENGTH, 4, 0))
     client.writer.write(GET[10:])
@@ -290,7 +289,7 @@ async def test_who_still_sends_is_not_taken_for_one_who_asks_no_more(make_rig: C
     is_body = name == "a body after its answer"
     first = ASTRAY + b"content-length: 5\r\n\r\n" if is_body else post(tokens=4) + GET[:10]
     await converse(client, [(first, NOT_FOUND if is_body else b'"completion_tokens":4')])
-    await asyncio.sleep(2.0)
+    await asyncio.sleep(1.6 * FORGETFUL.keep_alive_s)
     await converse(client, [(b"hello" + GET if is_body else GET[10:], b'"ok"')])
     await close_door(door)
 
@@ -411,25 +410,29 @@ async def test_requests_cut_at_every_byte(door: Door) -> None:
     assert door.worker.jobs == []
 
 
-@pytest.mark.parametrize("version", [b"HTTP/1.0", b"HTTP/0.9"])
-@pytest.mark.parametrize("headers", [b"", b"connection: keep-alive\r\n"])
-async def test_http_1_0_is_answered_and_ended(door: Door, version: bytes, headers: bytes) -> None:
-    request = post(headers=headers).replace(b"HTTP/1.1", version)
-    status, body = await door.ask(request)
-    assert status == 200 and json.loads(body)["usage"]["completion_tokens"] == 3
+OLDER = [
+    (version, headers) for version in (b"HTTP/1.0", b"HTTP/0.9") for headers in (b"", b"connection: keep-alive\r\n")
+]
+"""Versions of HTTP, and what else a head says."""
 
 
-@pytest.mark.parametrize("version", [b"HTTP/1.0", b"HTTP/0.9"])
-@pytest.mark.parametrize("headers", [b"", b"connection: keep-alive\r\n"])
-async def test_a_stream_over_http_1_0_has_no_chunks_and_ends_with_its_connection(
-    door: Door, version: bytes, headers: bytes
-) -> None:
+async def test_http_1_0_is_answered_and_ended(door: Door) -> None:
+    for version, headers in OLDER:
+        status, body = await door.ask(post(headers=headers).replace(b"HTTP/1.1", version))
+        told = json.loads(body)["usage"]["completion_tokens"]
+        assert (version, headers, status, told) == (version, headers, 200, 3)
+
+
+async def test_a_stream_over_http_1_0_has_no_chunks_and_ends_with_its_connection(door: Door) -> None:
     """Who knows no chunks would take their lengths for text."""
-    client = await door.connect(post(headers=headers, stream=True).replace(b"HTTP/1.1", version))
-    head, _, body = (await client.read()).partition(b"\r\n\r\n")
-    assert b"\r\nconnection: close" in head and b"transfer-encoding" not in head and b"content-length" not in head
-    events = body.split(b"\n\n")
-    assert all(event.startswith(b"data: ") for event in events[:-1]) and events[-2:] == [b"data: [DONE]", b""]
+    for version, headers in OLDER:
+        client = await door.connect(post(headers=headers, stream=True).replace(b"HTTP/1.1", version))
+        head, _, body = (await client.read()).partition(b"\r\n\r\n")
+        assert b"\r\nconnection: close" in head, (version, headers)
+        assert b"transfer-encoding" not in head and b"content-length" not in head, (version, headers)
+        events = body.split(b"\n\n")
+        assert all(event.startswith(b"data: ") for event in events[:-1]), (version, headers)
+        assert events[-2:] == [b"data: [DONE]", b""], (version, headers)
 
 
 async def test_http_1_0_behind_another_request(door: Door) -> None:
@@ -540,9 +543,10 @@ async def test_who_leaves_with_another_request_waiting_is_cancelled(door: Door) 
     raise AssertionError("it ran on")
 
 
-async def test_many_idle_streams_that_leave_at_once(make_rig: Callable[..., Rig]) -> None:
+@pytest.mark.parametrize("num_idle", [200, pytest.param(1000, marks=pytest.mark.nightly)])
+async def test_many_idle_streams_that_leave_at_once(make_rig: Callable[..., Rig], num_idle: int) -> None:
     door = await open_door(make_rig, HttpLimits())
-    clients = [await door.connect(post(tokens=HELD, stream=True)) for _ in range(NUM_IDLE)]
+    clients = [await door.connect(post(tokens=HELD, stream=True)) for _ in range(num_idle)]
     for client in clients:
         await client.read(b"data: ")
     await door.serves()
@@ -550,7 +554,7 @@ async def test_many_idle_streams_that_leave_at_once(make_rig: Callable[..., Rig]
         client.leave()
     await until(lambda: not door.rig.left_over())
     held = {job.request.id for job in door.worker.jobs if job.request.sampling.max_tokens == HELD}
-    await until(lambda: len(held & {key.request for verb, key in door.worker.seen if verb == "cancel"}) == NUM_IDLE)
+    await until(lambda: len(held & {key.request for verb, key in door.worker.seen if verb == "cancel"}) == num_idle)
     await close_door(door)
 
 

@@ -15,7 +15,7 @@ from tandem.gateway.completion import ToolCallDelta
 from tandem.gateway.json_object import JsonObject
 from tandem.gateway.tool_calls import ToolCalls
 from tandem.gateway.tool_family import HERMES, LLAMA3, MISTRAL, MISTRAL_V11, ToolFamily, tool_family
-from tests.property.effort import IS_QUICK, QUICK_PART
+from tests.effort import scaled
 
 NAMES = ("get_weather", "add", "now")
 WEATHER = '{"city": "Köln } ] \\" </tool_call>", "days": [1, {"a": {}}]}'
@@ -148,7 +148,7 @@ def test_any_text_around_calls(rng: random.Random | None = None) -> None:
         ),
         *("<tool", "{", '"', "\\", "text", "é", "😀"),
     ]
-    for _ in range(600 // QUICK_PART if IS_QUICK else 600):
+    for _ in range(scaled(600)):
         said = "".join(rng.choices(pieces, k=rng.randrange(1, 12)))
         for family, is_eager in itertools.product(FAMILIES.values(), (False, True)):
             whole = hear(family, [said], is_eager=is_eager)

@@ -35,6 +35,7 @@ async def test_a_gateway_with_another_secret_says_so_once_and_gets_in_when_it_is
     make_rig: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(worker_link, "RECONNECT_S", 0.05)
+    monkeypatch.setattr("tandem.wire.secret_file.LOOK_S", 0.05)
     rig = make_rig(trust=keep(tmp_path / "gateway", "b"))
     worker = await rig.add("w", "mixed", trust=keep(tmp_path / "worker", "a"))
     await rig.start()

@@ -116,7 +116,7 @@ def test_metrics_arrive(protocol: Literal["grpc", "http/protobuf"], monkeypatch:
         assert (exemplar.trace_id.hex(), exemplar.as_double, exemplar.time_unix_nano) == ("ab" * 16, 0.011, 5 * 10**9)
 
 
-@BOTH
+@pytest.mark.parametrize("protocol", ["grpc", pytest.param("http/protobuf", marks=pytest.mark.slow)])
 def test_any_number_of_series_arrives(
     protocol: Literal["grpc", "http/protobuf"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,6 +221,7 @@ def test_a_receiver_that_is_down_costs_nobody_anything(
     assert {record.name for record in caplog.records if record.levelname == "ERROR"} & set(exporters.LOUD)
 
 
+@pytest.mark.slow
 def test_spans_arrive_by_a_new_channel_once_the_receiver_is_there(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -327,6 +328,7 @@ def test_a_figure_that_cannot_be_read_is_logged_and_the_next_ones_are_sent(
         assert "metrics could not be sent" in caplog.text and "the owner is gone" in caplog.text
 
 
+@pytest.mark.slow
 def test_figures_can_go_to_the_terminal(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     code = "from tests.unit.obs.test_telemetry import *; t = started(); a_request(t); "
     code += "t.metrics.counter(MOVES).add(1); t.close(30.0)"

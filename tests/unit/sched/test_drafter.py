@@ -57,3 +57,11 @@ def test_the_caller_bounds_it_too() -> None:
     assert drafter.draft([1], 2) == (0, 1)
     assert drafter.draft([1], 0) == drafter.draft([1], -3) == ()
     assert Drafter(Counting(), 1).draft([1], 9) == (0,)
+
+
+def test_fewer_than_half_right_halves() -> None:
+    drafter = Drafter(Counting(), 12)
+    lengths(drafter, 1.0, 1)
+    assert len(drafter.draft([1], 100)) == 8
+    drafter.learn(8, 3)
+    assert drafter.length == 4

@@ -72,7 +72,7 @@ def test_stop_ends_it_and_may_be_called_again() -> None:
     os.close(pidfd)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_it_dies_with_its_owner(how: signal.Signals) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(
@@ -137,6 +137,7 @@ def test_without_any_server_the_way_out_is_told(monkeypatch: pytest.MonkeyPatch)
         find_program()
 
 
+@pytest.mark.slow
 def test_a_long_runtime_directory_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deep = tmp_path / ("d" * 90)
     deep.mkdir()

@@ -13,7 +13,7 @@ from tandem.wire.patience import Patience
 
 def stand_still() -> None:
     """The whole process, for longer than a wait of the tests that do this may take."""
-    time.sleep(0.2)
+    time.sleep(0.1)
 
 
 async def test_a_wait_that_does_not_end_is_ended() -> None:
@@ -26,21 +26,21 @@ async def test_a_wait_that_does_not_end_is_ended() -> None:
 async def test_a_wait_after_others_is_ended_too() -> None:
     num_waits = 0
     with pytest.raises(TimeoutError):
-        async with Patience(0.4) as patience:
+        async with Patience(0.2) as patience:
             for _ in range(5):
                 patience.wait()
                 await asyncio.sleep(0)
                 num_waits += 1
             patience.rest()
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.25)
             patience.wait()
             await asyncio.Event().wait()
     assert num_waits == 5
 
 
 async def test_waits_may_take_longer_together_than_one_of_them_may() -> None:
-    async with Patience(0.5) as patience:
-        for _ in range(60):
+    async with Patience(0.2) as patience:
+        for _ in range(30):
             patience.wait()
             await asyncio.sleep(0.01)
 
@@ -80,7 +80,7 @@ async def test_what_came_while_this_process_stood_still_did_not_come_late() -> N
     reader, writer = await asyncio.open_connection(sock=ours)
     with theirs:
         async with Patience(0.05) as patience:
-            for _ in range(5):
+            for _ in range(3):
                 patience.wait()
                 theirs.send(b"here\n")
                 stand_still()
@@ -96,6 +96,7 @@ async def test_who_stood_still_does_not_wait_for_ever() -> None:
             await asyncio.Event().wait()
 
 
+@pytest.mark.slow
 async def test_a_wait_ends_on_a_busy_event_loop_too() -> None:
     """All looks come late where every turn takes long."""
 
@@ -106,7 +107,7 @@ async def test_a_wait_ends_on_a_busy_event_loop_too() -> None:
 
     busy = asyncio.create_task(be_busy())
     with pytest.raises(TimeoutError):
-        async with Patience(0.5) as patience:
+        async with Patience(0.25) as patience:
             patience.wait()
             await asyncio.Event().wait()
     assert not busy.done(), "it was waited for until the event loop had time"

@@ -24,6 +24,7 @@ from tandem.engine.ports import BlockCopy, ReadState, TransportPeer
 from tandem.transfer.local import LocalTransport
 from tandem.transfer.pool import MemoryPool
 from tandem.wire.trust import Trust
+from tandem.worker import calibrate
 from tandem.worker.life import Worker
 from tandem.worker.program import start_worker
 from tests.e2e.client import Client
@@ -120,8 +121,10 @@ class Nodes:
 
 
 @pytest.fixture
-async def nodes() -> AsyncIterator[Nodes]:
+async def nodes(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Nodes]:
     """After the test no thread and no task of a worker is left."""
+    # What steps of a fake model cost is soon known.
+    monkeypatch.setattr(calibrate, "NUM_TOKENS", 16)
     started = Nodes()
     yield started
     await started.stop()

@@ -17,6 +17,7 @@ from tandem.core.events import Cancelled, Failed, Finished, FinishReason
 from tandem.core.ids import HandoffId, HandoffKey, Incarnation
 from tandem.core.request import Prefill, Resume
 from tandem.wire.trust import Trust
+from tandem.worker import link
 from tests.e2e.client import hand_over, new_request
 from tests.ports import free_port
 from tests.unit.worker.conftest import Gate, Nodes, pace
@@ -24,6 +25,8 @@ from tests.unit.worker.fake_model import MODEL, continuation
 
 PROMPT = list(range(1, 60))
 QUICK = HandoffConfig(lease_s=1.0, pull_timeout_s=1.0, drain_timeout_s=1.0)
+BRIEF = replace(QUICK, lease_s=0.3)
+"""Where the source goes away anyhow, and may just as well lose its leases before."""
 
 
 async def test_prefill_here_decode_there(nodes: Nodes) -> None:
@@ -152,6 +155,7 @@ async def test_cancel_leaves_nothing_on_either_side(nodes: Nodes, state: str) ->
     assert giver.worker.healthy() is None and taker.worker.healthy() is None
 
 
+@pytest.mark.slow
 async def test_a_prefill_that_nobody_takes_loses_its_lease(nodes: Nodes) -> None:
     giver = await nodes.start(handoff=QUICK)
     prefill = Prefill(request=new_request(MODEL, PROMPT, 4), attempt=1, handoff=HandoffId("alone"))
@@ -179,7 +183,7 @@ async def test_leases_are_renewed_while_a_pull_waits(nodes: Nodes) -> None:
     taker.transport.gate.clear()
     key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 4))
     await taker.client.num_tokens(key, 1)
-    await asyncio.sleep(2.5 * quick.lease_s)
+    await asyncio.sleep(1.6 * quick.lease_s)
     assert not taker.client.ends(key) and (await giver.client.books()).num_leases == 1
     taker.transport.gate.set()
     assert isinstance(await taker.client.end_of(key), Finished)
@@ -189,7 +193,7 @@ async def test_leases_are_renewed_while_a_pull_waits(nodes: Nodes) -> None:
 @pytest.mark.slow
 async def test_steps_longer_than_the_lease_lose_nothing(nodes: Nodes) -> None:
     """A giver answers between its steps only, so the lease runs out in each for the taker; late answers make up."""
-    handoff = HandoffConfig(lease_s=0.4, pull_timeout_s=10.0)
+    handoff = HandoffConfig(lease_s=0.2, pull_timeout_s=10.0)
     giver, taker = await nodes.start(handoff=handoff), await nodes.start(handoff=handoff)
     pace(giver.executor, 3 * handoff.lease_s)
     key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT[:20], 4))
@@ -197,7 +201,8 @@ async def test_steps_longer_than_the_lease_lose_nothing(nodes: Nodes) -> None:
     assert taker.client.tokens(key) == continuation(PROMPT[:20], 4)
 
 
-async def test_a_source_that_is_not_there_fails_the_resume(nodes: Nodes) -> None:
+async def test_a_source_that_is_not_there_fails_the_resume(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "BACKOFF_S", 0.005)
     giver, taker = await nodes.start(), await nodes.start()
     await giver.worker.stop()
     request = new_request(MODEL, PROMPT, 4)
@@ -226,7 +231,7 @@ async def test_a_source_that_is_another_is_not_read(nodes: Nodes, what: str) -> 
 
 @pytest.mark.slow
 async def test_a_giver_that_stops_in_mid_prefill_fails_both(nodes: Nodes) -> None:
-    giver, taker = await nodes.start(handoff=QUICK), await nodes.start(handoff=QUICK)
+    giver, taker = await nodes.start(handoff=BRIEF), await nodes.start(handoff=BRIEF)
     pace(giver.executor, 0.05)
     key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 4))
     async with asyncio.timeout(10):
@@ -245,7 +250,7 @@ async def test_a_giver_that_stops_in_mid_prefill_fails_both(nodes: Nodes) -> Non
 @pytest.mark.parametrize("is_used", [True, False])
 async def test_of_a_source_that_has_gone_nothing_stays_connected(nodes: Nodes, is_used: bool) -> None:
     """A pool that somebody has mapped keeps its memory, which on a GPU the next worker there needs."""
-    giver, taker = await nodes.start(handoff=QUICK), await nodes.start(handoff=QUICK)
+    giver, taker = await nodes.start(handoff=BRIEF), await nodes.start(handoff=BRIEF)
     if is_used:
         pace(giver.executor, 0.05)
     key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 4))
@@ -308,7 +313,8 @@ async def test_a_broken_stream_is_opened_again_and_nothing_is_lost(nodes: Nodes)
 
 @pytest.mark.slow
 async def test_a_transport_that_loses_its_peer_connects_again(nodes: Nodes) -> None:
-    giver, taker = await nodes.start(handoff=QUICK), await nodes.start(handoff=QUICK)
+    impatient = replace(QUICK, drain_timeout_s=0.1)
+    giver, taker = await nodes.start(handoff=QUICK), await nodes.start(handoff=impatient)
     key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 6))
     await taker.client.end_of(key)
     # A read that does not end costs the peer as a whole.

@@ -16,7 +16,7 @@ from tandem.core.ids import Incarnation, JobKey, RequestId
 from tandem.core.request import Generate, SamplingParams
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.gen.worker_pb2_grpc import WorkerStub
-from tandem.worker import outbox
+from tandem.worker import life, outbox
 from tests.e2e.client import Client, new_request
 from tests.unit.worker.conftest import Gate, Nodes, pace
 from tests.unit.worker.fake_model import MODEL, VOCAB, continuation
@@ -223,7 +223,10 @@ async def test_a_second_stream_of_a_gateway_ends_the_first(nodes: Nodes) -> None
 
 
 @pytest.mark.parametrize("watched", [True, False], ids=["stream broke", "stream never opened"])
-async def test_jobs_of_a_gateway_that_is_gone_are_cancelled_after_the_grace(nodes: Nodes, watched: bool) -> None:
+async def test_jobs_of_a_gateway_that_is_gone_are_cancelled_after_the_grace(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, watched: bool
+) -> None:
+    monkeypatch.setattr(life, "SWEEP_S", 0.02)
     node = await nodes.start(worker=WorkerConfig(gateway_grace_s=0.3))
     lost = Client(node.worker.me, "lost")
     if watched:
@@ -237,7 +240,10 @@ async def test_jobs_of_a_gateway_that_is_gone_are_cancelled_after_the_grace(node
     await lost.__aexit__(None, None, None)
 
 
-async def test_a_stream_begins_with_the_load_and_a_message_comes_without_news(nodes: Nodes) -> None:
+async def test_a_stream_begins_with_the_load_and_a_message_comes_without_news(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(life, "HEARTBEAT_S", 0.1)
     node = await nodes.start()
     assert node.client.updates[0].load.num_free_blocks == 512
     num = len(node.client.updates)
@@ -248,7 +254,7 @@ async def test_a_stream_begins_with_the_load_and_a_message_comes_without_news(no
 async def test_the_load_goes_along_when_it_has_changed(nodes: Nodes) -> None:
     node = await nodes.start()
     pace(node.executor)
-    key = await node.client.generate(new_request(MODEL, PROMPT, 100))
+    key = await node.client.generate(new_request(MODEL, PROMPT, 40))
     await node.client.num_tokens(key, 2)
     assert node.client.load.num_running == 1
     await node.client.settled()
@@ -258,6 +264,7 @@ async def test_the_load_goes_along_when_it_has_changed(nodes: Nodes) -> None:
     assert len(loads) < len(node.client.updates)
 
 
+@pytest.mark.slow
 async def test_a_gateway_that_does_not_read_loses_its_stream(nodes: Nodes) -> None:
     node = await nodes.start(worker=WorkerConfig(gateway_grace_s=0.3))
     # Windows of 64 KiB, which two jobs with 20 log probabilities per token fill.
@@ -322,6 +329,8 @@ async def test_drain_refuses_new_work_and_waits_for_the_old(nodes: Nodes) -> Non
     node = await nodes.start()
     pace(node.executor)
     key = await node.client.generate(new_request(MODEL, PROMPT, 50))
+    # What has not begun would be given back.
+    await node.client.num_tokens(key, 1)
     draining = asyncio.ensure_future(node.client.stub.Drain(pb.DrainRequest(timeout_ms=20_000)))
     await node.client.until(lambda: node.client.load.draining)
     assert not draining.done() and not node.client.ends(key)
@@ -336,7 +345,8 @@ async def test_drain_refuses_new_work_and_waits_for_the_old(nodes: Nodes) -> Non
 async def test_drain_gives_up_at_its_timeout(nodes: Nodes) -> None:
     node = await nodes.start()
     pace(node.executor)
-    await node.client.generate(new_request(MODEL, PROMPT, 900))
+    key = await node.client.generate(new_request(MODEL, PROMPT, 900))
+    await node.client.num_tokens(key, 1)
     reply = await node.client.stub.Drain(pb.DrainRequest(timeout_ms=50))
     assert reply.num_left == 1
 

@@ -121,7 +121,8 @@ async def test_another_tenant_s_prefix_is_not_found(nodes: Nodes) -> None:
     await settled(giver, taker)
 
 
-async def test_a_source_that_is_gone_costs_no_request(nodes: Nodes) -> None:
+async def test_a_source_that_is_gone_costs_no_request(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.worker.link.BACKOFF_S", 0.005)
     taker = await nodes.start(handoff=QUICK)
     gone = replace(taker.worker.me, id=type(taker.worker.me.id)("gone"), address="127.0.0.1:9")
     older = replace(taker.worker.me, incarnation=Incarnation(1))
@@ -245,7 +246,8 @@ async def test_a_link_that_breaks_asks_for_its_loans_anew(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch, is_read_meanwhile: bool
 ) -> None:
     """What was read before there is another link is not given back by name: its lease lapses."""
-    giver, taker = await nodes.start(handoff=QUICK), await nodes.start()
+    lender = replace(QUICK, lease_s=0.4) if is_read_meanwhile else QUICK
+    giver, taker = await nodes.start(handoff=lender), await nodes.start()
     await warm(giver)
     taker.transport.gate.clear()
     key = await borrow(taker, giver.worker.me, new_request(MODEL, PROMPT, 3))

@@ -13,7 +13,7 @@ from tandem.core.config import HandoffConfig, TransferConfig
 from tandem.core.ids import WorkerRef
 from tandem.wire.convert_kv import encode_worker
 from tandem.wire.gen import worker_pb2 as pb
-from tandem.worker import attestor, life
+from tandem.worker import attestor, life, yardstick
 from tests.e2e.client import PATIENCE_S, hand_over, new_request
 from tests.unit.worker.conftest import Node, Nodes
 from tests.unit.worker.fake_model import MODEL, NUM_TRIAL_BLOCKS
@@ -60,6 +60,7 @@ async def test_a_way_that_is_not_as_promised_is_judged_and_told_to_gateways(
 ) -> None:
     # Nobody is told by chance.
     monkeypatch.setattr(life, "HEARTBEAT_S", 3600.0)
+    monkeypatch.setattr(attestor, "AGAIN_S", 0.01)
     giver, taker = await nodes.start(), await nodes.start(transfer=TransferConfig(min_gbps=1e6))
     report = (await measure(taker, giver.worker.me)).report
     assert report.refused and report.problem.startswith("transfer.min_gbps is 1e+06")
@@ -100,8 +101,9 @@ async def test_who_stops_waiting_leaves_nothing_and_a_second_one_waits_for_the_s
 
 
 @pytest.mark.slow
-async def test_a_worker_that_stops_in_the_middle_ends_it(nodes: Nodes) -> None:
+async def test_a_worker_that_stops_in_the_middle_ends_it(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its read hangs, and its patience is longer than ours. The fixture looks for tasks and threads that are left."""
+    monkeypatch.setattr(life, "FLUSH_S", 0.2)
     giver, taker = await nodes.start(), await nodes.start(handoff=HandoffConfig(drain_timeout_s=3600.0))
     taker.transport.gate.clear()
     call = asyncio.create_task(measure(taker, giver.worker.me))
@@ -137,6 +139,8 @@ async def test_first_transfers_tell_or_have_the_way_measured(
     monkeypatch.setattr("tandem.worker.traffic.TELLING_BYTES", 64)
     monkeypatch.setattr(attestor, "TELLING_BYTES", 640)
     monkeypatch.setattr(attestor, "BEAT_S", 0.01)
+    monkeypatch.setattr(attestor, "AGAIN_S", 0.01)
+    monkeypatch.setattr(yardstick, "ENOUGH_S", 0.02)
     giver, taker = await nodes.start(), await nodes.start(transfer=promised)
     book = taker.worker._attestor.book
     key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, list(range(80)), 4))
@@ -151,6 +155,7 @@ async def test_first_transfers_tell_or_have_the_way_measured(
 async def test_a_source_that_was_lost_is_measured_again(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attestor, "BEAT_S", 0.01)
     monkeypatch.setattr("tandem.worker.way_book.FRESH_S", 0.0)
+    monkeypatch.setattr(yardstick, "ENOUGH_S", 0.02)
     giver, taker = await nodes.start(), await nodes.start()
     await measure(taker, giver.worker.me)
     book = taker.worker._attestor.book

@@ -15,6 +15,7 @@ from tandem.core.events import Finished, Pulled, Token
 from tandem.core.ids import HandoffId
 from tandem.core.request import Prefill, Request, Resume
 from tandem.wire.gen import worker_pb2 as pb
+from tandem.worker import link, service
 from tests.e2e.client import hand_over, new_request
 from tests.otlp import OtlpReceiver, attributes, otlp_receiver
 from tests.ports import free_port
@@ -132,7 +133,8 @@ async def test_a_borrowed_prefix_is_a_transfer_and_a_hit(nodes: Nodes) -> None:
     assert seen.sum("tandem_step_prefill_tokens_total") == computed
 
 
-async def test_a_transfer_that_fails_is_counted_as_one(nodes: Nodes) -> None:
+async def test_a_transfer_that_fails_is_counted_as_one(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "BACKOFF_S", 0.005)
     taker = await nodes.start()
     nobody = replace(taker.worker.me, address=f"127.0.0.1:{free_port()}", id=type(taker.worker.me.id)("nobody"))
     job = Resume(request=new_request(MODEL, PROMPT, 3), attempt=1, handoff=HandoffId("h"), source=nobody)
@@ -143,7 +145,8 @@ async def test_a_transfer_that_fails_is_counted_as_one(nodes: Nodes) -> None:
     assert seen.sum("tandem_jobs_total", kind="resume", outcome="failed") == 1
 
 
-async def test_a_scrape_does_not_wait_for_a_step(nodes: Nodes) -> None:
+async def test_a_scrape_does_not_wait_for_a_step(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "BOOKS_S", 0.05)
     node = await nodes.start()
     await run(node, 20, 5)
     before = await scrape(node)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from tandem.core.config import HandoffConfig
 from tandem.core.errors import ErrorKind
 from tandem.core.events import Failed, Finished, FinishReason
@@ -15,6 +17,8 @@ from tests.unit.worker.conftest import Node, Nodes, pace
 from tests.unit.worker.fake_model import MODEL, continuation
 
 PROMPT = list(range(1, 60))
+NUM_TOKENS = 100
+"""At 20 ms each there is time to move them."""
 QUICK = HandoffConfig(lease_s=1.0, pull_timeout_s=5.0, drain_timeout_s=1.0)
 
 
@@ -37,8 +41,8 @@ def resume(request: Request, giver: Node, key: JobKey, offer: HandoffKey, attemp
 
 async def test_all_that_runs_goes_on_elsewhere(nodes: Nodes) -> None:
     giver, taker = await nodes.start(), await nodes.start()
-    pace(giver.executor)
-    requests = [new_request(MODEL, [i, *PROMPT], 200) for i in range(6)]
+    pace(giver.executor, 0.02)
+    requests = [new_request(MODEL, [i, *PROMPT[:20]], NUM_TOKENS) for i in range(6)]
     keys = [await giver.client.generate(request) for request in requests]
     for key in keys:
         await giver.client.num_tokens(key, 3)
@@ -54,8 +58,8 @@ async def test_all_that_runs_goes_on_elsewhere(nodes: Nodes) -> None:
         left = await giver.client.end_of(key)
         assert isinstance(left, Finished) and left.reason is None
         end = await taker.client.end_of(job.key)
-        assert isinstance(end, Finished) and (end.reason, end.num_output_tokens) == (FinishReason.LENGTH, 200)
-        right = continuation(job.request.prompt_tokens, 200)
+        assert isinstance(end, Finished) and (end.reason, end.num_output_tokens) == (FinishReason.LENGTH, NUM_TOKENS)
+        right = continuation(job.request.prompt_tokens, NUM_TOKENS)
         assert giver.client.tokens(key) == right[: left.num_output_tokens]
         assert [*job.output_tokens, *taker.client.tokens(job.key)] == right
         pulled = taker.client.pulled(job.key)
@@ -64,10 +68,11 @@ async def test_all_that_runs_goes_on_elsewhere(nodes: Nodes) -> None:
     await taker.client.settled()
 
 
+@pytest.mark.slow
 async def test_a_taker_that_dies_leaves_the_sequence_to_its_giver(nodes: Nodes) -> None:
     giver, lost, heir = await nodes.start(handoff=QUICK), await nodes.start(), await nodes.start()
-    pace(giver.executor)
-    request = new_request(MODEL, PROMPT, 900)
+    pace(giver.executor, 0.02)
+    request = new_request(MODEL, PROMPT, 450)
     key = await giver.client.generate(request)
     await giver.client.num_tokens(key, 3)
     draining = asyncio.ensure_future(giver.client.stub.Drain(pb.DrainRequest(timeout_ms=20_000)))
@@ -84,7 +89,7 @@ async def test_a_taker_that_dies_leaves_the_sequence_to_its_giver(nodes: Nodes) 
     job = resume(request, giver, key, await offered(giver, key, 1), 3)
     await heir.client.submit(job)
     assert isinstance(await heir.client.end_of(job.key), Finished)
-    assert [*job.output_tokens, *heir.client.tokens(job.key)] == continuation(PROMPT, 900)
+    assert [*job.output_tokens, *heir.client.tokens(job.key)] == continuation(PROMPT, 450)
     assert (await draining).num_moved == 1
 
 

@@ -17,6 +17,7 @@ from tandem.wire.convert_kv import decode_peer, decode_worker, encode_handoff_ke
 from tandem.wire.gen import kv_pb2
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.gen.worker_pb2_grpc import WorkerStub
+from tandem.worker import service
 from tests.e2e.client import new_request
 from tests.unit.worker.conftest import Gate, Nodes
 from tests.unit.worker.fake_model import MODEL
@@ -116,7 +117,8 @@ async def test_describe_says_what_the_worker_is(nodes: Nodes) -> None:
     assert not (await node.client.stub.Describe(pb.DescribeRequest())).HasField("bundle")
 
 
-async def test_describe_does_not_wait_for_a_long_step(nodes: Nodes) -> None:
+async def test_describe_does_not_wait_for_a_long_step(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "BOOKS_S", 0.05)
     node = await nodes.start()
     gate = Gate(node.executor)
     await node.client.generate(new_request(MODEL, [1, 2, 3], 2))
@@ -127,7 +129,8 @@ async def test_describe_does_not_wait_for_a_long_step(nodes: Nodes) -> None:
     assert decode_worker(said.worker) == node.worker.me
 
 
-async def test_a_submit_that_is_given_up_leaves_nothing(nodes: Nodes) -> None:
+async def test_a_submit_that_is_given_up_leaves_nothing(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "BOOKS_S", 0.05)
     node = await nodes.start()
     gate = Gate(node.executor)
     short = await node.client.generate(new_request(MODEL, [1, 2, 3], 2))
