@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from tandem.core.ids import SeqId
 from tandem.core.step_cost import StepCost
 from tandem.sched.budget import FLOOR_TOKENS, LEAST_TOKENS, Allowance
-from tandem.sched.share import Prompt, divide, fill_up
+from tandem.sched.share import Prompt, divide, fill_up, prompt_of
+from tandem.sched.targets import LatencyTargets
+from tests.unit.sched.test_scheduler import add, generate, scheduler, step
 
 COST = StepCost(20e-3, 1e-3, 1e-3, 1e-6, 1e-6)
 
@@ -136,3 +138,12 @@ def test_time_is_kept_unless_the_floor_needs_more(prompts: list[Prompt], num_tok
 def test_next_to_nothing_goes_to_the_oldest(num_tokens: int) -> None:
     got = shares([prompt(0, 50), prompt(1, 60, waits=True)], num_tokens)
     assert got == ({0: num_tokens} if num_tokens else {})
+
+
+def test_a_prompt_whose_client_has_a_token_already_is_late() -> None:
+    s = scheduler()
+    add(s, generate("a", 3, 5))
+    (seq,) = s._by_key.values()
+    assert not prompt_of(seq, 0, LatencyTargets(), 0.0).is_late
+    step(s)
+    assert seq.num_output == 1 and prompt_of(seq, 0, LatencyTargets(), 0.0).is_late
