@@ -156,15 +156,6 @@ class Shortlist:
                 found[worker.ref] = self._site(worker)
         return list(found.values())
 
-    def takers(self, giver: WorkerView) -> list[WorkerView]:
-        """Partners of one giver, which need not be a candidate itself; where none is linked with it, those that have
-        not failed."""
-        linked = self._partners(giver, self._few_takers())
-        if linked:
-            return linked
-        every = self._left(self._among.takers(self._want.model))
-        return [t for t in every if _may_pair(giver, t) and (giver.ref, t.ref) not in self._among.unlinked]
-
     # ---- inside
 
     def _find_holders(self) -> list[WorkerView]:

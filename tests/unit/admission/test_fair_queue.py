@@ -243,3 +243,13 @@ def test_two_gateways_are_fair_up_to_what_they_have_not_heard(period: int, delay
         for _, taker, account, fresh in [one for one in told if one[0] == turn]:
             queues[taker].absorb(account, fresh)
         assert abs(served_by(queues, A) - served_by(queues, B)) <= bound
+
+
+def test_a_newcomer_whose_tenant_was_served_more_expects_more_ahead() -> None:
+    """Its counter is above the lane's, as that of a tenant whose last request has just been served."""
+    queue = queue_of(("a1", ticket(A, 500)))
+    queue.pop(RequestId("a1"))
+    queue.push(RequestId("b1"), ticket(B, 300))
+    assert queue.counter(ticket(A, 1).account) > queue.counter(ticket(B, 1).account)
+    assert queue.num_ahead(ticket(A, 100)) == 300
+    assert queue.num_ahead(ticket(C, 100)) == 100

@@ -87,3 +87,7 @@ def test_a_key_is_as_long_as_it_must_be_and_its_hash_reads_back() -> None:
     with pytest.raises(ValueError) as refused:
         parse_hash(key)
     assert key not in str(refused.value)
+
+
+def test_one_token_may_be_the_limit() -> None:
+    assert "at most 1 tokens" in refusal(REQUEST, replace(ACME, max_prompt_tokens=1)).message

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from tandem.core.errors import ErrorKind
 from tandem.core.events import Failed, Moving
 from tandem.core.ids import HandoffId, HandoffKey, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
@@ -76,3 +78,12 @@ def test_nobody_is_given_back_where_a_prefill_is_about_to_be_taken() -> None:
     assert until_stuck(e) == []
     e.release(offer, 1.0)
     assert e.begin(1.0)[0] is not None and e.drained().num_given_back == 0
+
+
+def test_it_need_not_look_each_time_once_all_that_runs_is_offered() -> None:
+    e = engine(12)
+    e.submit(generate("a", 0), 1.0)
+    finish(e, e.begin(1.0)[0], 50)
+    before = e.next_deadline()
+    e.evacuate(1.0)
+    assert before > -math.inf and e.next_deadline() > -math.inf

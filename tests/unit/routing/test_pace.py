@@ -62,3 +62,11 @@ def test_who_decodes_is_in_a_step_too() -> None:
 
 def test_while_somebody_has_not_told_all_cost_the_same() -> None:
     assert Pace(view(), is_told=False).cost is NOMINAL and Pace(view(), is_told=True).cost is COST
+
+
+def test_what_is_left_are_whole_steps_after_the_one_under_way() -> None:
+    def left(worker: WorkerView) -> float:
+        return Pace(worker, is_told=True).left_s
+
+    assert left(view()) == 0.0 and left(view(600)) == 0.0, "nothing after the step under way"
+    assert left(view(2_500)) == pytest.approx(2 * 5e-3 + 1_500 * 1e-4)

@@ -147,3 +147,8 @@ def test_a_prompt_whose_client_has_a_token_already_is_late() -> None:
     assert not prompt_of(seq, 0, LatencyTargets(), 0.0).is_late
     step(s)
     assert seq.num_output == 1 and prompt_of(seq, 0, LatencyTargets(), 0.0).is_late
+
+
+def test_who_waits_starts_with_an_eighth_of_a_small_step_at_least() -> None:
+    assert shares([prompt(0, 56), prompt(1, 600, waits=True)], 64) == {0: 56, 1: 8}
+    assert shares([prompt(0, 57), prompt(1, 600, waits=True)], 64) == {0: 57}
