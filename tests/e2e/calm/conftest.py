@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import openai
 import pytest
 
 from tests.e2e.gateway.pair import SETTINGS, Pair, start_pair
@@ -23,3 +24,12 @@ def calm(tmp_path_factory: pytest.TempPathFactory, redis_url: str, model: Path) 
         codes = {program.name: program.exit_code for program in running.programs}
         assert set(codes.values()) == {0}, codes
         assert running.complaints() == []
+
+
+@pytest.fixture(scope="package")
+def client(calm: Pair) -> Iterator[openai.OpenAI]:
+    with (
+        openai.DefaultHttpxClient(trust_env=False, timeout=60) as http,
+        openai.OpenAI(base_url=f"{calm.gateway.url}/v1", api_key="none", http_client=http, max_retries=0) as client,
+    ):
+        yield client

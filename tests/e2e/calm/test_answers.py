@@ -17,15 +17,6 @@ SEEDED = {"temperature": 1.0, "top_p": 0.9, "top_k": 50, "seed": 11}
 
 
 @pytest.fixture(scope="module")
-def client(calm: Pair) -> Iterator[openai.OpenAI]:
-    with (
-        openai.DefaultHttpxClient(trust_env=False, timeout=60) as http,
-        openai.OpenAI(base_url=f"{calm.gateway.url}/v1", api_key="none", http_client=http, max_retries=0) as client,
-    ):
-        yield client
-
-
-@pytest.fixture(scope="module")
 def http() -> Iterator[httpx.Client]:
     with httpx.Client(trust_env=False, timeout=60) as http:
         yield http

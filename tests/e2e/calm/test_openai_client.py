@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
@@ -34,15 +33,6 @@ FORM: dict[str, Any] = {
     "max_tokens": 200,
 }
 PROMPT = "Grüße aus Köln, the capital of nothing"
-
-
-@pytest.fixture(scope="module")
-def client(calm: Pair) -> Iterator[openai.OpenAI]:
-    with (
-        openai.DefaultHttpxClient(trust_env=False, timeout=60) as http,
-        openai.OpenAI(base_url=f"{calm.gateway.url}/v1", api_key="none", http_client=http, max_retries=0) as client,
-    ):
-        yield client
 
 
 def complete(client: openai.OpenAI, **asked: Any) -> Any:
