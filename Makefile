@@ -6,8 +6,8 @@
 # Tests start many processes, each of which would compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-# All of their tests are slow, and only to import them takes seconds in each process.
-SLOW_ROOMS := chaos chart e2e golden
+# What `make check` runs: to collect the others' tests takes each process seconds.
+QUICK := tests/architecture tests/unit tests/property
 # One process more than cores, for tests that wait; each imports and collects everything, so not many.
 PROCESSES := $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n + 1 : 4)))
 # Side by side, each file in one process, in the order that tests/conftest.py gives them.
@@ -30,7 +30,7 @@ serve: setup ## serve a small model on this machine: one prefill and one decode 
 	@$(BIN)/tandem serve $(ARGS)
 
 check: setup ## format, types, floors, generated files, unit and property tests: at most 90 seconds, before every commit
-	@TANDEM_TEST_EFFORT=check .ci/check -q -m "not slow and not nightly" $(SLOW_ROOMS:%=--ignore=tests/%) $(SIDE_BY_SIDE)
+	@TANDEM_TEST_EFFORT=check .ci/check -q -m "not slow and not nightly" $(QUICK) $(SIDE_BY_SIDE)
 
 test: setup system ## all of that at full breadth, exactness, one test of each path through real processes: what CI runs
 ifeq ($(ARGS),)

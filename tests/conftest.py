@@ -15,8 +15,6 @@ from tandem.stores.embedded import EmbeddedServer
 from tests.effort import IS_NIGHTLY, PHASES, scaled
 
 _HERE = Path(__file__).parent
-_SLOW_ROOMS = ("golden", "e2e", "chaos", "chart")
-"""Whole models and whole processes take longer than `make check` has; each of the chart's tests asks Helm."""
 _FIRST_ROOMS = ("e2e", "chaos", "golden", "contract", "simulation", "kernels")
 """What starts first where several processes run tests: what takes longest, and what waits while others compute."""
 _TOGETHER = ("tests/e2e/calm/", "tests/e2e/serve/")
@@ -67,13 +65,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the tests. Mark those of slow rooms; in `make nightly` also those that try random examples, for which more
-    are due."""
+    """Order the tests; in `make nightly` mark also those that try random examples, for which more are due."""
     items.sort(key=_turn)
-    rooms = tuple(f"{_HERE / room}{os.sep}" for room in _SLOW_ROOMS)
     for item in items:
-        if str(item.path).startswith(rooms):
-            item.add_marker(pytest.mark.slow)
         if IS_NIGHTLY and _is_random(item):
             item.add_marker(pytest.mark.nightly)
             item.add_marker(pytest.mark.timeout(_NIGHTLY_TIMEOUT_S))

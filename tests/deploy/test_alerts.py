@@ -29,7 +29,6 @@ def test_prometheus_takes_its_configuration() -> None:
     assert "2 rule files found" in promtool("check", "config", "prometheus.yml")
 
 
-@pytest.mark.slow
 def test_every_alert_fires_when_it_should_and_only_then() -> None:
     promtool("test", "rules", TESTS.name)
 

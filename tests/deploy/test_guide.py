@@ -107,7 +107,6 @@ def test_switches_are_found() -> None:
     assert {restarts for _, restarts in SWITCHES} == {"workers", "gateways"} and len(SWITCHES) > 8
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("switch", "restarts"), SWITCHES)
 def test_a_switch_restarts_what_the_page_says(switch: str, restarts: str) -> None:
     base = (*BASE, "--set", "planner.mode=act,speculative.method=ngram")

@@ -13,7 +13,7 @@ from tandem.runtime.model_config import read_model_config
 from tests.golden.models import Reference, check_equal
 from tests.golden.steps import generate
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 NUM_THREADS = 2
 _OUTPUTS = 24

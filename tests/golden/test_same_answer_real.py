@@ -26,7 +26,7 @@ from tests.golden.guesses import Method
 from tests.golden.models import NearTie, Quantization, Reference, check_greedy, check_sampled
 from tests.golden.prompts import prompts
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 Judge = Callable[[tuple[int, ...], tuple[int, ...]], tuple[NearTie, ...]]
 

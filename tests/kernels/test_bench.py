@@ -54,7 +54,6 @@ def _row(group: str, name: str, seconds: float) -> Row:
     return Row(group, name, _timing(seconds), 1, 0, 1.0, {})
 
 
-@pytest.mark.slow
 def test_one_call_measures_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TINY_ARGS, "--json", str(tmp_path / "a.json"), "--markdown", str(tmp_path / "a.md")]) == 0
     told = json.loads((tmp_path / "a.json").read_text())
@@ -157,7 +156,6 @@ def test_a_stray_write_and_a_number_that_is_none_are_found(wrong: Callable[[Laye
     assert all(is_right != name.startswith("rope") for name, is_right in verdicts.items())
 
 
-@pytest.mark.slow
 def test_timed_work_is_compared_with_what_torch_yields() -> None:
     def wrong(*arguments: Any) -> torch.Tensor:
         return paged_attention(*arguments) * 1.02

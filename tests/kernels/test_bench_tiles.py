@@ -107,7 +107,6 @@ def test_time_that_runs_out_leaves_others_untried() -> None:
     assert left[0] == "" and left.count("no time left") > 40 and contest.is_right
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton compiles here, for the GPU")
 def test_it_runs_at_toy_sizes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -5,8 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
 _PROGRAM = """
 import atexit, threading, time
 
@@ -40,7 +38,6 @@ inside.wait()
 """
 
 
-@pytest.mark.slow
 def test_the_end_of_the_process_takes_nothing_from_a_running_kernel() -> None:
     done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "still running\n", "")

@@ -29,7 +29,7 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> Builds:
 
 
 # Compiled first: the first takes 4 seconds, the second 20.
-@pytest.fixture(params=[pytest.param("avx2", marks=pytest.mark.slow), pytest.param("plain", marks=pytest.mark.nightly)])
+@pytest.fixture(params=["avx2", pytest.param("plain", marks=pytest.mark.nightly)])
 def product(request: pytest.FixtureRequest, builds: Builds) -> Product:
     return builds[request.param]
 

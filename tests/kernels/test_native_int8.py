@@ -46,7 +46,7 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> Builds:
 
 
 # Each is compiled first, which takes seconds.
-_EACH = [pytest.param(name, marks=pytest.mark.nightly if _WITHOUT[name] else pytest.mark.slow) for name in _WITHOUT]
+_EACH = [pytest.param(name, marks=pytest.mark.nightly if _WITHOUT[name] else ()) for name in _WITHOUT]
 
 
 @pytest.fixture(params=_EACH)
@@ -112,7 +112,6 @@ def test_gate_and_up(
     assert torch.equal(y, builds["machine"].multiply_int8(x, matrix, torch.empty(rows, n), Into.SWIGLU))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("is_coded", [False, True])
 @pytest.mark.parametrize("into", list(Into))
 def test_a_row_does_not_see_its_company_or_the_lanes(builds: Builds, into: Into, is_coded: bool) -> None:

@@ -68,7 +68,6 @@ def seen(trace: Trace) -> tuple[object, ...]:
     return trace.id, trace.path, repr(trace.outcome), trace.ended_at, list(trace.token_times)
 
 
-@pytest.mark.slow
 @effort(16)
 @given(
     spec=specs(),
@@ -115,7 +114,7 @@ def test_every_request_ends_once_and_nothing_is_left(
     assert run(max_run=max_run)[0] == single == digest
 
 
-@pytest.mark.parametrize("max_run", [pytest.param(2, marks=pytest.mark.slow), 64])
+@pytest.mark.parametrize("max_run", [2, 64])
 def test_how_far_workers_look_ahead_does_not_show_in_what_routers_know_of_their_steps(max_run: int) -> None:
     config = Config(engine=EngineConfig(max_num_batched_tokens=64, max_num_seqs=2))
     spec = slow_spec(config=config, num_blocks=60, residuals=always(0.5, 1.0, 3.0))
@@ -130,7 +129,6 @@ def test_how_far_workers_look_ahead_does_not_show_in_what_routers_know_of_their_
     assert run(max_run) == run(1)
 
 
-@pytest.mark.slow
 @effort(24)
 @given(
     spec=specs(),

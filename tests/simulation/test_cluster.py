@@ -31,9 +31,7 @@ POOLS: dict[str, Workers] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "split" else pytest.mark.slow) for name in POOLS]
-)
+@pytest.mark.parametrize("name", POOLS)
 def test_every_request_ends_well_and_the_books_balance(name: str) -> None:
     one, asks = cluster(*POOLS[name]), mix(seed=1, count=40, rate=1.0)
     traces = run(one, asks)
@@ -84,7 +82,6 @@ def test_a_client_that_goes_leaves_nothing_behind() -> None:
     assert all(trace.is_complete for trace in traces if trace.id not in gone)
 
 
-@pytest.mark.slow
 def test_a_full_line_refuses_and_an_endless_wait_ends() -> None:
     pair = (slow_spec("prefill", num_blocks=200), 1), (slow_spec("decode", num_blocks=200), 1)
     one = cluster(*pair, gateway=GatewayConfig(max_queued=8, queue_timeout_s=3.0))
@@ -133,7 +130,6 @@ def test_a_burst_does_not_herd_onto_one_worker() -> None:
     assert [worker.num_prefill_tokens for worker in one.workers] == [1200] * 3
 
 
-@pytest.mark.slow
 def test_chunks_shorten_the_worst_wait_of_those_who_decode() -> None:
     def worst_gap(is_chunked: bool) -> float:
         one = cluster((gpu_spec(enable_chunked_prefill=is_chunked, max_num_batched_tokens=512), 1))
@@ -143,7 +139,6 @@ def test_chunks_shorten_the_worst_wait_of_those_who_decode() -> None:
     assert worst_gap(is_chunked=True) < 0.5 * worst_gap(is_chunked=False)
 
 
-@pytest.mark.slow
 def test_a_prefill_pool_keeps_prompts_away_from_those_who_decode() -> None:
     def worst_gap(*workers: tuple[WorkerSpec, int]) -> float:
         # The second token waits for the KV; what a prompt does to a stream shows later.
@@ -153,7 +148,6 @@ def test_a_prefill_pool_keeps_prompts_away_from_those_who_decode() -> None:
     assert worst_gap((gpu_spec("prefill"), 1), (gpu_spec("decode"), 1)) < 0.5 * worst_gap((gpu_spec(), 2))
 
 
-@pytest.mark.slow
 def test_a_saturated_worker_decodes_as_fast_as_its_model_allows() -> None:
     """64 sequences at once: the steps' time is what the model says, and hardly anything is lost between them."""
     group = Group("decode", 1.0, (16, 16), (400, 400))

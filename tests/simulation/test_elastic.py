@@ -84,7 +84,6 @@ def test_a_script_is_carried_out_and_paid_for() -> None:
     assert least <= run.gpu_hours * 3600 <= most
 
 
-@pytest.mark.slow
 def test_without_changes_a_run_is_as_without_an_autoscaler() -> None:
     asks = waves(4.0, lasts_s=8.0)
     spec = cluster_spec((slow_spec("prefill"), 1), (slow_spec("decode"), 2))
@@ -94,7 +93,6 @@ def test_without_changes_a_run_is_as_without_an_autoscaler() -> None:
     assert run.gpu_hours == pytest.approx((2 + 2 * 1) * tally.ended_s / 3600)
 
 
-@pytest.mark.slow
 def test_those_who_leave_lose_no_request() -> None:
     """Half of the workers leave at the same time in mid-flight, again and again."""
     sizes = [(4, 4)] * 6 + [(2, 2)] * 3
@@ -103,14 +101,12 @@ def test_those_who_leave_lose_no_request() -> None:
     assert min(moment.serving for moment in run.moments[:20]) < (4, 4)
 
 
-@pytest.mark.slow
 def test_equal_runs_have_equal_digests() -> None:
     first, second = (elastic_run(Scripted((3, 2)), waves(4.0, lasts_s=8.0)) for _ in range(2))
     other = elastic_run(Scripted((1, 1)), waves(4.0, lasts_s=8.0))
     assert first.report.digest == second.report.digest != other.report.digest
 
 
-@pytest.mark.slow
 def test_what_an_autoscaler_is_shown_adds_up() -> None:
     script, asks = Scripted((1, 1)), waves(4.0)
     run = elastic_run(script, asks)
@@ -132,7 +128,6 @@ def planned() -> Planned:
     return Planned(Scaler(policy))
 
 
-@pytest.mark.slow
 def test_a_planner_follows_the_load_up_and_down() -> None:
     scaler = planned()
     run = elastic_run(scaler, waves(1.0, 8.0, 1.0, 1.0))
@@ -143,7 +138,6 @@ def test_a_planner_follows_the_load_up_and_down() -> None:
     assert all(decision.forecast is not None for decision in scaler.decisions)
 
 
-@pytest.mark.slow
 def test_a_queue_scaler_follows_the_requests_at_each_worker() -> None:
     policy = QueuePolicy(wanted=(2.0, 4.0), up_s=3.0, down_s=10.0, look_back_s=5.0)
     run = elastic_run(QueueScaler(policy), waves(1.0, 10.0, 1.0, 1.0))

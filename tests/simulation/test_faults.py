@@ -42,7 +42,6 @@ def check(seed: int) -> None:
         raise
 
 
-@pytest.mark.slow
 @settings(effort(16), phases=[Phase.generate])
 @given(seed=seeds())
 def test_random_faults(seed: int) -> None:
@@ -50,14 +49,13 @@ def test_random_faults(seed: int) -> None:
     check(seed)
 
 
-@pytest.mark.parametrize("seed", [307, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (393, 2226, 4524))])
+@pytest.mark.parametrize("seed", [307, 393, 2226, 4524])
 def test_seeds_that_have_found_something(seed: int) -> None:
     """The first two a request whose booking was given up before its prefill was asked for, the others a message that
     waited behind a cut link for a worker that was killed meanwhile."""
     check(seed)
 
 
-@pytest.mark.slow
 def test_a_seed_is_one_script_and_one_run() -> None:
     assert scenario(3).faults == scenario(3).faults != scenario(4).faults
     assert run(3)[0].digest == run(3)[0].digest != run(4)[0].digest

@@ -16,7 +16,6 @@ from tandem.sim.worker import WorkerSpec
 from tandem.workload.mix import Group, poisson
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "one",
     [

@@ -126,7 +126,6 @@ def busy(max_run: int, num_blocks: int) -> Rig:
     return rig
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("num_blocks", [2000, 260])
 def test_looking_ahead_changes_nothing(num_blocks: int) -> None:
     one, other = busy(1, num_blocks), busy(64, num_blocks)

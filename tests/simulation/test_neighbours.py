@@ -22,8 +22,6 @@ from tandem.workload.group import Group
 from tandem.workload.mix import Mix, asks
 from tests.simulation.clusters import gpu_spec, slow_spec, traces_of
 
-pytestmark = pytest.mark.slow
-
 A, B = TenantId("a"), TenantId("b")
 LINE = GatewayConfig(max_queued=100_000)
 SHORT = Group("b", 1.0, (32, 128), (16, 64), tenant="b")

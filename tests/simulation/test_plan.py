@@ -58,7 +58,6 @@ def of_laptops(slo: Slo, degrees: tuple[int, ...] = (1,), budgets: tuple[int, ..
     return list(recipes(Laptop(), degrees, budgets, CONFIG, slo))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("slo", "rate", "count", "max_gpus"),
     [
@@ -86,7 +85,6 @@ def test_the_plan_is_the_cheapest_of_all_that_hold(slo: Slo, rate: float, count:
             assert best.first.deployment.price_per_hour == min(holding)
 
 
-@pytest.mark.slow
 def test_bounds_never_forbid_what_holds() -> None:
     slo = Slo(ttft_s=8.0, itl_s=0.5)
     one = promise(slo, rate=3.0, count=30)
@@ -131,7 +129,6 @@ def test_what_no_number_of_workers_mends_is_not_tried() -> None:
     assert "Nothing that was tried holds ITL 15 ms" in text and "cannot be cut into 4" in text
 
 
-@pytest.mark.slow
 def test_another_seed_adds_no_more_than_there_may_be() -> None:
     slo = Slo(ttft_s=1000.0)
     one, never = promise(slo, 1.0, count=20), promise(Slo(ttft_s=1e-9), 1.0, count=20, seed=4)
@@ -154,7 +151,6 @@ def test_where_nothing_holds_the_nearest_is_told() -> None:
     assert "Nothing that was tried holds TTFT 450 ms" in told(plan, one)
 
 
-@pytest.mark.slow
 def test_a_run_that_is_lost_is_given_up_and_says_why() -> None:
     slo = Slo(ttft_s=1.0, itl_s=0.5)
     one = promise(slo, rate=20.0, count=200)
@@ -195,7 +191,6 @@ def test_a_follow_up_is_lengthened_too() -> None:
     assert len(later.request.prompt_tokens) == 2 * len(answer.request.prompt_tokens) and later.due_s == 6.0
 
 
-@pytest.mark.slow
 def test_points_along_an_axis_are_plans_of_their_own() -> None:
     slo = Slo(ttft_s=9.0, itl_s=0.3)
     one = promise(slo, rate=0.8, count=20)

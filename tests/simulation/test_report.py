@@ -135,7 +135,6 @@ def test_what_watches_a_run_does_not_change_it() -> None:
     assert len(seen) == 15 and series.queued
 
 
-@pytest.mark.slow
 def test_a_series_adds_up_and_stays_small() -> None:
     series, one = Series(width_s=0.01), split()
     asks = mix(seed=2, count=60, rate=0.8)

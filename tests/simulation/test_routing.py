@@ -52,7 +52,6 @@ def spent(policy: RoutingPolicy, asks: list[Ask], num_decode: int) -> tuple[floa
     return num_cached / sum(t.num_prompt for t in traces), sorted(t.ttft_s for t in traces)[int(0.95 * len(traces))]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_talks", "num_turns", "unit", "num_decode"),
     [(16, 4, 50, 2), pytest.param(32, 6, 100, 3, marks=pytest.mark.nightly)],
@@ -91,7 +90,6 @@ def test_on_a_recorded_trace_too() -> None:
     assert tail(cost) < 1.05 * tail(random)
 
 
-@pytest.mark.slow
 def test_hits_that_are_seen_late_are_missed() -> None:
     spec = ClusterSpec(
         workers=((gpu_spec("prefill", max_num_batched_tokens=8192), 4), (gpu_spec("decode"), 2)),
@@ -130,7 +128,6 @@ def answered(*, num_gateways: int, remote_prefix: bool) -> tuple[int, int]:
     return sum(t.outcome.num_cached_tokens for t in traces), cluster.num_borrowed_tokens  # type: ignore[union-attr]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("num_gateways", [1, 3])
 def test_an_answer_that_only_its_decode_worker_has_is_read_from_there(num_gateways: int) -> None:
     """Gateways hear the same of prefix caches, whoever placed what is in them."""

@@ -22,9 +22,7 @@ def ended(asked: list[Ask], *workers: tuple[object, int]) -> tuple[list[Trace], 
     return traces, sum(worker.num_prefill_tokens for worker in one.workers)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name == "agent" else ()) for name in built_in_names()]
-)
+@pytest.mark.parametrize("name", built_in_names())
 def test_every_built_in_mix_ends_well(name: str) -> None:
     # Each of the conversations of `agent` has many turns.
     asked = list(open_workload(name, seed=1, count=3 if name == "agent" else 15, rate=None))

@@ -18,7 +18,7 @@ from tandem.stores.script_line import StoreUnavailable
 from tests.contract.stores.redis_servers import ClusterServers, TcpServer, tcp_server
 from tests.contract.stores.test_loss import Stores, healed
 
-pytestmark = [pytest.mark.redis, pytest.mark.slow]
+pytestmark = pytest.mark.redis
 LIMITS = Limits(tokens_per_minute=1000)
 TENANTS = [TenantId(f"t{number}") for number in range(12)]
 

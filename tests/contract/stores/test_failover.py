@@ -19,7 +19,7 @@ from tests.contract.stores.conftest import started
 from tests.contract.stores.redis_servers import FAILOVER, ClusterServers, TcpServer
 from tests.e2e.cluster import PATIENCE_S
 
-pytestmark = [pytest.mark.redis, pytest.mark.slow]
+pytestmark = pytest.mark.redis
 T = TypeVar("T")
 LIMITS = Limits(max_concurrency=2)
 TTL_S = 600.0

@@ -27,7 +27,7 @@ from tandem.stores.service_counters import CountersUnavailable, ServiceCounters
 from tests.contract.stores.redis_servers import TcpServer, tcp_server
 from tests.contract.stores.test_stores import record
 
-pytestmark = [pytest.mark.redis, pytest.mark.slow]
+pytestmark = pytest.mark.redis
 
 ACME = TenantId("acme")
 LIMITS = Limits(tokens_per_minute=1_000_000)

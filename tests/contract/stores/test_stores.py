@@ -30,7 +30,7 @@ from tandem.stores.roll import GatewayRoll
 from tandem.stores.service_counters import ServiceCounters
 from tandem.stores.targets import TargetRecord, Targets
 
-pytestmark = [pytest.mark.redis, pytest.mark.slow]
+pytestmark = pytest.mark.redis
 
 LIMITS = Limits(requests_per_minute=10, tokens_per_minute=1000, max_concurrency=3)
 TENANTS = [TenantId(f"t{number} {{☃}}") for number in range(12)]

@@ -161,7 +161,7 @@ def layout_of(layers: int) -> KVLayout:
     return KVLayout(16, (KVGroup(layers, 2, 16, "float32"),))
 
 
-@pytest.fixture(scope="module", params=["local", pytest.param("nixl", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["local", "nixl"])
 def module_rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     """An agent takes half a second to open, so the tests of one kind share theirs."""
     kind = str(request.param)

@@ -17,8 +17,6 @@ from tandem.kv.layout import KVRegion
 from tests.contract.transfer.conftest import NUM_BLOCKS, Rig, known_content
 from tests.contract.transfer.heads import COPIES, HEADS, SEED, World, layout_of
 
-pytestmark = pytest.mark.slow
-
 SPLITS = [(1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (4, 2), (4, 1)]
 """(ranks of the giver, ranks of the taker)"""
 LOCAL, SMALL, NIXL = "local-float32", "local-float8_e4m3fn", "nixl-float32"

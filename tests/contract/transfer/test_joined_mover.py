@@ -33,8 +33,6 @@ from tandem.worker.remote_mover import MoverService, RemoteMover
 from tests.contract.transfer.conftest import GUARD_S, NUM_BLOCKS, Rig, known_content, reference
 from tests.contract.transfer.heads import COPIES, HEADS, MAX_POST_BYTES, SEED, TakerRank, World, layout_of
 
-pytestmark = pytest.mark.slow
-
 
 class Channel:
     """Bytes in order, carried by a thread of its own; `cut` lets nothing through any more."""

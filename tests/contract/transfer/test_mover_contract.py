@@ -115,7 +115,6 @@ def test_a_peer_that_is_killed_ends_its_orders(desk, rig) -> None:
     assert lost.proven
 
 
-@pytest.mark.slow
 def test_a_reader_that_stops_in_the_middle_leaves_its_peer_alive(desk, rig) -> None:
     peer = rig.spawn("victim", 34)
     desk.connect(peer)
@@ -127,7 +126,6 @@ def test_a_reader_that_stops_in_the_middle_leaves_its_peer_alive(desk, rig) -> N
     assert np.array_equal(rig.memory[8], peer.content[7])
 
 
-@pytest.mark.slow
 def test_a_stopped_peer_is_torn_down_and_its_next_life_is_read(desk, rig) -> None:
     old = rig.spawn("victim", 32)
     desk.connect(old)

@@ -193,7 +193,6 @@ def test_a_peer_that_closed_its_transport_but_lives(rig) -> None:
         assert state is ReadState.FAILED or really_there, "NIXL reads it from shared memory: the lease's business"
 
 
-@pytest.mark.slow
 def test_a_peer_that_came_back_under_the_same_name(rig) -> None:
     old = rig.spawn("victim", 15)
     assert read_outcome(rig, old, copies_of([0], [0])) is ReadState.DONE
@@ -207,7 +206,6 @@ def test_a_peer_that_came_back_under_the_same_name(rig) -> None:
     assert read_outcome(rig, old, copies_of([2], [2])) is ReadState.FAILED
 
 
-@pytest.mark.slow
 def test_a_stopped_peer_hangs_nobody_and_its_next_life_is_read(rig) -> None:
     old = rig.spawn("victim", 17)
     assert read_outcome(rig, old, copies_of([0], [0])) is ReadState.DONE
@@ -244,7 +242,6 @@ def test_a_teardown_is_unproven_while_a_stopped_peer_may_still_answer(rig) -> No
     assert read_outcome(rig, peer, copies_of([5], [6])) is ReadState.DONE, "and then it may return"
 
 
-@pytest.mark.slow
 def test_nothing_writes_after_close(rig) -> None:
     transport, memory = rig.new_transport()
     peer = rig.spawn("victim", 20)

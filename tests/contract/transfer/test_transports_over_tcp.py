@@ -22,7 +22,6 @@ UNLIKE = (
 """Over TCP a read needs its target as long as it goes on: these end otherwise than those of shared memory."""
 
 
-@pytest.mark.slow
 def test_what_needs_its_target_holds_over_tcp() -> None:
     run_over_tcp(*UNLIKE)
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import signal
 
-import pytest
-
 from tests.e2e.gateway.http import Post, completion
 from tests.e2e.gateway.pair import Pair
 from tests.e2e.gateway.processes import until
 
 
-@pytest.mark.slow
 def test_streams_under_way_end_and_new_requests_are_refused(calm: Pair) -> None:
     gateway = calm.cluster.gateway("ending")
     gateway.wait_ready()

@@ -87,7 +87,6 @@ def test_a_deadline_ends_a_request_everywhere(calm: Pair, method: str) -> None:
         calm.wait_idle()
 
 
-@pytest.mark.slow
 def test_a_shutdown_lets_streams_end_and_tells_the_rest(calm: Pair) -> None:
     gateway = calm.cluster.gateway("ending-grpc")
     gateway.wait_ready()
@@ -112,7 +111,6 @@ def test_a_shutdown_lets_streams_end_and_tells_the_rest(calm: Pair) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_what_outlasts_the_drain_is_cut_with_a_typed_error(calm: Pair) -> None:
     gateway = calm.cluster.gateway("cutting-grpc", "--gateway-drain-s", "0.2")
     gateway.wait_ready()

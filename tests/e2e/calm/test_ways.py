@@ -33,7 +33,6 @@ def test_a_worker_that_joins_measures_those_that_prefill_for_it(calm: Pair) -> N
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_a_pair_that_is_slower_than_promised_is_not_used(tmp_path: Path, redis_url: str, model: Path) -> None:
     settings = (*SETTINGS, "--namespace", "ways", "--min-gbps", "1000000", "--no-worker-wait-s", "0")
     with cluster(tmp_path, redis_url, model, *settings) as running:

@@ -16,7 +16,7 @@ from tests.e2e.gateway.http import LONG_ANSWER, LONG_PROMPT, Answer, Post, compl
 from tests.e2e.gateway.pair import NUM_SEQS, SETTINGS, Pair, start_pair
 from tests.e2e.gateway.processes import Redis, cluster, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 ANSWER = 600
 

@@ -23,7 +23,7 @@ from tests.e2e.gateway.pair import SETTINGS
 from tests.e2e.gateway.processes import Cluster, Gateway, Worker, cluster, until
 from tests.otlp import OtlpReceiver, Value, attributes, otlp_receiver
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 STAGES = ("receive", "queue", "route", "prefill_queue", "prefill", "transfer", "decode_queue", "decode", "deliver")
 SKEW_S = 0.05

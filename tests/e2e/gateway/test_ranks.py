@@ -16,7 +16,7 @@ from tests.e2e.gateway.http import Post, completion
 from tests.e2e.gateway.pair import SETTINGS
 from tests.e2e.gateway.processes import Cluster, Worker, cluster, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 PROMPTS = (1, 16, 100, 700)
 RANKED = ("--tensor-parallel", "2")

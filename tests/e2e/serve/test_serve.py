@@ -18,7 +18,7 @@ import pytest
 
 from tests.e2e.serve.served import Served, cpu_ticks, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 FRANCE = "What is the capital of France?"
 PATIENCE_S = 120.0

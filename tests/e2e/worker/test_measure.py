@@ -16,8 +16,6 @@ from tests.e2e.client import Client
 from tests.e2e.cluster import WorkerProcess
 from tests.e2e.worker.conftest import Start
 
-pytestmark = pytest.mark.slow
-
 Two = tuple[WorkerProcess, WorkerProcess]
 
 

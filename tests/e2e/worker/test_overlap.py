@@ -15,8 +15,6 @@ from tests.e2e.client import Client, hand_over
 from tests.e2e.worker.conftest import Start
 from tests.e2e.worker.test_two_workers import fresh_request
 
-pytestmark = pytest.mark.slow
-
 _SAMPLINGS: tuple[dict[str, Any], ...] = (
     {},
     {"temperature": 0.9, "top_p": 0.9, "seed": 7},

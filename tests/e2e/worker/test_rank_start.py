@@ -16,7 +16,7 @@ from tandem.worker.model import load_worker_model
 from tandem.worker.rank_child import RankChild
 from tests.e2e.cluster import spawn
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 # A rank that is gone once it has said that it is there.
 _VANISH = """

@@ -17,8 +17,6 @@ from tests.e2e.gateway.test_ranks import follower_of
 from tests.e2e.worker.conftest import Start
 from tests.e2e.worker.test_two_workers import fresh_request, half_computed, in_one_place
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(params=[pytest.param("local", marks=pytest.mark.nightly), "nixl"])
 def pair(request: pytest.FixtureRequest, start: Start) -> Iterator[tuple[WorkerProcess, WorkerProcess]]:

@@ -29,7 +29,6 @@ from tests.e2e.worker.conftest import LEASE_S, MODEL_NAME, Start
 from tests.golden.penalties import processors
 from tests.scrape import Scrape
 
-pytestmark = pytest.mark.slow
 _salts = itertools.count(1)
 
 

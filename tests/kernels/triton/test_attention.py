@@ -24,8 +24,6 @@ from tests.kernels.triton.attention_cases import (
     problem_of,
 )
 
-pytestmark = pytest.mark.slow
-
 
 def run(problem: Problem) -> torch.Tensor:
     return paged_attention(problem.query, problem.kv, problem.batch, SCALE)

@@ -48,7 +48,6 @@ def _check_attention(lines: list[str]) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.slow
 def test_every_kernel_compiles(some: dict[str, list[str]]) -> None:
     """For Hopper; that needs no GPU, but a process that does not interpret."""
     assert set(some["compiling"]) == _KERNELS
@@ -60,7 +59,6 @@ def test_every_kernel_compiles_for_other_types(tmp_path: Path) -> None:
     assert set(found) == _KERNELS | {"_linear_kernel"}, "products of float32 are not Hopper's own"
 
 
-@pytest.mark.slow
 def test_every_kernel_of_attention_compiles(some: dict[str, list[str]]) -> None:
     found = _check_attention(some["compiling_attention"])
     assert {kernel["kernel"] for kernel in found} == {"_split_kernel", "_join_kernel", "_chunk_kernel"}
@@ -72,7 +70,6 @@ def test_attention_compiles_with_all_of_the_tables(tmp_path: Path) -> None:
     assert len({kernel["case"] for kernel in found}) == 48
 
 
-@pytest.mark.slow
 def test_batch_invariant_kernels_are_one_whatever_the_batch(some: dict[str, list[str]]) -> None:
     """What is interpreted hides it: there a tile of another size adds up alike."""
     assert some["compiling_batches"] == [f"{name} 1" for name in _QUICK]

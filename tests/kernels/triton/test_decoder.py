@@ -30,8 +30,6 @@ from tandem_kernels.reference import block_digest
 from tandem_kernels.triton import decode
 from tests.golden.steps import generate
 
-pytestmark = pytest.mark.slow
-
 _CPU = torch.device("cpu")
 
 _BLOCK_SIZE, _BLOCKS, _VOCAB = 16, 12, 50

@@ -66,7 +66,6 @@ def test_a_row_has_the_same_bits_in_any_company(dtype: torch.dtype, device: torc
     assert torch.equal(BATCH_INVARIANT.linear(x[order], weight, None), together[order])
 
 
-@pytest.mark.slow
 def test_more_rows_of_tiles_than_start_together(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each tile is some program's, whatever the bands."""
     x, weight = randn(700, 40).to(device), randn(70, 40, seed=4).to(device)

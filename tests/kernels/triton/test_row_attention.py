@@ -13,8 +13,6 @@ from tandem_kernels.triton import decode
 from tandem_kernels.triton.attention import paged_attention, row_attention
 from tests.kernels.triton.attention_cases import SCALE, Case, Problem, assert_close, problem_of
 
-pytestmark = pytest.mark.slow
-
 _SPANS = (((1, 1), (1, 300), (1, 0), (17, 40), (70, 70), (1, 33), (5, 258)), 3)
 _KINDS = [
     (torch.bfloat16, False, 128, 32),

@@ -16,7 +16,7 @@ from tandem_kernels.triton import KERNELS
 from tests.kernels.triton.tensors import DTYPES, on, randn
 
 # The interpreter's numpy says so where a quotient or a weight's logarithm has no number.
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:divide by zero")]
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:divide by zero")
 
 _INF = float("inf")
 _MASK64 = (1 << 64) - 1
