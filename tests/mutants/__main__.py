@@ -105,7 +105,7 @@ def run_tests(place: Path, tests: Sequence[str]) -> str:
         return UNDECIDED
     if not done.returncode:
         return ""
-    found = re.search(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
+    found = re.search(r"^(?:FAILED|ERROR) (tests/.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
     return found[1] if found else "a test that ended its process"
 
 

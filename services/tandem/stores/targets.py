@@ -51,7 +51,7 @@ class TargetRecord:
             "replicas": dict(self.replicas),
             "reasons": list(self.reasons),
         }
-        return json.dumps(content, sort_keys=True)
+        return json.dumps(content)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> TargetRecord:

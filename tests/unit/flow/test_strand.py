@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from tandem.flow.strand import Strand
+from tandem.flow.strand import Phase, Strand
 
 
 def job(*choices: int) -> Any:
@@ -20,3 +20,13 @@ def test_the_end_of_one_job_leaves_the_other_asked_for() -> None:
     assert strand.works == [asked] and strand.asked is asked
     strand.leave(asked, 0)
     assert strand.works == [] and strand.asked is None
+
+
+def test_a_choice_is_worked_on_while_a_job_has_it_or_it_waits_for_one() -> None:
+    strand = Strand([0, 1])
+    strand.phase = Phase.QUEUED
+    assert strand.is_worked_on(0)
+    strand.phase = Phase.RUNNING
+    assert not strand.is_worked_on(0)
+    strand.works.append(job(1))
+    assert strand.is_worked_on(1) and not strand.is_worked_on(0)

@@ -83,3 +83,14 @@ def test_stopping_lets_streams_end_or_tells_them(
     else:
         assert "shutting down" in lines[-1]
         assert all("Exception" not in message for message in caplog.messages)
+
+
+async def test_what_keeps_a_server_from_starting_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(sockets: object) -> None:
+        raise LookupError("planted")
+
+    server = HttpServer(None, "127.0.0.1", 0)
+    monkeypatch.setattr(server._server, "startup", broken)
+    with pytest.raises(LookupError, match="planted"):
+        await server.start()
+    server._socket.close()

@@ -578,3 +578,37 @@ async def test_a_reader_that_takes_its_time_gets_all(door: Door) -> None:
             seen += more
             await asyncio.sleep(0.001)
     assert b"[DONE]" in seen
+
+
+async def test_an_application_waits_for_its_reader() -> None:
+    """What a client does not take yet is bounded, whatever the application would send; when the client goes on, so does
+    the application, and nobody counts how long the client has stood still any more."""
+    peak, timers = 0, []
+
+    async def application(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        nonlocal peak
+        if scope["type"] == "lifespan":
+            for step in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{step}.complete"})
+            return
+        (connection,) = server._server.server_state.connections
+        connection.pause_writing()
+        timers.append(connection._reader_timer)
+        connection.resume_writing()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
+        for _ in range(CHUNKS):
+            await send({"type": "http.response.body", "body": bytes(CHUNK), "more_body": True})
+            peak = max(peak, connection.transport.get_write_buffer_size())
+        await send({"type": "http.response.body"})
+
+    CHUNKS, CHUNK = 200, 1 << 16
+    server = HttpServer(application, "127.0.0.1", 0, graceful_s=1.0, limits=LIMITS)
+    await server.start()
+    client = Client(*await asyncio.open_connection("127.0.0.1", server.port, limit=1024))
+    client.writer.write(GET)
+    assert len(await client.read()) > CHUNKS * CHUNK
+    client.leave()
+    await server.stop()
+    assert 0 < peak < 20 * CHUNK
+    assert timers[0].cancelled()

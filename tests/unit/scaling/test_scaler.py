@@ -113,3 +113,11 @@ def test_a_target_out_of_reach_is_said_to_be_and_buys_no_worker_for_each_sequenc
     assert decision.needed.decode == driven(free, [20.0] * 3, Target(1, 1))[0].needed.decode
     assert "alone takes 7.11 ms a token, more than slo.itl_ms: no number of workers helps" in " ".join(decision.reasons)
     assert "no number" not in " ".join(driven(Scaler(POLICY), [20.0] * 3, Target(1, 1))[0].reasons)
+
+
+def test_one_token_of_each_answer_comes_with_its_prompt() -> None:
+    """Answers of two tokens decode one each."""
+    scaler = Scaler(POLICY)
+    for i in range(1, 11):
+        decision = scaler.decide(observed(5.0 * i, demand(20.0, num_output=2), Target(4, 4)))
+    assert decision.forecast is not None and decision.forecast.num_decoding > 0

@@ -18,3 +18,20 @@ def test_without_digests_whole_blocks_alone_are_readable_while_it_draws_on() -> 
     (key,) = departures.movable()
     standing = departures.follow(key)
     assert standing.num_computed == 3 and len(standing.fresh) == 1 and not standing.has_stopped
+    departures.leave(key)
+    step(scheduler)
+    stopped = departures.standing(key, 1, ())
+    assert stopped.has_stopped and stopped.num_computed == 4 and len(stopped.fresh) == 1
+
+
+def test_of_a_sequence_that_has_stopped_the_last_block_is_readable_though_it_is_not_full() -> None:
+    limits = SchedulerLimits(max_num_batched_tokens=8, max_num_seqs=4, max_model_len=64, digest_handoffs=False)
+    scheduler = Scheduler(BlockPool(10, 4), limits, "model")
+    add(scheduler, generate("a", 5, 9))
+    step(scheduler)
+    (key,) = scheduler.departures.movable()
+    scheduler.departures.follow(key)
+    scheduler.departures.leave(key)
+    step(scheduler)
+    standing = scheduler.departures.standing(key, 1, ())
+    assert (standing.has_stopped, standing.num_computed, len(standing.fresh)) == (True, 6, 1)

@@ -8,6 +8,7 @@ import contextlib
 import time
 
 import pytest
+from redis.asyncio import RedisCluster
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -136,4 +137,11 @@ async def test_who_is_silent_is_told_by_who_stood_still_too(redis_url: str) -> N
     with pytest.raises(RedisTimeoutError, match=r"no answer within 0\.1 s"):
         await answer_to_absent(client, 0)
     assert not client.health.is_up
+    await client.aclose()
+
+
+async def test_nodes_of_a_cluster_have_the_usual_port_where_none_is_named() -> None:
+    client = connect("redis+cluster://one,two,three:7000")
+    assert isinstance(client, RedisCluster)
+    assert set(client.nodes_manager.startup_nodes) == {"one:6379", "two:6379", "three:7000"}
     await client.aclose()

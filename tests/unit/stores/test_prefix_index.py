@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import AsyncIterator
 
@@ -112,6 +113,16 @@ async def test_what_cannot_be_read_is_left_out(index: Index) -> None:
     assert (await index.reader.read())[0] == [entry(0, 4)]
     await index.redis.set(index.writer._blocks, b"nonsense")
     assert await index.reader.snapshot(WORKER.id) is None
+
+
+async def test_what_cannot_be_read_is_told_once(index: Index, caplog: pytest.LogCaptureFixture) -> None:
+    """Another version may write thousands of them."""
+    for _ in range(3):
+        await index.redis.xadd(index.stream, {b"f": b"nonsense"})
+    await index.reader.read()
+    await index.redis.set(index.writer._blocks, b"nonsense")
+    await index.reader.snapshot(WORKER.id)
+    assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
 
 
 async def test_a_snapshot_is_there_until_it_is_withdrawn(index: Index) -> None:

@@ -16,7 +16,7 @@ from tandem.core.request import Request, SamplingParams
 from tandem.gateway.fair_share import FairShare
 from tandem.stores.client import connect
 from tandem.stores.embedded import EmbeddedServer
-from tandem.stores.service_counters import CountersUnavailable, ServiceCounters
+from tandem.stores.service_counters import TTL_S, CountersUnavailable, ServiceCounters
 
 ACME = Service("m", Account(Lane.BATCH, TenantId("acme: {☃}")))
 _numbers = itertools.count()
@@ -109,3 +109,13 @@ def _request(name: str, tenant: str, num_tokens: int) -> Request:
     return Request(
         id=RequestId(name), model="m", prompt_tokens=(1,) * num_tokens, sampling=sampling, tenant=TenantId(tenant)
     )
+
+
+async def test_totals_are_kept_for_a_while(redis_url: str) -> None:
+    """A gateway that misses an exchange or two is not forgotten."""
+    one = counters(redis_url, "g1", "kept")
+    await one.exchange([(ACME, 1)])
+    redis = connect(redis_url)
+    assert TTL_S / 2 < await redis.pttl("{kept:service}:totals") / 1000 <= TTL_S
+    await redis.aclose()
+    await one.close()

@@ -63,6 +63,7 @@ class Library:
     transfers: list[Transfer] = field(default_factory=list)
     loaded: list[str] = field(default_factory=list)
     post_errors: dict[str, Exception] = field(default_factory=dict)
+    posted: str = "PROC"
 
     def register_memory(self, regions: Any, kind: str) -> None:
         """All memory is good."""
@@ -90,7 +91,7 @@ class Library:
         if transfer.agent in self.post_errors:
             raise self.post_errors[transfer.agent]
         self.transfers.append(transfer)
-        return "PROC"
+        return self.posted
 
     def check_xfer_state(self, transfer: Transfer) -> str:
         if isinstance(transfer.state, Exception):
@@ -208,4 +209,14 @@ def test_an_end_in_doubt_at_one_rank_is_no_end(library: Library) -> None:
     with pytest.raises(PeerError, match="in doubt"):
         transport.poll(handle)
     library.transfers[1].state = "DONE"
+    assert not transport.disconnect(peer)
+
+
+def test_a_post_that_the_library_calls_an_error_leaves_its_peer_in_doubt(library: Library) -> None:
+    """Nobody can say what it still reads."""
+    transport, peer = taker(), giver(1)
+    transport.connect(peer)
+    library.posted = "ERR"
+    with pytest.raises(PeerError, match="cannot be read"):
+        transport.post_read(peer, COPIES)
     assert not transport.disconnect(peer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import yaml
 from tandem.core.config import Config, WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.worker.application import build
-from tandem.worker.deployment import STOP_MARGIN_S, pool_application
+from tandem.worker.deployment import STOP_MARGIN_S, WorkerReplica, pool_application
 from tandem.worker.pool import Pool, told_all
 
 
@@ -145,3 +146,22 @@ def test_where_it_is_built_neither_torch_nor_a_model_is_needed() -> None:
     loaded = names.stdout.decode().split()
     assert "tandem.worker.deployment" in loaded, names.stderr
     assert not {"torch", "transformers", "tandem.runtime", "nixl_cu12"} & set(loaded)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+async def test_a_worker_of_one_rank_starts_no_actor(num_ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[object] = []
+
+    async def nowhere(config: Config, model: object) -> None:
+        launched.append(model)
+
+    monkeypatch.setattr("tandem.worker.deployment._here", lambda config: config)
+    monkeypatch.setattr("tandem.worker.deployment._log_with_serve", lambda telemetry, worker: None)
+    monkeypatch.setattr("tandem.worker.deployment.launch_actors", lambda config: "actors")
+    monkeypatch.setattr("tandem.worker.model.load_worker_model", lambda config, launch: launch)
+    monkeypatch.setattr("tandem.worker.program.start_worker", nowhere)
+    for name in ("prepare_process", "settle_process"):
+        monkeypatch.setattr(f"tandem.worker.deployment.{name}", lambda: None)
+    pool = Pool(name="prefill", above=(("test", {"engine.tensor_parallel": num_ranks}),))
+    await WorkerReplica.__init__(SimpleNamespace(), pool)  # type: ignore[misc]
+    assert launched == [None if num_ranks == 1 else "actors"]

@@ -332,6 +332,28 @@ def test_a_calibration_leaves_no_trace(rig: Rig) -> None:
     assert tokens == continuation(job.request.prompt_tokens, 30)
 
 
+def test_a_calibration_draws_where_a_decode_would() -> None:
+    """To draw a token takes time too, so what decodes cost is measured with it; chunks of a prompt draw none."""
+    executor = FakeExecutor(64)
+    drawn: set[tuple[bool, bool]] = set()
+    executor.before_step = lambda plan: drawn.update((s.num_tokens == 1, s.sampling is not None) for s in plan.slices)
+    calibrate(executor, SystemClock(), SchedulerLimits(max_num_batched_tokens=64, max_num_seqs=8, max_model_len=256))
+    assert drawn == {(True, True), (False, False)}
+
+
+def test_the_clock_is_looked_at_now_and_then(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deadlines and leases are checked every `TICK_S`, not in every step."""
+    monkeypatch.setattr("tandem.worker.driver.TICK_S", 3600.0)
+    ticks: list[float] = []
+    tick = rig.engine.tick
+    monkeypatch.setattr(rig.engine, "tick", lambda now: ticks.append(now) or tick(now))
+    rig.driver.start()
+    rig.submit(20)
+    while not finished(rig):
+        threading.Event().wait(0.01)
+    assert len(ticks) == 1
+
+
 def test_a_worker_that_cannot_be_calibrated_learns_from_its_work(rig: Rig) -> None:
     rig.calibrates = True
 

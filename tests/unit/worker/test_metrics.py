@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,8 +14,13 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, Pulled, Token
 from tandem.core.ids import HandoffId
 from tandem.core.request import Prefill, Request, Resume
+from tandem.stores.health import RedisHealth
 from tandem.wire.gen import worker_pb2 as pb
+from tandem.wire.trust import Trust
 from tandem.worker import link, service
+from tandem.worker.gauges import _queued_tokens
+from tandem.worker.identity import Identity
+from tandem.worker.introduction import Introduction
 from tests.e2e.client import hand_over, new_request
 from tests.otlp import OtlpReceiver, attributes, otlp_receiver
 from tests.ports import free_port
@@ -281,3 +286,23 @@ async def test_a_receiver_that_hangs_holds_up_no_job(nodes: Nodes, monkeypatch: 
         await node.client.submit(prefill)
         assert await node.client.end_of(prefill.key) == Finished(prefill.key, None, 1, NUM_BLOCKS * BLOCK_SIZE)
         receiver.is_open.set()
+
+
+def test_a_load_that_nobody_has_told_yet_has_no_queued_tokens() -> None:
+    assert _queued_tokens(()) == {}
+    assert _queued_tokens((3, 8, 8)) == {("interactive",): 3, ("standard",): 5, ("batch",): 0}
+
+
+def test_a_worker_says_what_is_wrong_with_its_redis() -> None:
+    class Nobody:
+        pool = "mixed"
+
+        def describe(self, *, with_bundle: bool) -> pb.DescribeReply:
+            return pb.DescribeReply()
+
+    health = RedisHealth()
+    introduction = Introduction(cast(Identity, Nobody()), Trust("w"), health)
+    assert introduction.describe(with_bundle=False, metadata=()).redis_problem == ""
+    health.failed("registry", "EVALSHA", OSError("planted"))
+    reply = introduction.describe(with_bundle=False, metadata=())
+    assert reply.redis_problem == "OSError: planted" and reply.num_redis_errors == 1
